@@ -1,11 +1,10 @@
 """Collectives: plays schedules on torch tensors, over psctl's data plane or the engine's point-to-point operations.
 
 allreduce_backends: sums a vector over all ranks: by the engine's all-reduce, or by playing a schedule
-player: plays one rank's part of a schedule on vectors, and a queue that does so while backward runs
-step_executor: plays a rank's program on one vector, step by step
+player: plays one rank's part of a schedule on vectors, step by step
 rank_program: one rank's part of a schedule: sends, receives and writes, and their order
 schedule_chunks: a vector cut into the chunks of a schedule, and the writes to chunks
-channel: the protocol of channels, which move pieces between ranks, and the engine's channels
+channel: the protocol of channels, which move pieces between ranks, the engine's channels, and one inside a process
 data_plane: psctl's channel for vectors on the CPU: shared memory inside a host, sealed streams between hosts
 rendezvous: connects the processes of a schedule
 sealed_pieces: pieces over sealed streams between hosts

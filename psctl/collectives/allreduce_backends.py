@@ -1,4 +1,4 @@
-"""How one flat vector is summed over all ranks: by the engine itself, or by a schedule that is played.
+"""Backends that sum a flat vector over all ranks: the engine's all-reduce, or a schedule that is played.
 
 All collectives share everything else: buckets, their order, their overlap with backward, weights
 (`sync/bucket_allreduce.py`).
@@ -9,37 +9,29 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from psctl.collectives.channel import (
-    BatchChannel,
-    Channel,
-    EngineChannel,
-    LentPiece,
-    Parcel,
-    PendingTransfer,
-    VectorExchange,
-)
+from psctl.collectives.channel import BatchChannel, Channel, EngineChannel, LocalChannel, LocalExchange
 from psctl.collectives.data_plane import DataPlane
-from psctl.collectives.player import PlayQueue, SchedulePlayer
+from psctl.collectives.player import SchedulePlayer
 from psctl.schedule.schedule import Schedule
 
 SHORT = 64 << 10
-"""Bytes of a vector that is summed sooner than another thread is woken."""
+"""Bytes of a vector whose sum takes less time than to wake another thread."""
 
 
 SPREAD = 8 << 20
-"""Bytes of start values that travel together."""
+"""Bytes of start values that are sent together."""
 
 HOST = torch.device("cpu")
 
 
 class PendingSum(Protocol):
-    """A vector that is on its way."""
+    """A vector whose sum was begun."""
 
     def wait(self) -> Any:
         """Return when it is summed; once. Raises when a rank is lost."""
@@ -62,10 +54,10 @@ class AllReduceBackend(Protocol):
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """Ranks that have not brought what is waited for now; empty when nothing is, or it is not known."""
+        """Ranks whose bytes a wait lacks now; empty when there is no wait, or they are not known."""
 
     def close(self) -> None:
-        """End threads; nothing is on its way."""
+        """End threads; no sum is in progress."""
 
 
 class EngineAllReduce:
@@ -105,20 +97,20 @@ def spread(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Tenso
         wholes = [each.detach() for each in tensors if each.numel()]
         copies = [each.contiguous() for each in wholes]
         pieces = [piece for each in copies for piece in torch.split(each.view(-1).view(torch.uint8), SPREAD)]
-        room = summing.buffer(min(SPREAD, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
+        space = summing.buffer(min(SPREAD, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
         while pieces:
             sizes = itertools.accumulate(piece.numel() for piece in pieces)
-            count = sum(size <= room.nbytes for size in sizes)
-            _exchange(summing, first, room, pieces[:count])
+            count = sum(size <= space.nbytes for size in sizes)
+            _exchange(summing, first, space, pieces[:count])
             del pieces[:count]
         for whole, copy in zip(wholes, copies, strict=True):
             if copy.data_ptr() != whole.data_ptr():
                 whole.copy_(copy)
 
 
-def _exchange(summing: AllReduceBackend, first: bool, room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+def _exchange(summing: AllReduceBackend, first: bool, space: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
     sizes = [piece.numel() for piece in pieces]
-    used = room[: -(-sum(sizes) // 4)]
+    used = space[: -(-sum(sizes) // 4)]
     used.zero_()
     places = torch.split(used.view(torch.uint8)[: sum(sizes)], sizes)
     if first:
@@ -137,10 +129,10 @@ class ScheduleAllReduce:
 
     Args:
         schedule: what is played.
-        device: where the vectors are; the host where a helper adds (`played_on_host`).
-        plane: psctl's own data plane, which carries what is on the host; else the engine does.
-        group: what the engine plays it over, when nothing else is; None: one is made. Of Gloo on the host.
-        shared: others use the plane too; it stays open, and gets its buffers back.
+        device: of the vectors; the host where a helper adds (`played_on_host`).
+        plane: psctl's own data plane, for vectors on the host; None: the engine's operations.
+        group: the engine's process group; None: one is made where `plane` is None. Of Gloo on the host.
+        shared: the plane has other users: `close` returns its buffers and leaves it open.
     """
 
     def __init__(
@@ -192,7 +184,7 @@ class ScheduleAllReduce:
             self._plane.release(self._buffers)
 
     def play(self, vector: torch.Tensor) -> None:
-        """Sum a vector now, on the calling thread; not while others are on their way."""
+        """Sum a vector now, on the calling thread; no other sum is in progress."""
         helping = [each.put(self._helpers(vector)) for each in self._helping]
         self._players[0].play(vector)
         for each in helping:
@@ -231,12 +223,12 @@ class StreamQueue:
         play: puts the work of a sum on the current stream.
     """
 
-    def __init__(self, play: Any) -> None:
+    def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
         self._play = play
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def put(self, vector: torch.Tensor) -> PendingSum:
-        """Have a vector summed that the current stream has filled."""
+        """Sum a vector after the current stream's work on it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._play(vector)
@@ -258,96 +250,84 @@ class _Event:
         torch.cuda.current_stream().wait_event(self._event)
 
 
-class LocalExchange:
-    """What nodes of one process send each other: copied when both ends have posted."""
+class PlayQueue:
+    """Plays vectors one after another while backward runs, on a thread of its own or on the thread that waits for one.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._posted: dict[tuple[int, int, int, bool], deque[LocalTransfer]] = {}
-        self._ended = False
-
-    def post(self, source: int, destination: int, tag: int, piece: torch.Tensor, *, sends: bool) -> LocalTransfer:
-        """Post one end."""
-        with self._changed:
-            others = self._posted.get((source, destination, tag, not sends))
-            if others:
-                other = others.popleft()
-                first, second = (piece, other.piece) if sends else (other.piece, piece)
-                second.copy_(first)
-                other.done = True
-                self._changed.notify_all()
-                return LocalTransfer(self, piece, done=True)
-            mine = LocalTransfer(self, piece, done=self._ended)
-            self._posted.setdefault((source, destination, tag, sends), deque()).append(mine)
-            return mine
-
-    def wait(self, copy: LocalTransfer) -> None:
-        """Return when it is copied."""
-        with self._changed:
-            self._changed.wait_for(lambda: copy.done or self._ended)
-            if self._ended:
-                raise RuntimeError("another node of this process lost a peer")
-
-    def abort(self) -> None:
-        """End every wait with an error."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-
-class LocalTransfer:
-    """One end of what is copied inside a process."""
-
-    def __init__(self, inside: LocalExchange, piece: torch.Tensor, *, done: bool) -> None:
-        self._inside, self.piece, self.done = inside, piece, done
-
-    def wait(self) -> None:
-        """Return when it is copied."""
-        self._inside.wait(self)
-
-
-class LocalChannel:
-    """The channel of a node whose process has other nodes too.
+    A switch between threads costs more than a short sum. So a short vector does not wake the thread: it is played when
+    a thread waits for it, or when a longer one behind it has woken the thread.
 
     Args:
-        node: whose it is.
-        here: the nodes of this process.
-        inside: carries what they send each other.
-        outside: carries the rest.
+        play: sums a vector in place over all ranks.
     """
 
-    ahead = True
+    def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
+        self._play = play
+        self._work: deque[tuple[torch.Tensor, PlayTicket]] = deque()
+        self._turn = threading.Lock()  # vectors are played in the order of `put`
+        self._wake = threading.Semaphore(0)
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
+        self._thread.start()
 
-    def __init__(self, node: int, here: Sequence[int], inside: LocalExchange, outside: Channel) -> None:
-        self._node, self._here, self._inside, self._outside = node, set(here), inside, outside
+    def put(self, vector: torch.Tensor, short: int = 0) -> PlayTicket:
+        """Have a vector summed; in the same order on every rank.
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
-        return [
-            *(self._one(each, sends=True) for each in sends),
-            *(self._one(each, sends=False) for each in receives),
-        ]
+        Args:
+            short: bytes of a vector that does not wake the thread.
+        """
+        ticket = PlayTicket(self._help)
+        self._work.append((vector, ticket))
+        if vector.nbytes > short:
+            self._wake.release()
+        return ticket
 
-    def _one(self, each: Parcel, *, sends: bool) -> PendingTransfer:
-        if each.peer not in self._here:
-            return self._outside.post([each] if sends else [], [] if sends else [each])[0]
-        source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
-        return self._inside.post(source, destination, each.tag, each.piece, sends=sends)
+    def close(self) -> None:
+        """End the thread when what was put is played."""
+        self._closed = True
+        self._wake.release()
+        self._thread.join(10.0)
 
-    def lends(self, peer: int) -> bool:
-        return peer not in self._here and self._outside.lends(peer)
+    def _help(self, ticket: PlayTicket) -> None:
+        """Play what is next until this one is."""
+        while not ticket.over:
+            self._next()
 
-    def borrow(self, peer: int, tag: int) -> LentPiece:
-        return self._outside.borrow(peer, tag)
+    def _loop(self) -> None:
+        while not (self._closed and not self._work):
+            self._wake.acquire()
+            while self._work:
+                self._next()
 
-    def arrived(self, pending: PendingTransfer, size: int) -> bool:
-        if not isinstance(pending, LocalTransfer):
-            return self._outside.arrived(pending, size)
-        pending.wait()
-        return True
+    def _next(self) -> None:
+        with self._turn:
+            if not self._work:
+                return  # another thread has played it meanwhile
+            vector, ticket = self._work.popleft()
+            try:
+                self._play(vector)
+            except BaseException as error:  # noqa: BLE001  raised by the wait
+                ticket.error = error
+            ticket.over = True
 
-    def board(self, size: int) -> VectorExchange | None:
-        return None
 
-    def abort(self, reason: str) -> None:
-        self._inside.abort()
-        self._outside.abort(reason)
+class PlayTicket:
+    """A vector that is on its way.
+
+    Args:
+        help: plays it, unless another thread does.
+    """
+
+    def __init__(self, help: Callable[[PlayTicket], None]) -> None:
+        self._help = help
+        self.over = False
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Return when it is summed.
+
+        Raises:
+            PeerLost: a peer is gone.
+        """
+        self._help(self)
+        if self.error is not None:
+            raise self.error

@@ -1,12 +1,14 @@
-"""How a schedule's messages travel: a seam with one maker for each way to move bytes between ranks.
+"""Channels, which move pieces of tensors between ranks: the protocol, the engine's channels, and one inside a process.
 
-A channel moves a contiguous piece of a tensor to the same place of another rank's. What is sent to a peer with a tag
-meets what that peer receives with it, in the order in which both were posted. Posting never waits; what was posted is
-waited for.
+A channel moves a contiguous piece of a tensor to the same place of another rank's tensor. A piece sent to a peer with a
+tag is matched with the receive that the peer posted with this tag, in the order of posting. Posting never waits; a
+posted transfer is waited for.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -14,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-NOBODY_SENDS = (1 << 31) - 1
+UNUSED_TAG = (1 << 31) - 1
 """A tag that no message has."""
 
 
@@ -34,37 +36,37 @@ class Parcel:
 
 
 class PendingTransfer(Protocol):
-    """What was posted."""
+    """A posted transfer."""
 
     def wait(self) -> Any:
-        """Return when the piece may be used again (sent) or is there (received).
+        """Return when the piece was sent and may be overwritten, or is received.
 
         Raises:
-            RuntimeError: the peer is gone; the job's end, told by whoever watches processes.
+            RuntimeError: the peer is lost; its agent reports why.
         """
 
 
 class LentPiece(Protocol):
-    """A piece of a peer that lies where this process can read it."""
+    """A piece of a peer in memory that this process can read."""
 
     owed: bool
-    """Its owner waits until it is released."""
+    """Whether its owner waits until it is released."""
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return it as a vector, which must not be written."""
+        """Return the piece as a vector, which must not be written."""
 
     def release(self) -> None:
         """Let its owner overwrite it."""
 
 
 class VectorExchange(Protocol):
-    """A place where ranks put short vectors for each other."""
+    """Exchanges short vectors between all ranks."""
 
     def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Put a vector, and return all others', by rank; they stay as they are until the next one is put.
+        """Publish a vector, and return all others', by rank; they do not change until the next exchange.
 
         Raises:
-            RuntimeError: a rank is gone.
+            RuntimeError: a rank is lost.
         """
 
 
@@ -75,13 +77,13 @@ class Channel(Protocol):
     """Receives may be posted before their turn; otherwise a step's messages are posted together."""
 
     def lends(self, peer: int) -> bool:
-        """Whether a peer's pieces are read where they lie: they are borrowed, nothing is posted for them."""
+        """Return whether a peer's pieces are read in place: they are borrowed, nothing is posted for them."""
 
     def borrow(self, peer: int, tag: int) -> LentPiece:
-        """Wait for the next piece of a peer with this tag; to be given back.
+        """Wait for the next piece of a peer with this tag; to be released.
 
         Raises:
-            RuntimeError: the peer is gone.
+            RuntimeError: the peer is lost.
         """
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
@@ -95,14 +97,14 @@ class Channel(Protocol):
         """
 
     def board(self, size: int) -> VectorExchange | None:
-        """Return where all ranks put vectors of so many bytes for each other to read; the same answer on every rank."""
+        """Return an exchange for vectors of `size` bytes, or None; the same answer on every rank."""
 
     def abort(self, reason: str) -> None:
-        """End every wait, here and at the peers, with an error; nothing can travel afterwards."""
+        """End every wait, here and at the peers, with an error; the channel cannot be used afterwards."""
 
 
 class Delivers:
-    """What channels share that bring every piece into its receiver's own memory."""
+    """Base class of channels that deliver every piece into its receiver's own memory."""
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
         pending.wait()
@@ -122,7 +124,7 @@ class EngineChannel(Delivers):
     """The engine's point-to-point operations on tensors of the CPU (Gloo).
 
     Args:
-        group: a process group of its own, so that tags meet nobody else's.
+        group: a process group of its own, so that tags do not match other messages.
         nodes: of the schedule, where it has helpers behind the ranks: rank 0's process plays them.
     """
 
@@ -146,10 +148,10 @@ class EngineChannel(Delivers):
         other = self._peers[(dist.get_rank(self._group) + 1) % world]
         if world > 1:
             try:
-                never = dist.irecv(torch.empty(1), other, group=self._group, tag=NOBODY_SENDS)
+                never = dist.irecv(torch.empty(1), other, group=self._group, tag=UNUSED_TAG)
                 _posted(never).wait(timedelta(milliseconds=1))
             except RuntimeError:
-                return  # as meant; or the connections were closed before
+                return  # the intended error; or the connections were closed before
 
 
 class BatchChannel(Delivers):
@@ -201,3 +203,98 @@ class _Together:
 def _posted(work: Any) -> Any:
     assert work is not None, "this process is a member of the group"
     return work
+
+
+class LocalExchange:
+    """Transfers between nodes of one process: copied when both ends have posted."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._posted: dict[tuple[int, int, int, bool], deque[LocalTransfer]] = {}
+        self._ended = False
+
+    def post(self, source: int, destination: int, tag: int, piece: torch.Tensor, *, sends: bool) -> LocalTransfer:
+        """Post one end."""
+        with self._changed:
+            others = self._posted.get((source, destination, tag, not sends))
+            if others:
+                other = others.popleft()
+                first, second = (piece, other.piece) if sends else (other.piece, piece)
+                second.copy_(first)
+                other.done = True
+                self._changed.notify_all()
+                return LocalTransfer(self, piece, done=True)
+            mine = LocalTransfer(self, piece, done=self._ended)
+            self._posted.setdefault((source, destination, tag, sends), deque()).append(mine)
+            return mine
+
+    def wait(self, copy: LocalTransfer) -> None:
+        """Return when the piece is copied."""
+        with self._changed:
+            self._changed.wait_for(lambda: copy.done or self._ended)
+            if self._ended:
+                raise RuntimeError("another node of this process lost a peer")
+
+    def abort(self) -> None:
+        """End every wait with an error."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class LocalTransfer:
+    """One end of a transfer inside a process."""
+
+    def __init__(self, inside: LocalExchange, piece: torch.Tensor, *, done: bool) -> None:
+        self._inside, self.piece, self.done = inside, piece, done
+
+    def wait(self) -> None:
+        """Return when the piece is copied."""
+        self._inside.wait(self)
+
+
+class LocalChannel:
+    """The channel of a node whose process has other nodes too.
+
+    Args:
+        node: of this channel.
+        here: the nodes of this process.
+        inside: moves pieces between these.
+        outside: moves the other pieces.
+    """
+
+    ahead = True
+
+    def __init__(self, node: int, here: Sequence[int], inside: LocalExchange, outside: Channel) -> None:
+        self._node, self._here, self._inside, self._outside = node, set(here), inside, outside
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
+        return [
+            *(self._one(each, sends=True) for each in sends),
+            *(self._one(each, sends=False) for each in receives),
+        ]
+
+    def _one(self, each: Parcel, *, sends: bool) -> PendingTransfer:
+        if each.peer not in self._here:
+            return self._outside.post([each] if sends else [], [] if sends else [each])[0]
+        source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
+        return self._inside.post(source, destination, each.tag, each.piece, sends=sends)
+
+    def lends(self, peer: int) -> bool:
+        return peer not in self._here and self._outside.lends(peer)
+
+    def borrow(self, peer: int, tag: int) -> LentPiece:
+        return self._outside.borrow(peer, tag)
+
+    def arrived(self, pending: PendingTransfer, size: int) -> bool:
+        if not isinstance(pending, LocalTransfer):
+            return self._outside.arrived(pending, size)
+        pending.wait()
+        return True
+
+    def board(self, size: int) -> VectorExchange | None:
+        return None
+
+    def abort(self, reason: str) -> None:
+        self._inside.abort()
+        self._outside.abort(reason)

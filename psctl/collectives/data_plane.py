@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from psctl.collectives.channel import NOBODY_SENDS, Parcel, PendingTransfer
+from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, possible, room
 from psctl.errors import ProtocolError
@@ -38,7 +38,7 @@ lent and given back."""
 GOODBYE = 5.0
 """Seconds that a goodbye waits for what others have not taken yet."""
 
-BOARD = NOBODY_SENDS - 1
+BOARD = UNUSED_TAG - 1
 """The tag with which rank 0 says where the board lies."""
 
 T = TypeVar("T")

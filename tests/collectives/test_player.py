@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from psctl.collectives.player import PlayQueue, SchedulePlayer
+from psctl.collectives.allreduce_backends import PlayQueue
+from psctl.collectives.player import SchedulePlayer
 from psctl.errors import PeerLost
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import SimulatedNetwork

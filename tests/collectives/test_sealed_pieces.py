@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from psctl.collectives import sealed_pieces, step_executor
+from psctl.collectives import player as players
+from psctl.collectives import sealed_pieces
 from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.collectives.data_plane import DataPlane
-from psctl.collectives.player import SchedulePlayer
+from psctl.collectives.player import SPAN, SchedulePlayer
 from psctl.collectives.rank_program import make_program
 from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
-from psctl.collectives.step_executor import SPAN
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
@@ -174,7 +174,7 @@ def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monke
     """Vector after vector of many windows, so pieces come early everywhere, and are summed as they come; helpers' share
     rank 0's streams."""
     monkeypatch.setattr(sealed_pieces, "PART", 4096)
-    monkeypatch.setattr(step_executor, "SPAN", 1024)
+    monkeypatch.setattr(players, "SPAN", 1024)
     world, length = 4, 30_001
     schedule = catalog.build(name, world, options(world, pieces=2))
     expected = sum(torch.arange(length) * (rank + 1) for rank in range(world))
