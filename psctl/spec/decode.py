@@ -1,4 +1,4 @@
-"""Nodes in, sections out: walks a file and the declared fields side by side, and says where the two differ.
+"""Nodes of a file decoded into sections: the file is compared with the declared fields, and each difference reported.
 
 Every difference is an InvalidFile with its place, its path and the nearest valid name; all of a file are raised at
 once, as one error with `others`, in the order of their lines.
@@ -108,10 +108,10 @@ LISTS = ("hosts", "links", "filters")
 
 
 class Decoder:
-    """Makes one section of one file, and remembers where each value stands and what is wrong.
+    """Decodes one file into its section, and records the place of each value and all errors.
 
     Args:
-        elsewhere: kinds of file ("cluster file") and their sections, to say of a key where it belongs.
+        elsewhere: other kinds of file ("cluster file") and their sections, to name where a misplaced key belongs.
     """
 
     def __init__(self, elsewhere: typing.Mapping[str, type[Section]] | None = None) -> None:
@@ -136,7 +136,7 @@ class Decoder:
         return typing.cast(S, made)
 
     def sound(self, *keys: str) -> bool:
-        """Tell whether nothing was wrong at or below these keys of the top, so that they can be compared."""
+        """Return whether there is no error at or below these top-level keys, so that they can be compared."""
         return self._broken.isdisjoint(keys)
 
     def refuse(self, path: str, message: str, hint: str = "") -> None:
@@ -184,7 +184,7 @@ class Decoder:
         return section(**given, **dict.fromkeys(lacking))  # so that what is sound can be compared; it is never used
 
     def _misspelt(self, name: str, node: Mapping, declared: typing.Mapping[str, Field]) -> bool:
-        """Tell whether an unknown key was told already to be meant as this one."""
+        """Return whether an unknown key was already reported as a misspelling of this one."""
         return any(entry.key not in declared and nearest(entry.key, declared) == name for entry in node.entries)
 
     def _unknown(self, key: str, path: str, declared: typing.Mapping[str, Field], where: str) -> InvalidFile:

@@ -1,4 +1,4 @@
-"""How a field of a file is written: the notations from which both the loader and the JSON Schema are made.
+"""Notations of the fields of a file, from which both the loader and the JSON Schema are made.
 
 A field of a section is declared once: `port: Annotated[int | None, whole(1, 65535), doc("Port of sshd.")] = None`.
 The type is what the program gets, the notation reads the text, the doc is for people.

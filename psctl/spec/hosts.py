@@ -1,4 +1,4 @@
-"""Hosts as people list them: ranges such as node[02-16], MPI's hostfiles; and cluster.yaml made from either."""
+"""Lists of hosts: ranges such as node[02-16], MPI's hostfiles, and cluster.yaml made from either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psctl.errors import InvalidFile, PsctlError
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence
 
 MOST = 4096
-"""Hosts in one cluster: a range beyond it is a slip of the pen."""
+"""Hosts in one cluster: a larger range is a mistake."""
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 """A host's name; it never begins with a dash, so ssh cannot take it for an option."""

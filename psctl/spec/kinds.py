@@ -1,4 +1,4 @@
-"""Which kind of file is this: a cluster or a job? Told by its keys, so that `psctl validate` needs no other sign."""
+"""Whether a file is a cluster file or a job file, by its keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kind_of(text: str, source: str) -> Kind:
     Raises:
         InvalidFile: no YAML, or keys of neither.
     """
-    node = yaml_nodes.parse(text, source, [])  # smaller mistakes are for who reads the whole file
+    node = yaml_nodes.parse(text, source, [])  # load_cluster and load_job report smaller mistakes
     keys = [entry.key for entry in node.entries] if isinstance(node, yaml_nodes.Mapping) else []
     cluster, job = ({field.name for field in fields_of(spec)} for spec in (ClusterSpec, JobSpec))
     only_cluster, only_job = cluster - job, job - cluster

@@ -1,4 +1,4 @@
-"""JSON Schemas of cluster.yaml and job.yaml, made from the very fields that the loader reads; editors complete by them.
+"""JSON Schemas of cluster.yaml and job.yaml, made from the fields that the loader reads, for completion in editors.
 
 They hold what this version accepts: a key or value that is promised and not built yet is left out, as the loader
 refuses it. A schema cannot say what makes no sense together; the loader does.

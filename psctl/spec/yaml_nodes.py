@@ -1,8 +1,8 @@
-"""YAML's only door: text in, nodes out, each with the place where it stands.
+"""YAML text parsed into nodes, each with its place in the file.
 
-Scalars stay text (with a note whether they were quoted): the field that takes a scalar says what it is, so
-`torch: 2.10` is not 2.1, `NCCL_IB_DISABLE: on` is "on" and `- 08` is no octal number. Tags are refused, so nothing can
-be built but these three kinds of node. Aliases share a node and are never copied; size and depth are bounded.
+Scalars stay text (marked when they were quoted): the notation of a field interprets its scalar, so
+`torch: 2.10` is not 2.1, `NCCL_IB_DISABLE: on` is "on" and `- 08` is no octal number. Tags are refused, so only these
+three kinds of node exist. Aliases share a node and are never copied; size and depth are bounded.
 """
 
 from __future__ import annotations

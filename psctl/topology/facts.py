@@ -26,7 +26,7 @@ class Nic(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU that the driver answers for."""
+    """A GPU that the driver reports."""
 
     index: int
     name: str
@@ -45,7 +45,7 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """One host as its probe saw it. Fields are 0, "" or None where the host did not say."""
+    """The facts of one host. Fields are 0, "" or None where the probe found none."""
 
     hostname: str
     kernel: str
@@ -59,10 +59,10 @@ class HostFacts(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
     disk_free: int | None  # bytes, where the home folder lies
-    time: float | None  # seconds since the epoch, when it was asked
+    time: float | None  # seconds since the epoch, of the probe
     default_interface: str  # of the default route
     connected: str  # the address of this host that its SSH connection came in at
     boot: str = ""  # the kernel's boot id: hosts that share it share a kernel
-    netns: str = ""  # its network namespace; two containers on one kernel may have equal addresses and no way between
-    sockets: int = 0  # processors that one could pull out
-    readings: tuple[Reading, ...] = ()  # what its tools said of its topology, as recognise.read reads a saved file
+    netns: str = ""  # its network namespace; containers on one kernel may have equal addresses and no route between
+    sockets: int = 0  # physical processors
+    readings: tuple[Reading, ...] = ()  # its tools' outputs, read as saved files are

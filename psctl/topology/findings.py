@@ -1,4 +1,4 @@
-"""What is amiss, and how it is mended: the one value that every part of this room may hand up."""
+"""A problem of a machine or of its output, and its remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something is broken, cut or contradicts itself, and how it is mended."""
+    """A problem (something is broken, cut or contradicts itself) and its remedy."""
 
     what: str
     cure: str

@@ -1,8 +1,8 @@
 """A machine and a cluster as graphs: devices, the cables and slots between them, and what a matrix says of pairs.
 
-Two sorts of links stand in one list, as `topo -o json` prints them. An *edge* is a cable or a slot: full duplex, its
-bandwidth holds in each direction and is shared by all that crosses it. A *relation* is what a matrix says of a pair of
-devices (PIX, SYS, NV12 through a switch ...): its bandwidth is what the pair gets when it is alone, and no capacity.
+One list has two kinds of links, as `topo -o json` prints them. An *edge* is a cable or a slot: full duplex, its
+bandwidth holds in each direction and is shared by all flows across it. A *relation* is a pair's word in a
+matrix (PIX, SYS, NV12 through a switch ...): its bandwidth is that of the pair alone, not a capacity.
 Paths and capacities are found on edges only. Between hosts everything is an edge; its ends are hosts, or network
 switches by any name.
 """
@@ -62,7 +62,7 @@ class Link(msgspec.Struct, frozen=True):
 
     @property
     def edge(self) -> bool:
-        """Whether it is a cable or a slot, with a capacity; else it only tells of a pair."""
+        """Whether it is a cable or a slot, with a capacity; else it only describes a pair."""
         return self.type in EDGE_TYPES or (bonded(self.type) > 0 and self.switched is False)
 
     @property
@@ -77,7 +77,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class HostGraph(msgspec.Struct, frozen=True):
-    """What is inside one host, and what is amiss there."""
+    """The devices and links inside one host, and its problems."""
 
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
@@ -127,7 +127,7 @@ class HostNode(msgspec.Struct, frozen=True):
 
 
 class ClusterGraph(msgspec.Struct, frozen=True):
-    """Hosts, and what lies between them."""
+    """Hosts, and the cables between them."""
 
     hosts: tuple[HostNode, ...]
     between: tuple[Between, ...] = ()
@@ -153,6 +153,6 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 def bonded(word: str) -> int:
-    """Return how many NVLinks a matrix's word tells of: 12 for NV12; 0 when it is another word."""
+    """Return the number of NVLinks of a matrix's word: 12 for NV12; 0 for another word."""
     match = _BONDED.fullmatch(word)
     return int(match[1]) if match else 0

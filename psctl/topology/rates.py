@@ -1,7 +1,7 @@
-"""What cables, slots and links carry by their makers' word: one table, a source for each figure.
+"""Nominal rates of cables, slots and links: one table, a source for each figure.
 
-All rates are bytes/s in one direction. A figure that no source gives is marked as assumed; what a matrix leaves open
-(the generation of a slot, the number of links between two processors) can only be assumed, until it is measured.
+All rates are bytes/s in one direction. A figure without a source is marked as assumed; what a matrix does not show (the
+generation of a slot, the number of links between two processors) is assumed until it is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A rate (bytes/s in one direction), a share (of 1) or a latency (seconds), and where it comes from."""
+    """A rate (bytes/s in one direction), a share (of 1) or a latency (seconds), and its source."""
 
     value: float
     source: str
@@ -101,7 +101,7 @@ LANES = 16
 
 
 def pcie(speed: float | None = None, width: int | None = None) -> float:
-    """Return what a PCIe link carries: speed x width x coding / 8.
+    """Return the rate of a PCIe link: speed x width x coding / 8.
 
     Args:
         speed: GT/s a lane; None where unknown: PCIe 3.0 as the textbooks have it.
@@ -123,10 +123,10 @@ def speed_of(generation: int | None) -> float | None:
 
 
 def nvlink(name: str = "", raw: float | None = None) -> float:
-    """Return what one NVLink carries, bytes/s in one direction.
+    """Return the rate of one NVLink, bytes/s in one direction.
 
     Args:
-        name: the GPU's; it decides where it is known.
+        name: the GPU's; it takes precedence where it is known.
         raw: what `nvidia-smi nvlink -s` prints for a link, bytes/s.
     """
     known = _first(_NVLINKS, name)
@@ -138,19 +138,19 @@ def nvlink(name: str = "", raw: float | None = None) -> float:
 
 
 def coherent(name: str) -> float | None:
-    """Return what joins a GPU to the processor of its own package (NVLink-C2C), bytes/s; None for all other GPUs."""
+    """Return the rate between a GPU and the processor of its package (NVLink-C2C), bytes/s; None for other GPUs."""
     if re.search(r"\bG(H|B)[0-9]00\b", name):
         return FIGURES["C2C"].value
     return FIGURES["C2C GB10"].value if re.search(r"\bGB10\b", name) else None
 
 
 def xgmi(name: str = "") -> float:
-    """Return what one link between two GPUs of AMD carries, bytes/s in one direction."""
+    """Return the rate of one link between two GPUs of AMD, bytes/s in one direction."""
     return FIGURES[_first(_XGMI, name) or "xGMI"].value
 
 
 def smp(processor: str = "") -> float:
-    """Return what all links between two processors of a machine carry together, bytes/s in one direction."""
+    """Return the total rate of all links between two processors of a machine, bytes/s in one direction."""
     return FIGURES[_first(_SMP, processor) or "SMP"].value
 
 

@@ -1,7 +1,7 @@
-"""What each command's output says, once it is read: frozen values that know nothing of files, hosts or other outputs.
+"""The contents of each command's output, as frozen values that are independent of files, hosts and other outputs.
 
-Every parser of this room is `read_X(text) -> Reading`; it never raises on what a machine may print. What could not be
-read, is cut, or contradicts itself stands in `findings`, in words for people; a value that was not read is not there.
+Every reader is `read_X(text) -> Reading`; it never raises on what a machine may print. What could not be read, is cut,
+or contradicts itself is in `findings`, for people; a value that was not read is missing.
 """
 
 from __future__ import annotations
@@ -169,13 +169,13 @@ class NcclTopology(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedOutput(msgspec.Struct, frozen=True, tag=True):
-    """A command that said what is wrong instead of answering, or could not be found."""
+    """The output of a command that printed errors instead of an answer, or could not be found."""
 
     findings: tuple[Finding, ...]
 
 
 class UnknownOutput(msgspec.Struct, frozen=True, tag=True):
-    """Text in which nothing is known; `first` is its first line that is not blank."""
+    """Text without any known output; `first` is its first line that is not blank."""
 
     first: str
 
@@ -192,4 +192,4 @@ Reading = (
     | FailedOutput
     | UnknownOutput
 )
-"""What one output may turn out to be."""
+"""The kinds of output."""

@@ -1,6 +1,7 @@
-"""Hamiltonian cycles of small graphs: all of them, as many as fit the links, and the closed form of complete graphs.
+"""Hamiltonian cycles of small graphs: all of them, the most that fit the links, and those of complete graphs.
 
-Devices are numbers; a cycle starts at 0 and goes on to the lower of 0's two neighbours in it, so each stands once.
+Devices are numbers; a cycle starts at 0 and continues with the lower of 0's two neighbours in it, so each is listed
+once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ Filling = dict[Cycle, int]
 def hamiltonian(table: Sequence[Sequence[int]], steps: int) -> tuple[list[Cycle], bool]:
     """List the cycles through all devices, in order; and whether these are all.
 
-    A way is given up as soon as a device not yet visited has less than two neighbours left to be visited between.
+    A partial path is discarded as soon as a device not yet visited has fewer than two neighbours left.
 
     Args:
         table: units between each two devices.
-        steps: how many ways may be looked at.
+        steps: most partial paths to examine.
     """
     count = len(table)
     near = [sum(1 << other for other, units in enumerate(row) if units) for row in table]
@@ -52,7 +53,7 @@ def fill(
         links: (a, b, units).
         cycles: those to choose from.
         bound: no sum is wider.
-        tries: how many cycles may be looked at.
+        tries: most cycles to examine.
     """
     search = _Search(links, cycles, tries)
     best: Filling = {}
@@ -71,10 +72,10 @@ def fill(
 
 
 class _Search:
-    """Fills links with cycles until a sum is met.
+    """Fills links with cycles until their widths reach a sum.
 
-    At each step one link is decided: the one, of those at the device with the fewest units to spare, that the fewest
-    cycles run over. Some cycle over it is taken, widest first, or none of them is, and its units are spent.
+    At each step one link is decided: of those at the device with the fewest units to spare, the one that the fewest
+    cycles use. Either a cycle over it is taken, widest first, or none, and its units are spent.
     """
 
     def __init__(self, links: Sequence[tuple[int, int, int]], cycles: Sequence[Cycle], tries: int) -> None:
@@ -144,7 +145,7 @@ class _Search:
 def zigzags(count: int, units: int) -> Filling:
     """Return cycles that fill a complete graph of `count` devices, `units` between each two, as far as any can.
 
-    Walecki: one device stands still; the others sit in a circle, and a zigzag over them is turned step by step. Half of
+    Walecki: one device is fixed; the others are in a circle, and a zigzag over them is rotated step by step. Half of
     the turns use each link once when the circle is even, all turns use each link twice when it is odd. With an even
     number of devices and single links, the last device is put into the turns of the others.
     """
@@ -157,7 +158,7 @@ def zigzags(count: int, units: int) -> Filling:
             _add(found, _zigzag(count - 1, turn), single)
     elif single:
         for turn in range((count - 2) // 2):
-            # The links that halve the circle are a matching, one in each zigzag: the last device goes between.
+            # The links that halve the circle are a matching, one in each zigzag: the last device is inserted there.
             cycle = _zigzag(count - 2, turn)
             _add(found, [*cycle[: count // 2], count - 1, *cycle[count // 2 :]], single)
     return found
@@ -175,14 +176,14 @@ def _add(found: Filling, cycle: Sequence[int], width: int) -> None:
 
 
 def peel(table: Sequence[Sequence[int]], bound: int, steps: int) -> Filling:
-    """Take one cycle after another off the links, each over those with the most units left, as long as one is found.
+    """Remove one cycle after another from the links, each over those with the most units left, until none is found.
 
     For graphs with too many cycles to list: no proof, but a cycle is found quickly where there are many.
 
     Args:
         table: units between each two devices.
         bound: stop when the widths add up to this.
-        steps: ways that may be looked at for all cycles together.
+        steps: most partial paths to examine for all cycles together.
     """
     left = [list(row) for row in table]
     found: Filling = {}
@@ -198,7 +199,7 @@ def peel(table: Sequence[Sequence[int]], bound: int, steps: int) -> Filling:
 
 
 def _one(left: Sequence[Sequence[int]], steps: int) -> tuple[Cycle | None, int]:
-    """A cycle that goes on over the link with the most units, to the device with the fewest free links."""
+    """Return a cycle that continues over the link with the most units, to the device with the fewest free links."""
     count = len(left)
     stack: list[Cycle] = [(0,)]
     while stack and steps > 0:

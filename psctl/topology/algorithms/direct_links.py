@@ -1,4 +1,4 @@
-"""The cables by which GPUs talk without a processor between them, counted in link units.
+"""The links between GPUs without a processor between them (NVLink, xGMI), counted in link units.
 
 A unit is one NVLink, or one xGMI link of the narrowest bundle. Rings and trees are packed into units, so that their
 arithmetic is exact.
@@ -17,8 +17,8 @@ class DirectLinks(msgspec.Struct, frozen=True):
     """Devices and the direct links among them.
 
     `links` are (index, index, units) with the lower index first, once a pair, in order. Each unit carries `unit`
-    bytes/s in each direction, 0.0 where that is not known. Where all devices hang on one switch instead, `ports` has
-    the units that lead from each to it, and there are no links.
+    bytes/s in each direction, 0.0 where that is not known. Where all devices are on one switch instead, `ports` has
+    the units between each device and the switch, and there are no links.
     """
 
     nodes: tuple[str, ...]
@@ -62,7 +62,7 @@ def direct_links(graph: HostGraph, ids: Sequence[str] | None = None) -> DirectLi
 
 
 def is_direct(link: Link) -> bool:
-    """Return whether a link is an edge made for GPUs to talk over: NVn, NVLink or xGMI."""
+    """Return whether a link is an edge between GPUs: NVn, NVLink or xGMI."""
     return link.edge and (link.width > 0 or link.type in ("NVLink", "xGMI"))
 
 
@@ -77,7 +77,7 @@ def components(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def _ports(graph: HostGraph, nodes: Sequence[str]) -> list[Link]:
-    """The link of each device to the switch that all of them hang on; nothing when there is no such switch."""
+    """Return the link of each device to the switch of all of them; none when there is no such switch."""
     for switch in graph.of_kind("switch"):
         to = {(link.b if link.a == switch.id else link.a): link for link in graph.edges if _leads(link, switch.id)}
         if len(nodes) > 1 and to.keys() >= set(nodes):

@@ -1,8 +1,8 @@
-"""Groups for hierarchies: which devices are closer to each other than to the rest, level by level, from inside out.
+"""Groups for hierarchies: devices that are closer to each other than to the rest, by level, from inside to outside.
 
 Inside a host: GPUs that NVLink or xGMI joins, those behind one PCIe switch (and behind several, up to the processor),
 those of one NUMA node. Then hosts, and racks by their label. A level holds whole groups of the level inside it, so that
-a sum over groups can be summed on: where an NVLink island spans two NUMA nodes, the nodes divide nothing any more.
+a sum over groups can be summed on: where an NVLink island spans two NUMA nodes, the nodes are no level.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RACK = "rack"
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One level: what its groups have in common, and the devices of each group."""
+    """One level: its kind, and the devices of each group."""
 
     kind: Kind
     groups: Groups
 
 
 def ranks(cluster: ClusterGraph) -> tuple[str, ...]:
-    """Return what takes part: the GPUs of the hosts that may hold workers, or the hosts where none has a GPU.
+    """Return the ranks: the GPUs of the hosts that may hold workers, or the hosts where none has a GPU.
 
     Returns:
         Device ids; behind the host's name and "/" where the cluster has several hosts; names of hosts.
@@ -47,7 +47,7 @@ def name(host: str, device: str, several: bool) -> str:
 
 
 def islands(graph: HostGraph, kind: Kind = "nvlink") -> Groups:
-    """Return the groups of a host's GPUs of one kind, whether they divide anything or not.
+    """Return the groups of a host's GPUs of one kind, even where they are a single group.
 
     Args:
         graph: the host.
@@ -67,7 +67,7 @@ def islands(graph: HostGraph, kind: Kind = "nvlink") -> Groups:
 
 
 def hierarchy(cluster: ClusterGraph) -> tuple[Level, ...]:
-    """Return the levels of a cluster from inside to outside; those that divide nothing are left out.
+    """Return the levels of a cluster from inside to outside; levels of a single group are left out.
 
     Returns:
         Each level holds every rank once, in groups of at least one, and whole groups of the level before. Ids as of
@@ -113,7 +113,7 @@ def _racks(cluster: ClusterGraph, everything: Sequence[str]) -> list[tuple[str, 
 
 
 def _joined(members: Sequence[str], groups: Iterable[Iterable[str]]) -> Groups:
-    """The members by what joins them, also through others (switches); in the order of the members."""
+    """Return the members in connected groups, also through others (switches); in the order of the members."""
     lists = [list(group) for group in groups]
     place = {
         ident: at for at, ident in enumerate(dict.fromkeys([*members, *(one for group in groups for one in group)]))
@@ -133,7 +133,7 @@ def _alike(members: Sequence[str], key: Mapping[str, str]) -> Groups:
 
 
 def _slots(graph: HostGraph) -> dict[str, list[str]]:
-    """What each device reaches over one PCIe slot."""
+    """Return the devices that each device reaches over one PCIe slot."""
     near: dict[str, list[str]] = {}
     for link in graph.edges:
         if link.type == "PCIe":

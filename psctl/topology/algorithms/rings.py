@@ -19,11 +19,11 @@ LISTED = 60_000
 """Steps that listing the cycles may take."""
 
 TRIED = 1_000_000
-"""Cycles that the exact search may look at."""
+"""Cycles that the exact search may examine."""
 
 
 class DeviceRing(msgspec.Struct, frozen=True):
-    """Devices in order round a ring, from the first device of the set; `width` in link units."""
+    """The devices of a ring in order, from the first device of the set; `width` in link units."""
 
     order: tuple[str, ...]
     width: int
@@ -59,9 +59,9 @@ def rings(wires: DirectLinks, listed: int = LISTED, tried: int = TRIED) -> RingP
 
     Args:
         wires: devices and links.
-        listed: steps that listing the cycles may take; past it the result is as good as found, and `exact` only when it
-            meets the bound.
-        tried: cycles that the exact search may look at, likewise.
+        listed: steps that listing the cycles may take; beyond it the best result so far is returned, `exact` only when
+            it equals the bound.
+        tried: cycles that the exact search may examine, likewise.
 
     Returns:
         The rings; none when no ring visits all devices.

@@ -3,10 +3,10 @@
 Tutte and Nash-Williams: cut a graph into parts; every spanning tree has at least |P|-1 links between them, so no
 packing of trees weighs more than E(P) / (|P|-1), and the best one weighs as much as the least of these. There are too
 many partitions to try. For a guess g, the partition with the least E(P) - g (|P|-1) is found by Dilworth truncation
-(Cunningham 1985, Barahona 1992): devices come one by one, and each asks, by one least cut, which of the parts so far it
-should join. Newton's method then lowers the guess to that partition's ratio until nothing is less (at most p-1 times).
+(Cunningham 1985, Barahona 1992): devices are added one by one, and one minimum cut decides which of the parts so far
+each joins. Newton's method then lowers the guess to that partition's ratio until nothing is less (at most p-1 times).
 
-What each device answers, m(k), has a second use. Over any set S they sum to at least E[S] + g, and over all devices to
+The value of each device, m(k), has a second use. Over any set S they sum to at least E[S] + g, and over all devices to
 E + g. So the links can be directed such that m(k) units come in at each k, none at the first; then at least g units
 come into every set without the first, and by Edmonds' theorem trees of weight g in all leave the first (Frank).
 """
@@ -62,7 +62,7 @@ def directed(wires: DirectLinks, bound: Fraction, root: int) -> Table:
         capacity[node][sink] = wanted[node]
     left = [list(row) for row in capacity]
     total, _ = flow(left, source, sink, keep=True)
-    assert total == sum(wanted), "the devices' answers sum to all units, and every set of them has room"
+    assert total == sum(wanted), "the devices' values sum to all units, and no set of devices exceeds its links"
     table = [[0] * count for _ in range(count)]
     for at, (a, b, _) in enumerate(wires.links, count):
         table[a][b], table[b][a] = left[b][at], left[a][at]
@@ -76,7 +76,7 @@ def _between(wires: DirectLinks, parts: Parts) -> int:
 
 
 def _truncated(table: Table, guess: Fraction, order: Sequence[int]) -> tuple[list[int], Parts]:
-    """What each device answers, times the guess's denominator; and the partition with the least E(P) - guess |P|.
+    """Return the value of each device, times the guess's denominator; and the partition of least E(P) - guess |P|.
 
     m(k) = max over S of E[S] + guess - m(S without k), where S holds k and devices before it; the S that attain it and
     meet each other are one part.

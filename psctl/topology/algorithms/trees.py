@@ -1,8 +1,8 @@
 """Packed spanning trees: as much as the direct links of a set of GPUs can carry, rings or not (Blink, MLSys 2020).
 
 For a broadcast, each direction of a link counts by itself: as many trees leave the root as the least of the greatest
-flows from it to any other device (Edmonds). They are found by taking off one tree after another such that the flows
-fall no faster than trees are taken, which is always possible (Lovász 1976). For an all-reduce, a tree of weight w
+flows from it to any other device (Edmonds). They are found by removing one tree after another such that the flows
+decrease no faster than trees are removed, which is always possible (Lovász 1976). For an all-reduce, a tree of weight w
 reduces to its root over one direction of its links and spreads from it over the other, so links count once whatever the
 direction: the trees together carry at most the graph's strength. Module `strength` divides each link's units between
 its directions such that as much can be broadcast; those trees are the packing. Nothing is rounded: all is counted in
@@ -27,7 +27,7 @@ Edges = tuple[tuple[int, int], ...]
 """From the root outwards: (parent, child)."""
 
 TRIED = 8
-"""Of graphs with at most so many devices, all are tried as roots."""
+"""Devices up to which all are tried as roots."""
 
 
 class DeviceTree(msgspec.Struct, frozen=True):
@@ -71,8 +71,8 @@ def all_reduce(wires: DirectLinks) -> TreePacking:
         wires: devices and their direct links.
 
     Returns:
-        Trees over all devices, rooted at their middle; none where the links don't join all devices. The total is the
-        bound.
+        Trees over all devices, rooted at their middle; none where the links do not connect all devices. The total is
+        the bound.
     """
     if len(wires.nodes) < 2 or not wires.links or not wires.connected:
         return TreePacking((), Fraction(), wires.unit)

@@ -1,4 +1,4 @@
-"""What copies between a host's devices were measured to carry, laid over its graph."""
+"""Measured rates of copies between a host's devices, put into its graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from psctl.topology.graph import HostGraph, Link
 
 
 def with_copies(graph: HostGraph, copies: Sequence[Link]) -> HostGraph:
-    """Return a host's graph in which measured rates stand in place of nominal ones.
+    """Return a host's graph with measured rates in place of nominal ones.
 
-    A measured pair alone is what a relation tells, so the relation of the pair takes the figures; where the two are
-    joined by a cable of their own (NVn, or a slot), that cable does. A pair of which nothing is said gets a relation
-    of type "copy". Copies of devices that the graph does not have are left out.
+    A pair is measured alone, so its relation gets the figures; where a cable joins the two (NVn, or a slot), that
+    cable does. A pair without a link gets a relation of type "copy". Copies of devices that the graph lacks are left
+    out.
 
     Args:
         graph: what is inside the host.

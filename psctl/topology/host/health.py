@@ -1,7 +1,8 @@
-"""What is amiss in a machine by its outputs, each with what to do.
+"""Problems of a machine that its outputs show, each with its remedy.
 
-Only what no healthy machine shows is said: a slot's speed falls when a GPU rests, but not its width; a management port
-is slow by design, but not beside its twins; a card without a bridge has no NVLink up, but not when its twins have.
+Only what no healthy machine shows is reported: a slot's speed falls when a GPU is idle, but not its width; a management
+port is slow by design, but not next to identical faster ports; a card without a bridge has no NVLink up, unless
+identical cards have.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _PEERS: dict[str, Finding] = {
         "unknown", "run nvidia-smi topo -p2p r on the host as root, and look for errors of the driver in dmesg"
     ),
 }
-"""Words of `nvidia-smi topo -p2p` -> what they stand for, what to do."""
+"""Words of `nvidia-smi topo -p2p` -> their meaning, and what to do."""
 
 SLOW_PORT = 1.25e9
-"""Nominal bytes/s; a port at or below it, beside twins that are much faster, has negotiated down."""
+"""Nominal bytes/s; a port at or below it, where identical ports are much faster, has negotiated down."""
 
 
 def findings(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
-    """Yield what is amiss in a host.
+    """Yield the problems of a host.
 
     Args:
         all_: its readings.
@@ -68,7 +69,7 @@ def findings(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
 
 
 def _missing(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
-    """GPUs that one output has and another lacks, and those that cannot be told."""
+    """GPUs that one output has and another lacks, and functions of unknown class."""
     matrix = {ident.partition("/")[0] for ident in all_.matrix.devices if ident.startswith("GPU")}
     table = {f"GPU{row.index}" for row in all_.table.gpus}
     bare = [one.address for one in all_.functions if one.pci_class is None]
@@ -114,7 +115,7 @@ def _links(all_: HostOutputs) -> Iterator[Finding]:
     """GPUs with fewer NVLinks up than their twins."""
     by_name: dict[str, list[NvlinkGpu]] = {}
     for gpu in all_.nvlink.gpus:
-        if gpu.links:  # of a GPU of which it only says that all are down the reader tells
+        if gpu.links:  # where the output only says that all are down, the reader reports it
             by_name.setdefault(gpu.name, []).append(gpu)
     cure = (
         "look for Xid 74 in dmesg and reset the GPU; for cards with a bridge seat it again; links stay down too when "
@@ -247,7 +248,7 @@ def _ports(all_: HostOutputs) -> Iterator[Finding]:
 
 
 def _places(graph: HostGraph) -> Iterator[Finding]:
-    """Words that NUMA nodes belie; else GPUs with every NIC across processors."""
+    """Words that contradict NUMA nodes; else GPUs with every NIC across processors."""
     levels = {link.ends: LEVELS[link.type] for link in graph.relations if link.type in LEVELS}
     above = {link.a: link.b for link in graph.edges if link.type == "PCIe"}
     one = [link for link in graph.relations if _root(link.a, above) == _root(link.b, above)]

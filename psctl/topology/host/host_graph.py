@@ -1,4 +1,4 @@
-"""One host as a graph: everything that its outputs say, joined, and what follows from it."""
+"""One host as a graph, joined from all its outputs and what follows from them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
 
     Args:
         readings: what each of its outputs says, in any order.
-        facts: what its probe found beside them; None for saved outputs.
+        facts: what its probe found besides them; None for saved outputs.
 
     Returns:
-        Devices, edges and relations, and what is amiss. Every pair of a matrix stands once, with its word; what no
-        output lists and only follows is marked as derived. Nothing is raised on what a machine may say. A host of more
-        devices than any has is returned without any, with a finding.
+        Devices, edges and relations, and problems. Every pair of a matrix is there once, with its word; what no output
+        lists and only follows is marked as derived. No output of a machine raises an error. A host with more devices
+        than any machine has is returned without any, with a finding.
     """
     all_ = inventory.sort_readings(readings, facts)
     if (excess := inventory.excess(all_)) is not None:
@@ -56,7 +56,7 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
     switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, words))
     virtual = {nic.name: nic.speed for nic in (facts.nics if facts else ()) if nic.kind == "virtual"}
     fabric, bundles = _bundles(all_, words, ends)
-    slots = [_untold(link, virtual) for link in slots]
+    slots = [_without_slot(link, virtual) for link in slots]
     devices = [*cpus, *switches, *fabric, *ends]
     edges = [*bundles, *_coherent(gpus, slots, cpus), *slots, *_between(cpus)]
     graph = HostGraph(tuple(devices), (*_pairs(words, devices, edges), *_rest(words, edges)))
@@ -128,7 +128,7 @@ def _slots(
 def _tops(
     all_: HostOutputs, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[PcieBranch], list[Finding]]:
-    """What hangs on processors: as the host lists it, as far as it does, and as the words tell of the rest."""
+    """Return the branches at the processors: as the host lists them, and by the words of the matrix for the rest."""
     told = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
     slots = {device.id: device.bus for device in ends if device.bus in told}
     tops = pcie_tree.tree(all_.functions, slots)
@@ -139,8 +139,8 @@ def _tops(
             continue
         near = [ident for ident in placed if _distance(device.id, ident, levels) <= pcie_derivation.PXB]
         if near:
-            beside = min(near, key=lambda ident: _distance(device.id, ident, levels))
-            tops = pcie_tree.hang(tops, device.id, beside)
+            neighbour = min(near, key=lambda ident: _distance(device.id, ident, levels))
+            tops = pcie_tree.hang(tops, device.id, neighbour)
             placed.append(device.id)
         else:
             rest.append(device.id)
@@ -165,7 +165,7 @@ def _table_rate(all_: HostOutputs, ident: str) -> float | None:
 def _name(
     branch: PcieBranch, above: str, default: Mapping[str, float], switches: list[Device], links: list[Link]
 ) -> float:
-    """Name the switches of a branch, add its slots, and return what its way up carries."""
+    """Name the switches of a branch, add its slots, and return the rate of its uplink."""
     ident = branch.id
     if branch.below:
         ident = f"SW{len(switches)}"
@@ -179,7 +179,7 @@ def _name(
 
 
 def _title(branch: PcieBranch) -> str:
-    """What people call the point where the branch parts."""
+    """Return the name, for people, of the point where the branch divides."""
     if branch.name:
         return branch.name
     parents = {leaf.partition("/")[0] for leaf in branch.leaves}
@@ -188,7 +188,7 @@ def _title(branch: PcieBranch) -> str:
     return "PCIe switch" if any(map(inventory.is_gpu, branch.leaves)) else "PCIe card or switch"
 
 
-def _untold(link: Link, virtual: Mapping[str, float | None]) -> Link:
+def _without_slot(link: Link, virtual: Mapping[str, float | None]) -> Link:
     """An interface without hardware sits in no slot: what it hangs on is as wide as itself, where that is known."""
     if link.a not in virtual:
         return link
@@ -197,7 +197,7 @@ def _untold(link: Link, virtual: Mapping[str, float | None]) -> Link:
 
 
 def _between(cpus: Sequence[Device]) -> list[Link]:
-    """An edge between each two processors: which of them are neighbours, no output of these tells."""
+    """Return an edge between each two processors: no output shows which of them are neighbours."""
     name = next((cpu.name for cpu in cpus if cpu.name), "")
     sort = "xGMI" if re.search(r"\b(AMD|EPYC|AuthenticAMD)\b", name) else "SMP"
     return [

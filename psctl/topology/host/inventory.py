@@ -1,4 +1,4 @@
-"""The GPUs and NICs of a host, joined from all that its outputs say of them."""
+"""The GPUs, NICs and processors of a host, joined from all its outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
 class HostOutputs(msgspec.Struct, frozen=True):
-    """The readings of one host by their sort; of outputs that one host prints once, the fullest."""
+    """The readings of one host by kind; of outputs that a host prints once, the fullest."""
 
     facts: HostFacts | None
     matrices: tuple[Matrix, ...]
@@ -60,7 +60,7 @@ class HostOutputs(msgspec.Struct, frozen=True):
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix with the most NVLink words: another may tell of PCIe alone (`topo -mp`)."""
+        """The matrix with the most NVLink words: another may show PCIe only (`topo -mp`)."""
         return self.matrices[0] if self.matrices else Matrix((), {})
 
     def row(self, ident: str) -> GpuRow | None:
@@ -69,7 +69,7 @@ class HostOutputs(msgspec.Struct, frozen=True):
 
 
 def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostOutputs:
-    """Sort a host's readings."""
+    """Return a host's readings by kind."""
     nccl = _fullest(readings, NcclTopology, lambda one: len(one.pci)) or NcclTopology((), (), ())
     matrices = _of(readings, Matrix)
     trees = [one.devices for one in _of(readings, PciTree)]
@@ -89,7 +89,7 @@ def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostO
 
 
 def is_gpu(ident: str) -> bool:
-    """Tell whether a word of a matrix's header names a GPU, or an instance of one."""
+    """Return whether a word of a matrix's header names a GPU, or an instance of one."""
     return _GPU.fullmatch(ident) is not None
 
 
@@ -120,7 +120,7 @@ def gpus(all_: HostOutputs) -> list[Device]:
 def excess(all_: HostOutputs) -> Finding | None:
     """Return a finding where the outputs name more devices than one host can have, None where they do not.
 
-    What follows from devices takes time with their square or more, and the outputs may be hostile.
+    The time of later steps grows with the square of the devices or more, and the outputs may be hostile.
     """
     counts = {
         "GPUs": (len(gpu_ids(all_)), MOST_GPUS),
@@ -135,7 +135,7 @@ def excess(all_: HostOutputs) -> Finding | None:
 
 
 def places_unknown(all_: HostOutputs) -> bool:
-    """Tell whether there are GPUs and nothing but `nvlink -s` names them: it counts links and tells no end of any."""
+    """Return whether only `nvlink -s` names GPUs: it counts links and does not show their ends."""
     elsewhere = (
         all_.facts,
         all_.matrices,

@@ -1,8 +1,8 @@
-"""`links:` of a cluster file laid over what was probed: what is written there holds.
+"""`links:` of a cluster file put over the probed links; the file takes precedence.
 
-An end is a host, or the value of a label, which stands for the switch that the hosts with this label hang on. A switch
-that is not known yet is made: its hosts move to it, and it is joined to the switch they came from by a cable of unknown
-width, unless nobody is left there. A link between two hosts is a cable of their own.
+An end is a host, or the value of a label: the switch of the hosts with this label. A switch that is not known yet is
+created: its hosts are moved to it, and it is joined to their former switch by a cable of unknown width, unless no host
+is left there. A link between two hosts is a cable of their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NVLinks behind a matrix's words: cables between two GPUs, or ports of one switch that all share.
 
-"NV12" between all pairs of eight GPUs are not 56 bundles of twelve: a GPU whose links would not suffice for all its
-words is on a switch (NVSwitch), and each of its links leads there. Such a word is a relation; the edges behind it join
+"NV12" between all pairs of eight GPUs are not 56 bundles of twelve: a GPU with fewer links than all its words need
+is on a switch (NVSwitch), to which each of its links leads. Such a word is a relation; the edges behind it join
 each GPU with the switch of its fabric, as many links wide as the GPU's own widest word.
 """
 
@@ -13,7 +13,7 @@ from psctl.topology import rates
 from psctl.topology.graph import Device, Link, bonded
 
 MOST_LINKS = 18
-"""Links of a GPU of whose number nothing is known: no GPU so far has more."""
+"""Links of a GPU whose number is unknown: no GPU so far has more."""
 
 Words = Mapping[tuple[str, str], str]
 """Pairs in the matrix's order, each with its word."""

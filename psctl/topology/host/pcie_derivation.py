@@ -5,9 +5,9 @@ the processor), then PHB (the processor), NODE (one NUMA node), SYS or SOC (acro
 distances between any three devices the two longest are equal (an ultrametric); so the groups of devices that are within
 one distance of each other nest, and each group within PIX or PXB is a switch with ONE way up that its devices share.
 
-Words that break this law contradict each other. Groups grow from the nearest pairs on, and two of them become one only
-when nothing that is said of any of their devices speaks against it (complete linkage); what is left over is reported.
-NVn, words that are unknown and cells that are missing say nothing of PCIe.
+Words that break this law contradict each other. Groups grow from the nearest pairs, and two of them are merged only
+when no word of any of their devices contradicts it (complete linkage); the other words are reported. NVn, unknown words
+and missing cells carry no information on PCIe.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Levels = Mapping[Pair, int]
 
 
 class PcieBranch(msgspec.Struct, frozen=True):
-    """A device, or a switch with what hangs on it.
+    """A device, or a switch with the branches below it.
 
-    `id` is "" for a switch until it is named. `rate` is that of its way up, bytes/s in one direction, None where it is
-    not known; `derived` tells that the way up follows from words alone.
+    `id` is "" for a switch until it is named. `rate` is that of its uplink, bytes/s in one direction, None where it is
+    not known; `derived`: the uplink follows from words alone.
     """
 
     id: str = ""
@@ -48,12 +48,12 @@ class PcieBranch(msgspec.Struct, frozen=True):
 
 
 class DeviceGroups:
-    """Devices that are joined to groups, as long as nothing said of them speaks against it.
+    """Devices that are joined to groups as long as no known distance contradicts it.
 
     Args:
         start: groups to begin with.
         levels: the distance of each pair of which one is known.
-        apart: pairs of devices that may not come together at all.
+        apart: pairs of devices that must not be in one group.
     """
 
     def __init__(self, start: Sequence[Sequence[str]], levels: Levels, apart: frozenset[Pair] = frozenset()) -> None:
@@ -98,12 +98,12 @@ class DeviceGroups:
 
 
 def levels_of(words: Mapping[tuple[str, str], str]) -> dict[Pair, int]:
-    """Return the distance of each pair whose word tells one."""
+    """Return the distance of each pair whose word has one."""
     return {frozenset(pair): LEVELS[word] for pair, word in words.items() if word in LEVELS}
 
 
 def tree(ids: Sequence[str], levels: Levels) -> tuple[list[PcieBranch], list[Finding]]:
-    """Return what hangs on the processors' own ports, and which words contradict others.
+    """Return the branches at the processors' ports, and findings on words that contradict others.
 
     Args:
         ids: devices in their order; instances of one GPU ("GPU0/GI0") share its slot.

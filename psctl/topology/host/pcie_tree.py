@@ -1,7 +1,7 @@
-"""The PCIe tree as the host lists it: which bridges stand above each device, and what each slot carries.
+"""The PCIe tree as the host lists it: the bridges above each device, and the rate of each slot.
 
-A bridge with one device of interest below it only passes on, and goes; a switch (one port up, several down) is left as
-one device. The way up is as wide as the narrowest link that was folded into it. GPUs at rest lower their slot's speed
+A bridge with one device of interest below it is left out; a switch (one port up, several down) is one device. An uplink
+is as wide as the narrowest link that it combines. GPUs at rest lower their slot's speed
 to save power, so its speed is what both ends can do; its width does not change at rest, so it is what is in use.
 """
 
@@ -32,7 +32,7 @@ def gpus(functions: Sequence[PciDevice], vendor: int | None = None) -> list[PciD
 
     Args:
         functions: of the host.
-        vendor: of whom; None: of all. A board's own display (ASPEED, Matrox ...) is none.
+        vendor: PCI vendor; None: all. A board's own display (ASPEED, Matrox ...) is none.
     """
     found = [one for one in functions if _computes(one) and (vendor is None or one.vendor in (vendor, None))]
     return sorted(found, key=lambda one: one.address)
@@ -44,12 +44,12 @@ def nics(functions: Sequence[PciDevice]) -> list[PciDevice]:
 
 
 def rooted(function: PciDevice) -> bool:
-    """Tell whether it is known what stands above the function: plain `lspci` does not say."""
+    """Return whether the bridges above the function are known: plain `lspci` does not show them."""
     return bool(function.path) or function.address.split(":")[-2] == "00"
 
 
 def link(function: PciDevice) -> float | None:
-    """Return what the function's link carries, bytes/s in one direction; None where nothing is known of it."""
+    """Return the rate of the function's link, bytes/s in one direction; None where it is unknown."""
     if function.pci_class == _BRIDGE and function.vendor in EMULATED:
         return None
     speed = function.speed_max or function.speed
@@ -59,7 +59,7 @@ def link(function: PciDevice) -> float | None:
 
 
 def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[PcieBranch]:
-    """Return what hangs on the processors' own ports.
+    """Return the branches at the processors' ports.
 
     Args:
         functions: of the host: bridges and devices.
@@ -82,23 +82,23 @@ def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[PcieB
     return [_grow(node, children, by_address, slots, None) for node in children[""]]
 
 
-def hang(tops: Sequence[PcieBranch], ident: str, beside: str) -> list[PcieBranch]:
-    """Return the tree with one more device on the switch that `beside` hangs on, else on the processor."""
-    grown = [_hung(top, ident, beside) for top in tops]
+def hang(tops: Sequence[PcieBranch], ident: str, neighbour: str) -> list[PcieBranch]:
+    """Return the tree with one more device on the switch of the device `neighbour`, else on the processor."""
+    grown = [_hung(top, ident, neighbour) for top in tops]
     return [*grown] if any(ident in top.leaves for top in grown) else [*grown, PcieBranch(ident)]
 
 
-def _hung(branch: PcieBranch, ident: str, beside: str) -> PcieBranch:
-    if any(below.id == beside for below in branch.below):
+def _hung(branch: PcieBranch, ident: str, neighbour: str) -> PcieBranch:
+    if any(below.id == neighbour for below in branch.below):
         return msgspec.structs.replace(branch, below=(*branch.below, PcieBranch(ident)))
-    return msgspec.structs.replace(branch, below=tuple(_hung(below, ident, beside) for below in branch.below))
+    return msgspec.structs.replace(branch, below=tuple(_hung(below, ident, neighbour) for below in branch.below))
 
 
 def _grow(
     node: str, children: Mapping[str, list[str]], functions: Mapping[str, PciDevice], slots: Mapping[str, str],
     above: float | None,
 ) -> PcieBranch:  # fmt: skip
-    """`above` is the narrowest of the links that were folded into the way up of this node."""
+    """Return a node as a branch; `above` is the narrowest of the links that its uplink combines."""
     ident = node[1:] if node.startswith("=") else ""
     address = slots[ident] if ident else node
     function = functions.get(address)

@@ -1,9 +1,9 @@
-"""On which processor each PCIe slot hangs, by what the devices say of their NUMA node, and by a matrix's words.
+"""The processor of each PCIe slot, by the NUMA nodes of its devices and by the words of a matrix.
 
-A NUMA node that is told decides. Devices that PHB or NODE joins hang on one processor. What is left goes to the first
-processor that no word SYS keeps it from, and to a new one when there is none: the fewest processors that fit. Where
-devices of one NUMA node are SYS to each other, the words say nothing of processors (a virtual machine shows each device
-at a root of its own), and SYS then keeps nothing from that node.
+A known NUMA node decides. Devices that PHB or NODE joins are on one processor. Each other one is put on the first
+processor that no word SYS excludes, and on a new one when there is none: the fewest processors that fit. Where devices
+of one NUMA node are SYS to each other, the words carry no information on processors (a virtual machine shows each
+device at a root of its own), and SYS then excludes nothing from that node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which worker sits where: its GPU, the NIC that is its own, the processor beside them.
+"""The GPU, NIC and NUMA node of each worker of a host.
 
-A worker's bytes should leave by the NIC that is closest to its GPU (PIX before PXB, PHB, NODE, SYS), and workers that
+A worker should send through the NIC that is closest to its GPU (PIX before PXB, PHB, NODE, SYS), and workers that
 are equally near several NICs should spread over them.
 """
 
@@ -14,7 +14,7 @@ from psctl.topology.graph import Device, HostGraph
 from psctl.topology.host.paths import Router
 
 NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
-"""Words of a matrix from near to far; others are farther still."""
+"""Words of a matrix from near to far; all others are farther."""
 
 FAR = 5
 
@@ -29,7 +29,7 @@ class WorkerPlacement(msgspec.Struct, frozen=True):
 
 
 def place_workers(graph: HostGraph) -> tuple[WorkerPlacement, ...]:
-    """Return the seat of each worker of a host: a worker a GPU in their order, or one where there is none.
+    """Return the placement of each worker of a host: one a GPU in their order, or one worker where there is no GPU.
 
     Each GPU gets one of the NICs that are nearest to it, those with the widest path first, such that as few GPUs as
     possible share one.
@@ -66,7 +66,7 @@ def _near(graph: HostGraph, gpu: Device) -> list[str]:
 
 
 def _level(kinds: Sequence[str]) -> int:
-    """What a matrix would call a path: by how many switches and processors are on it."""
+    """Return the level of a path by the number of switches and processors on it."""
     cpus = kinds.count("cpu")
     if cpus:
         return NEARNESS["PHB"] if cpus == 1 else NEARNESS["SYS"]

@@ -1,11 +1,10 @@
-"""Which address and interface of each host the other hosts should use.
+"""The address and interface of each host that the other hosts should use.
 
-In this order: `internal_address:`; `network.interface:`; loopback where all hosts share one machine's network; what a
-probe of every address from every other host found, where some host has several that could be meant (`candidates`;
-common_network.py decides); the interface that psctl's own SSH connection came in at. A host without such a
-connection (this
-machine, or one behind a tunnel) takes the interface that shares a subnet with the others, else the one of the default
-route, else any that is up. Loopback and the bridges of containers are never taken between machines.
+In this order: `internal_address:`; `network.interface:`; loopback where all hosts share one machine's network; the
+result of a probe of every address from every other host, where some host has several candidates (`candidates`;
+common_network.py decides); the interface of psctl's own SSH connection. A host without such a connection (this machine,
+or one behind a tunnel) uses the interface that shares a subnet with the others, else the one of the default route, else
+any that is up. Loopback and the bridges of containers are never taken between machines.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def _candidates(host: HostReach) -> tuple[AddressCandidate, ...]:
         return (_candidate(host, nic, host.internal_address),) if nic else ()
     came = host.facts.connected
     if came and not host.local and _holding(host.facts, came) is None:
-        return ()  # it is reached by an address that is not its own: nothing can listen there
+        return ()  # it is reached at an address that is not its own, where no process can listen
     nics = [nic for nic in _usable(host.facts) if not _INNER.match(nic.name)]
     own = [[_bare(text) for text in nic.addresses] for nic in nics]
     return tuple(
@@ -93,7 +92,7 @@ def _usable(facts: HostFacts) -> list[Nic]:
 
 
 _INNER = re.compile(r"(veth|cali|flannel|kube|weave|lxc|tunl|dummy|nodelocaldns|ifb)[-.0-9a-z]*")
-"""Interfaces that lead into containers, or over them: never the way by which machines are meant to meet."""
+"""Interfaces into containers, or overlays of them: never used between machines."""
 
 
 def choose_addresses(hosts: Mapping[HostName, HostReach], interface: str = "auto") -> dict[HostName, ChosenAddress]:
@@ -128,7 +127,7 @@ def refuse_unreachable(hosts: Mapping[HostName, HostReach], chosen: Mapping[Host
     Containers and virtual machines behind forwarded ports of 127.0.0.1 often have the same inner address.
 
     Raises:
-        HostUnreachable: names the hosts; whoever set up their network, or the cluster file.
+        HostUnreachable: names the hosts.
     """
     if _one_machine(hosts.values()):
         return
@@ -186,7 +185,7 @@ def _one_machine(hosts: Collection[HostReach]) -> bool:
 
 
 def _network(facts: HostFacts) -> tuple[str, str, frozenset[str]]:
-    """Return what tells one network stack from another: the kernel, the namespace, and its addresses."""
+    """Return what identifies a network stack: the kernel, the namespace, and its addresses."""
     return facts.boot, facts.netns, frozenset(address for nic in facts.nics for address in nic.addresses)
 
 

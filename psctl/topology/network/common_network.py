@@ -1,8 +1,8 @@
-"""Which of several networks hosts should meet on, from what a probe of every address by every other host found.
+"""The network that hosts should use, by a probe of every address from every other host.
 
 A network is one address a host, all in one subnet or on interfaces of one name, on which every host answers every
 other. Nominal speeds choose between two of them where they differ clearly, else what each of them moves in a moment;
-where that is equal too, the one that psctl itself came over. Where no network joins all, each host takes the fastest of
+where that is equal too, the one that psctl itself uses. Where no network joins all, each host takes the fastest of
 its addresses that most of the others reach.
 """
 

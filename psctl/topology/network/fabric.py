@@ -1,4 +1,4 @@
-"""From what pairs of hosts moved to what lies between them: ports on one switch, or racks and trunks that join them.
+"""The network between hosts, inferred from measured pairs: ports on one switch, or racks and trunks that join them.
 
 A pair alone moves the least of what its two ports and all cables between them carry. Where min(port of a, port of b)
 explains every pair, nothing more can be seen, and the hosts hang on one switch. A pair that stays behind that bound
@@ -58,12 +58,12 @@ class ConcurrentSamples(msgspec.Struct, frozen=True):
 
     @property
     def ways(self) -> frozenset[Pair]:
-        """Who sent to whom."""
+        """The (sender, receiver) pairs."""
         return frozenset((each.a, each.b) for each in self.samples)
 
 
 class Fabric(msgspec.Struct, frozen=True):
-    """What lies between hosts. `racks` has the hosts behind each switch, {} when there is one switch for all."""
+    """The cables between hosts. `racks` has the hosts behind each switch, {} when there is one switch for all."""
 
     between: tuple[Between, ...] = ()
     racks: dict[str, tuple[str, ...]] = {}
@@ -71,14 +71,14 @@ class Fabric(msgspec.Struct, frozen=True):
 
 
 class Trunk(msgspec.Struct, frozen=True):
-    """What joins two racks: bytes/s for all that cross it, bytes/s for one connection."""
+    """The link between two racks: bytes/s of all connections across it, and of one."""
 
     capacity: float
     single: float
 
 
 def fastest_samples(series: Iterable[ConcurrentSamples]) -> dict[Pair, PairSample]:
-    """Return the fastest sample of each ordered pair: whatever else ran at the time can only have slowed it."""
+    """Return the fastest sample of each ordered pair: other traffic at the time can only have slowed it."""
     found: dict[Pair, PairSample] = {}
     for each in (sample for one in series for sample in one.samples):
         known = found.get((each.a, each.b))
@@ -100,7 +100,7 @@ def further_measurements(
 
 
 def infer_fabric(hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels | None = None) -> Fabric:
-    """Return what lies between the hosts.
+    """Return the cables between the hosts.
 
     Args:
         hosts: their names; those without samples are left out.
@@ -135,7 +135,7 @@ Trunks = Mapping[tuple[Rack, Rack], Trunk]
 
 
 class _Measurements:
-    """All that was measured, and what follows from it."""
+    """All measurements, and what follows from them."""
 
     def __init__(self, hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels) -> None:
         self.best = fastest_samples(series)
@@ -185,7 +185,7 @@ class _Measurements:
         return sum(host in pair for pair in self.apart)
 
     def _kinship(self, host: str, colour: list[str]) -> tuple[int, float]:
-        """How much speaks for a rack: labels in common, then nearness."""
+        """Return how well a host fits a rack: labels in common, then latency."""
         own = set(self.labels.get(host, {}).items())
         common = sum(len(own & set(self.labels.get(one, {}).items())) for one in colour)
         return common, -statistics.mean(self.latency(host, one) for one in colour)
@@ -223,7 +223,7 @@ class _Measurements:
     # ---- trunks --------------------------------------------------------------------------------------------------
 
     def trunk(self, one: Rack, other: Rack) -> Trunk | None:
-        """What two racks have between them; None when it is wide enough not to be seen."""
+        """Return the trunk between two racks; None when it is too wide to be seen."""
         ways = [self._one_way(one, other), self._one_way(other, one)]
         known = [way for way in ways if way is not None]
         return min(known, key=lambda way: way.capacity) if known else None

@@ -1,6 +1,6 @@
 """Every pair of hosts once, in as few rounds as can be, no host twice in a round: the circle method of tournaments.
 
-All hosts but the first turn around it by one place a round; who stand opposite each other meet. n hosts meet in n - 1
+All hosts but the first rotate by one place a round; hosts that face each other are a pair. n hosts meet in n - 1
 rounds when n is even, in n when it is odd (one of them rests in each): the least there can be, for a round holds n / 2
 pairs and there are n (n - 1) / 2 (Kirkman 1847; Lucas 1883).
 """
@@ -14,11 +14,11 @@ Pair = tuple[str, str]
 
 
 def rounds(hosts: Sequence[str]) -> list[tuple[Pair, ...]]:
-    """Return the rounds of a tournament: each pair of hosts stands in exactly one of them.
+    """Return the rounds of a tournament: each pair of hosts is in exactly one of them.
 
     Args:
-        hosts: their names, each once. In a pair the earlier of the two comes first, so that those who stand together
-            in the list send the same way at once.
+        hosts: their names, each once. In a pair the earlier of the two comes first, so that neighbours in the list send
+            in the same direction at once.
     """
     place = {host: number for number, host in enumerate(hosts)}
     circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
