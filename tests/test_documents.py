@@ -55,6 +55,23 @@ def test_the_digits_are_all_there_small_and_their_source_is_named() -> None:
     assert "CC BY 4.0" in source
 
 
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("templates/**/*.md")])
+
+TREES = "psctl|tests|bench|docs|templates|clusters"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_path_that_a_document_names_exists(path: Path) -> None:
+    """Paths of this project in code spans, `*` and a test's name after `::` allowed; links to other documents too."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    named = re.findall(rf"`((?:{TREES})/[\w./*-]*)", text)
+    named += re.findall(rf"(?<![\w./`~-])((?:{TREES})/[\w./*-]+\.(?:py|md))", text)
+    links = [found for found in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in found]
+    missing = [each for each in dict.fromkeys(named) if not list(ROOT.glob(each.rstrip("./")))]
+    missing += [each for each in dict.fromkeys(links) if not (path.parent / each).exists()]
+    assert not missing, f"{path.relative_to(ROOT)}: {missing}"
+
+
 def test_the_changelog_refuses_what_is_refused_and_nothing_else() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     (refused,) = re.findall(r'^- Refused with "not in this version".*?(?=^- )', text + "- ", re.M | re.S)

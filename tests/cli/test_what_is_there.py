@@ -46,7 +46,7 @@ def test_prune_says_what_it_removed_and_what_it_kept(tmp_path: Path) -> None:
     (tmp_path / "w" / "checkpoints" / "digits-3" / "0000000250").mkdir()
     removed, kept, torn = psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "1", "-y").stdout.splitlines()
     assert removed.startswith("removed\tdigits-3@100, digits-3@200 (")
-    assert (kept, torn) == ("kept\tdigits-3@300", "torn\tdigits-3@250: prune leaves them alone")
+    assert (kept, torn) == ("kept\tdigits-3@300", "torn\tdigits-3@250: prune does not remove them")
     document = json.loads(psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "1", "-o", "json").stdout)
     assert (document["checkpoints"], [row["id"] for row in document["kept"]]) == ([], ["digits-3@250", "digits-3@300"])
 

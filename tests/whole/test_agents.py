@@ -216,7 +216,7 @@ def test_logs_are_read_and_followed_across_segments(make_hosts: Callable[..., An
     first = int(lines[0].rpartition(" ")[2])
     assert first > 10_000
     assert [int(line.rpartition(" ")[2]) for line in lines[:-2]] == list(range(first, 60_000))
-    assert f"worker/0 on h1: the first {first:,} lines of stdout are not kept any more" in kept.err
+    assert f"worker/0 on h1: the first {first:,} lines of stdout were removed" in kept.err
     found = plain.psctl.run("logs", job, "--grep", f"line {first + 1:020}$")
     assert len(found.out.splitlines()) == 1
     folder = plain.hosts.path("h1", f"/root/.psctl/host/jobs/{job}/h1/logs")
