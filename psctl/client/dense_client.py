@@ -46,11 +46,12 @@ from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
 from psctl.job.training_messages import Decision, WorkersAt
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.client.pending_values import Missing
-from psctl.ps.dense.client.push_path import Out, Say
-from psctl.ps.dense.client.receive_buffers import Take
-from psctl.ps.messages import FromServer, Message, Push, PushPart, Why
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.client.pending_values import PendingValues
+from psctl.ps.dense.client.push_path import ClientOutput
+from psctl.ps.dense.client.receive_buffers import ValueSink
+from psctl.ps.messages import FromServer, Message, Push, PushPart, WaitQuery
+from psctl.ps.outputs import ToServer
 from psctl.types import Member, Number, ServerAt
 
 FLUSH = 1.0
@@ -89,11 +90,11 @@ class ParameterClient:
         self.base = decision.resume.step if decision.resume else 0  # the first clock
         terms = terms_of(decision, world)
         first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
-        self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
+        self._mind = DenseClient(terms, decision.shards, first.owners, me.rank, servers, sharing)
         self._pushes_ask = terms.pushes_ask
-        self.landing = self._mind.landing
+        self.landing = self._mind.front
         """By dtype ("float32"): values, or under `update: worker` the averaged gradient."""
-        self.residual = self._mind.pushes.residual
+        self.residual = self._mind.send_buffers.residual
         """What compression left out of pushes so far, flat by dtype (ps/dense/client/send_buffers.py)."""
         self._under_way = UnderWay(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
@@ -121,18 +122,20 @@ class ParameterClient:
             PsctlError: as `wait`.
         """
         if values is not None:
-            self._call(lambda: self._mind.begin(values))
+            self._call(lambda: self._mind.send_start_values(values))
         self.pull(self.base)
         self.wait(self.base)
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, by dtype; waits until its former content is acknowledged."""
-        before = clock - self._mind.buffers
+        before = clock - self._mind.buffer_count
         with self._lock:
-            full = self._mind.unacknowledged(before)
+            full = self._mind.unacknowledged_servers(before)
         if full:
-            self._wait_for(f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
-        return self._mind.sending(clock)
+            self._wait_for(
+                f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged_servers(before)
+            )
+        return self._mind.send_buffer(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
         """Push a shard of `sending(clock)`, which must not be changed until `sending` returns it again.
@@ -142,9 +145,9 @@ class ParameterClient:
             present: for each piece of the shard, whether this worker has a gradient; other bytes are ignored.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        if self._mind.missing(clock, [shard]):  # without the lock the answer can only be outdated
+        if self._mind.missing_shards(clock, [shard]):  # without the lock the answer can only be outdated
             self._wait_for(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
-        self._mind.pushes.encode(clock, shard, present)
+        self._mind.send_buffers.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
             self._under_way.begin()
@@ -162,22 +165,22 @@ class ParameterClient:
             scale: factor of the summed gradient, to clip it; None: 1.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
-        self._call(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
+        self._call(lambda: self._mind.order_step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
         """Have the servers save `version`, the newest that was pulled, without an order in its step; any rank may."""
         if self._mind.terms.update == "server":
-            self._call(lambda: self._mind.save(version))
+            self._call(lambda: self._mind.request_save(version))
 
     def norms(self, clock: int) -> dict[int, float]:
         """Return the square of the averaged gradient's 2-norm by parameter index; blocks until all have pushed.
 
         Every rank gets the same numbers to the bit. Parameters without a gradient on any rank are left out.
         """
-        self._call(lambda: self._mind.ask_norms(clock))
-        self._wait_for(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
+        self._call(lambda: self._mind.request_norms(clock))
+        self._wait_for(f"norms of clock {clock}", clock + 1, lambda: self._mind.servers_without_norms(clock))
         with self._lock:
-            found = self._mind.norms(clock)
+            found = self._mind.squared_norms(clock)
         assert found is not None, "the wait was for them"
         return found
 
@@ -206,22 +209,22 @@ class ParameterClient:
         if exact:
             self._call(lambda: self._mind.pull(clock, exact=True))
         with self._lock:
-            missing = Missing(self._mind, clock, wanted, exact=exact)
+            missing = PendingValues(self._mind, clock, wanted, exact=exact)
             late = missing.left
-            self._mind.opened(late, True)
+            self._mind.set_waiting(late, True)
         try:
-            if landed := missing.landed():
-                self._mind.show(landed)
+            if landed := missing.newly_arrived():
+                self._mind.copy_to_front(landed)
             while missing.left:
-                self._wait_for(f"values of clock {clock}", clock, missing.servers)
-                self._mind.show(missing.landed())
+                self._wait_for(f"values of clock {clock}", clock, missing.servers_waited_for)
+                self._mind.copy_to_front(missing.newly_arrived())
         finally:
             with self._lock:
-                self._mind.opened(late, False)
+                self._mind.set_waiting(late, False)
 
-    def deliver(self, take: Take) -> None:
+    def deliver(self, take: ValueSink) -> None:
         """Have `wait` and `pull` call `take` instead of copying values to `landing`; called after `start`."""
-        self._mind.deliver(take)
+        self._mind.set_value_sink(take)
 
     def presence(self, clock: int) -> list[bool]:
         """Return for each trainable parameter whether any worker had a gradient at `clock`; after wait(clock + 1)."""
@@ -230,21 +233,21 @@ class ParameterClient:
 
     def held(self, shards: Sequence[int]) -> int:
         """Return the clock before which all workers' clocks are in `landing`, for all of these shards."""
-        return self._mind.clocks(shards)
+        return self._mind.complete_clocks(shards)
 
     # ---- the state of a worker that joins during the run -----------------------------------------------------------
 
     def put_aside(self, clock: int, data: bytes) -> None:
         """Keep this rank's state at the start of `clock` on the servers, for a worker that joins there."""
-        self._call(lambda: self._mind.aside(clock, memoryview(data)))
+        self._call(lambda: self._mind.send_rank_state(clock, memoryview(data)))
 
     def aside(self, clock: int) -> bytes:
         """Return the state that is kept for the start of `clock`; blocks until it has arrived."""
-        self._call(lambda: self._mind.ask_aside(clock))
-        missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
+        self._call(lambda: self._mind.request_rank_state(clock))
+        missing = lambda: set() if self._mind.rank_state(clock) is not None else {self._mind.owners[0]}  # noqa: E731
         self._wait_for(f"the state at clock {clock}", clock, missing)
         with self._lock:
-            found = self._mind.aside_of(clock)
+            found = self._mind.rank_state(clock)
         assert found is not None, "the wait was for it"
         return bytes(found)
 
@@ -281,7 +284,7 @@ class ParameterClient:
         Raises:
             PsctlError: as `wait`.
         """
-        self._wait_for("the last clock", self._newest[0] + 1, self._mind.unsettled)
+        self._wait_for("the last clock", self._newest[0] + 1, self._mind.unsettled_servers)
 
     def close(self, reason: str = "") -> None:
         """End all connections, after what is queued was sent."""
@@ -304,7 +307,7 @@ class ParameterClient:
             self._epoch = new.epoch
         self._servers.assign(new.servers)
         with self._lock:
-            self._send(self._mind.assigned(new.epoch, new.owners, [at.rank for at in new.servers]))
+            self._send(self._mind.on_assignment(new.epoch, new.owners, [at.rank for at in new.servers]))
             self._waits.wake()
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
@@ -315,21 +318,21 @@ class ParameterClient:
     def _wait_for(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
         """Block until `missing`, called under the lock, returns no server any more; `clock` is the one waited for."""
         with self._lock:
-            self._waits.until(what, missing, lambda server: self._servers.send(server, Why(clock), urgent=True))
+            self._waits.until(what, missing, lambda server: self._servers.send(server, WaitQuery(clock), urgent=True))
 
     def _servers_of(self, clock: int, shard: int) -> set[int]:
-        return {self._mind.owners[shard] for shard in self._mind.missing(clock, [shard])}
+        return {self._mind.owners[shard] for shard in self._mind.missing_shards(clock, [shard])}
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
-    def _call(self, make: Callable[[], Sequence[Say]]) -> None:
+    def _call(self, make: Callable[[], Sequence[ClientOutput]]) -> None:
         with self._lock:
             self._send(make())
 
-    def _send(self, instructions: Sequence[Say]) -> None:
+    def _send(self, instructions: Sequence[ClientOutput]) -> None:
         """Queue messages, under the lock, so that they are sent in the order in which they were made."""
         for one in instructions:
-            if isinstance(one, Out):
+            if isinstance(one, ToServer):
                 self._servers.send(one.server, one.message, one.payload)
             elif self._host is not None:
                 self._host.follow(one)
@@ -341,7 +344,11 @@ class ParameterClient:
 
     def receive_buffer_for(self, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
-            return self._mind.place(peer.member.rank, message, size) if self._servers.is_in_use(peer) else None
+            return (
+                self._mind.receive_buffer_for(peer.member.rank, message, size)
+                if self._servers.is_in_use(peer)
+                else None
+            )
 
     def on_message(self, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.lent_bytes(peer, message)
@@ -349,7 +356,7 @@ class ParameterClient:
         with self._lock:
             if not self._servers.is_in_use(peer):
                 return
-            self._send(self._mind.received(server, message, 0 if payload is None else len(payload), lent))
+            self._send(self._mind.on_server_message(server, message, 0 if payload is None else len(payload), lent))
             if not self._mind.unanswered and self._newest[1] > self._newest[0]:
                 self._under_way.end()
             self._waits.on_message(server, peer)
@@ -357,7 +364,7 @@ class ParameterClient:
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
             if self._servers.is_in_use(peer):
-                self._send(self._mind.lost(peer.member.rank))
+                self._send(self._mind.on_server_disconnected(peer.member.rank))
                 self._sharing.forget(peer.member)
                 self._waits.wake()
 

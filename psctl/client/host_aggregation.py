@@ -17,11 +17,11 @@ from psctl.client.host_connections import HostConnections
 from psctl.client.shared_buffers import SharedBuffers
 from psctl.errors import ProtocolError
 from psctl.job.training_messages import WorkerListens, WorkersAt
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.client.host_collection import Gather, Tell
-from psctl.ps.dense.client.push_path import Say
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.client.host_collection import HostSumTask, ToPeer
+from psctl.ps.dense.client.push_path import ClientOutput
 from psctl.ps.dense.host_sums import host_sum
-from psctl.ps.messages import Beside, HandIn
+from psctl.ps.messages import BetweenPeers, HostPush
 from psctl.types import Member
 
 LAST_SUM = 5.0
@@ -39,12 +39,12 @@ class HostAggregation:
 
     def __init__(self, me: Member, folder: Path, sharing: SharedBuffers) -> None:
         self._me, self._folder, self._sharing = me, folder, sharing
-        self._gathers: queue.SimpleQueue[Gather | None] = queue.SimpleQueue()
+        self._gathers: queue.SimpleQueue[HostSumTask | None] = queue.SimpleQueue()
 
     def start(
         self,
-        mind: ClientMind,
-        call: Callable[[Callable[[], Sequence[Say]]], None],
+        mind: DenseClient,
+        call: Callable[[Callable[[], Sequence[ClientOutput]]], None],
         tell: Callable[[Any], object],
     ) -> None:
         """Listen for the other workers, and report that to the coordinator.
@@ -64,9 +64,9 @@ class HostAggregation:
         """Connect to the listening workers of this host."""
         self._connections.connect([each for each in message.workers if each.rank != self._me.rank])
 
-    def follow(self, instruction: Tell | Gather) -> None:
+    def follow(self, instruction: ToPeer | HostSumTask) -> None:
         """Do what the state machine returned; never waits."""
-        if isinstance(instruction, Tell):
+        if isinstance(instruction, ToPeer):
             self._connections.send(instruction.rank, instruction.message)
         else:
             self._gathers.put(instruction)
@@ -81,22 +81,22 @@ class HostAggregation:
         held = self._mind.held
         while (gather := self._gathers.get()) is not None:
             present = host_sum(gather.into, held[gather.shard], gather.parts)
-            self._call(lambda gather=gather, present=present: self._mind.summed(gather, present))  # type: ignore[misc]
+            self._call(lambda gather=gather, present=present: self._mind.on_host_sum(gather, present))  # type: ignore[misc]
 
     # ---- the connections: their reading thread ---------------------------------------------------------------------
 
     def on_connected(self, member: Member) -> None:
-        self._call(lambda: self._mind.line_up(member.rank))
+        self._call(lambda: self._mind.on_peer_connected(member.rank))
 
-    def on_message(self, member: Member, message: Beside) -> None:
+    def on_message(self, member: Member, message: BetweenPeers) -> None:
         data = None
-        if isinstance(message, HandIn):
+        if isinstance(message, HostPush):
             try:
                 data = self._sharing.read(member, message.at)
             except ProtocolError:
                 data = None  # that worker pushes alone
-        self._call(lambda: self._mind.beside(member.rank, message, data))
+        self._call(lambda: self._mind.on_peer_message(member.rank, message, data))
 
     def on_connection_lost(self, member: Member) -> None:
-        self._call(lambda: self._mind.line_down(member.rank))
+        self._call(lambda: self._mind.on_peer_disconnected(member.rank))
         self._sharing.forget(member)

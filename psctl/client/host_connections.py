@@ -23,7 +23,7 @@ import msgspec
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
-from psctl.ps.messages import Beside
+from psctl.ps.messages import BetweenPeers
 from psctl.transport import unix_channel
 from psctl.transport.unix_channel import BYE, PIECE, UnixChannel
 from psctl.types import Member
@@ -41,14 +41,14 @@ JOIN = 1.0
 """Seconds that `close` waits for each thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Beside).decode
+_decode = msgspec.msgpack.Decoder(BetweenPeers).decode
 
 
 class HostMessages(Protocol):
     """Called on the reading thread alone."""
 
     def on_connected(self, member: Member) -> None: ...
-    def on_message(self, member: Member, message: Beside) -> None: ...
+    def on_message(self, member: Member, message: BetweenPeers) -> None: ...
     def on_connection_lost(self, member: Member) -> None: ...
 
 
@@ -90,7 +90,7 @@ class HostConnections:
             if each.rank < self._me.rank:
                 self._start_thread(lambda each=each: self._dial(each))  # type: ignore[misc]
 
-    def send(self, rank: int, message: Beside) -> None:
+    def send(self, rank: int, message: BetweenPeers) -> None:
         """Send a message, in the order of calls; dropped where there is no connection."""
         data = memoryview(_encode(message))
         with self._lock:

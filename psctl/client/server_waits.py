@@ -32,7 +32,7 @@ class ClientState(Protocol):
         """The message `Refused` of either protocol, None while the servers go on."""
 
     @property
-    def because(self) -> Mapping[int, Sequence[int]]:
+    def wait_reasons(self) -> Mapping[int, Sequence[int]]:
         """By server: the workers that it waits for, as it answered last."""
 
 
@@ -137,7 +137,7 @@ class ServerWaits:
 
     def describe(self, servers: Collection[int]) -> str:
         """Return servers, and the workers that they wait for, for people."""
-        late = sorted({worker for server in servers for worker in self._state.because.get(server, [])})
+        late = sorted({worker for server in servers for worker in self._state.wait_reasons.get(server, [])})
         names = ", ".join(
             f"server/{server}{' (no connection)' if self._servers.error(server) else ''}"
             for server in sorted(servers)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.lent_buffers import Lending
-from psctl.ps.messages import IsNear, Near, Place, Push, Values
+from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, SharedRange, Values
 from psctl.ps.table_messages import Fetched, Update
 from psctl.ps.tables.reductions import Array
 from psctl.transport.peer_connection import PeerConnection
@@ -49,13 +49,13 @@ class SharedBuffers(Lending):
         part = self._allocator.allocate(count * dtype.itemsize) if count else None
         return torch.frombuffer(part, dtype=dtype) if part is not None else super().zeros(count, dtype)
 
-    def place(self, rank: int, tensor: torch.Tensor) -> Place | None:
-        return self.where(tensor) if rank in self._near else None
+    def place_for(self, rank: int, tensor: torch.Tensor) -> SharedRange | None:
+        return self.place_on_host(tensor) if rank in self._near else None
 
-    def where(self, tensor: torch.Tensor) -> Place | None:
+    def place_on_host(self, tensor: torch.Tensor) -> SharedRange | None:
         size = tensor.numel() * tensor.element_size()
         found = self._allocator.locate(tensor.data_ptr(), size)
-        return Place(*found, size) if found is not None else None
+        return SharedRange(*found, size) if found is not None else None
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class SharedBuffers(Lending):
         """Name a segment to a newly connected server; nothing where this process has no shared memory."""
         number = self._allocator.first_segment
         if number is not None:
-            peer.send(Near(number))
+            peer.send(SharedMemoryOffer(number))
 
     def forget(self, member: Member) -> None:
         """End the sharing with a process whose connection is over."""
@@ -81,13 +81,15 @@ class SharedBuffers(Lending):
         """
         member = peer.member
         match message:
-            case Near(segment=number):
+            case SharedMemoryOffer(segment=number):
                 if member.role == "worker" and self._allocator.map(member, number) is not None:
-                    peer.send(IsNear())
+                    peer.send(SharedMemoryAccepted())
                     self._near[member.rank] = member
-            case IsNear():
+            case SharedMemoryAccepted():
                 self._near[member.rank] = member
-            case Push(at=Place() as at) | Values(at=Place() as at) | Update(at=at) | Fetched(at=at) if at is not None:
+            case Push(at=SharedRange() as at) | Values(at=SharedRange() as at) | Update(at=at) | Fetched(at=at) if (
+                at is not None
+            ):
                 found = self.read(member, at) if self._near.get(member.rank) == member else None
                 if found is None:
                     what = f"{member}: lends memory {at.segment}, which is not on this host"
@@ -95,7 +97,7 @@ class SharedBuffers(Lending):
                 return found
         return None
 
-    def read(self, member: Member, at: Place) -> memoryview | None:
+    def read(self, member: Member, at: SharedRange) -> memoryview | None:
         """Return bytes that another process lends; None when it is not on this host.
 
         Raises:
@@ -139,7 +141,7 @@ class SharedRows(SharedBuffers):
         """Return the message that lends the payload to process `rank`; None: the payload must be sent."""
         if payload is None or len(payload) < SMALLEST or not self._left:
             return None
-        at = self.place(rank, torch.frombuffer(payload, dtype=torch.uint8))
+        at = self.place_for(rank, torch.frombuffer(payload, dtype=torch.uint8))
         return None if at is None else replace(message, at=at)
 
 

@@ -19,7 +19,7 @@ from psctl.process.user_functions import name_of
 from psctl.ps.table_messages import TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
-from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_kinds import TableKind
 
 MOST_KEYS = 1 << 26
 """Integer keys of one push, pull or call: their list is 512 MiB, and routing it takes some times as much."""
@@ -333,7 +333,7 @@ def inferred_spec(key: Key, value: Value, reduce: str) -> TableSpec:
     return checked_spec(TableSpec(name, tuple(shape), dtype_name(values.dtype), reduce))
 
 
-def rows_of(kind: Kind, key: Key, value: Value, count: int) -> Lanes:
+def rows_of(kind: TableKind, key: Key, value: Value, count: int) -> Lanes:
     """Return the rows of a push, one a key (or block); they share the script's memory where its layout fits.
 
     Args:
@@ -380,7 +380,7 @@ def _as_rows(spec: TableSpec, key: Key, values: torch.Tensor, count: int) -> tor
     return flat.view(spec.blocks, spec.width)
 
 
-def result_of(kind: Kind, key: Key, lanes: Lanes) -> Any:
+def result_of(kind: TableKind, key: Key, lanes: Lanes) -> Any:
     """Return rows as the script receives them: a tensor; for argmin (values, indices)."""
     found = _as_result(kind.spec, key, lanes.values)
     if kind.reduction.beside == "index" and lanes.beside is not None:

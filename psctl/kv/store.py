@@ -28,13 +28,14 @@ from psctl.kv.arguments import Key, Value
 from psctl.kv.store_connections import StoreServers
 from psctl.kv.tickets import Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
+from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import StoreSpec, TableSpec
-from psctl.ps.tables.client.calls_in_flight import Change, Out, Read, result
-from psctl.ps.tables.client.key_routes import Route
+from psctl.ps.tables.client.calls_in_flight import TableChange, TableRead, result
+from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST
-from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_state import FOREVER, first_of, merged
 
 PATIENCE = 60.0
@@ -134,7 +135,7 @@ class Store:
         self._closed = False
         servers.open(spec.name, self)
         with self._lock:
-            self._wait_until(f"store {spec.name!r}", lambda: self._mind.opened, self._all_shards)
+            self._wait_until(f"store {spec.name!r}", lambda: self._mind.is_open, self._all_shards)
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class Store:
 
             def begin() -> None:
                 wanted = [(kind, each if isinstance(each, range) else self._route(kind, each)) for each, kind in parts]
-                read, outs = self._mind.read(wanted, ticket.number)
+                read, outs = self._mind.start_read(wanted, ticket.number)
                 self._results[ticket.number] = lambda: self._read(read, parts, keys if group else None)
                 self._send(outs)
 
@@ -316,7 +317,7 @@ class Store:
             kind = self._kind_for_pull("" if key is int else key)
             route = None if key is int else self._route(kind, key)
             ticket = self._ticket(f"call {name}", None)
-            changes = self._mind.call(kind, route, name, arguments, ticket.number)
+            changes = self._mind.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
             self._finish_tickets()
         self._call_back()
@@ -339,10 +340,14 @@ class Store:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             if cut:
-                self._wait_until("the pushes of this clock", lambda: not self._mind.updates, lambda: self._mind.updates)
-            self._send(self._mind.advance(self._at.place, ticket := self._own_ticket()))
+                self._wait_until(
+                    "the pushes of this clock",
+                    lambda: not self._mind.shards_without_updates,
+                    lambda: self._mind.shards_without_updates,
+                )
+            self._send(self._mind.finish_clock(self._at.place, ticket := self._own_ticket()))
             self._wait_internal(what := f"clock {self._mind.clock}", ticket)
-            self._wait_until(what, lambda: not self._mind.behind(), self._mind.behind)
+            self._wait_until(what, lambda: not self._mind.lagging_shards(), self._mind.lagging_shards)
             done = self._mind.clock
         self._call_back()
         return done
@@ -409,18 +414,18 @@ class Store:
                 return
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             self._marked = step
-            self._send(self._mind.mark(self._at.place, step))
+            self._send(self._mind.mark_step(self._at.place, step))
 
     @property
     def last(self) -> int:
         """The sequence of the newest update."""
-        return self._mind.last
+        return self._mind.last_sequence
 
     @property
     def doing(self) -> str:
         """What the store waits for, for people; "" when it waits for no clock."""
-        behind = self._mind.behind()
-        return f"waiting for {self._waits.describe(self._mind.leaders(behind))}" if behind else ""
+        behind = self._mind.lagging_shards()
+        return f"waiting for {self._waits.describe(self._mind.leaders_of(behind))}" if behind else ""
 
     # ---- inside: one key -----------------------------------------------------------------------------------------
 
@@ -452,17 +457,17 @@ class Store:
         self._call_back()
         return ticket
 
-    def _send_now(self, outs: Sequence[Out]) -> None:
+    def _send_now(self, outs: Sequence[ToServer]) -> None:
         if outs:
             self._send(outs)
         if self._mind.finished:
             self._finish_tickets()
 
-    def _single_kind(self, key: Any) -> Kind | None:
+    def _single_kind(self, key: Any) -> TableKind | None:
         if key == "":  # the empty name is that of the table of integer keys
             return None
         kind = self._mind.kinds.get(key if isinstance(key, str) else "")
-        fit = kind is not None and kind.single and (isinstance(key, str) or LEAST <= key <= MOST)
+        fit = kind is not None and kind.may_wait and (isinstance(key, str) or LEAST <= key <= MOST)
         return kind if fit and self._tasks.delay is None else None
 
     def _open_ticket(self, verb: str, key: Any, callback: Callable[[Any], Any] | None) -> Ticket:
@@ -477,10 +482,10 @@ class Store:
     # ---- inside: any keys -----------------------------------------------------------------------------------------
 
     def _push(
-        self, items: Sequence[tuple[Any, Any, Kind]], what: str, text: str, after: Sequence[Ticket],
+        self, items: Sequence[tuple[Any, Any, TableKind]], what: str, text: str, after: Sequence[Ticket],
         callback: Callable[[Any], Any] | None,
     ) -> Ticket:  # fmt: skip
-        parts: list[tuple[Kind, Route, Lanes]] = []
+        parts: list[tuple[TableKind, KeyRoute, Lanes]] = []
         for key, value, kind in items:
             route = self._route(kind, key)
             lanes = given.rows_of(kind, key, value, len(route.unique if route.inverse is None else route.inverse))
@@ -488,19 +493,19 @@ class Store:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(text, callback)
-        changes = self._mind.push(parts, ticket.number, what, self._at.place)
+        changes = self._mind.prepare_push(parts, ticket.number, what, self._at.place)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._finish_tickets()
         return ticket
 
-    def _route(self, kind: Kind, key: Any) -> Route:
+    def _route(self, kind: TableKind, key: Any) -> KeyRoute:
         if isinstance(key, str):
-            return self._mind.routes.tensor(kind.spec)
+            return self._mind.routes.route_of_tensor(kind.spec)
         keys = given.integer_keys([key] if isinstance(key, int) else key)
         given.check_bytes(kind.spec, len(keys))
-        return self._mind.routes.of("", keys)
+        return self._mind.routes.route_of("", keys)
 
-    def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> Kind:
+    def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> TableKind:
         if value is None:
             raise UsageError(f"push {given.describe_key(key)} without a value", "give the key and its value")
         asked = given.checked_function(reduce, "reduce") if reduce is not None else None
@@ -514,7 +519,7 @@ class Store:
             )
         return kind
 
-    def _kind_for_pull(self, key: Any) -> Kind:
+    def _kind_for_pull(self, key: Any) -> TableKind:
         kind = self._find_kind(key)
         if kind is None:
             what = f"key {given.describe_key(key)}" if key != "" else "integer keys"
@@ -523,23 +528,23 @@ class Store:
             )
         return kind
 
-    def _find_kind(self, key: Any) -> Kind | None:
+    def _find_kind(self, key: Any) -> TableKind | None:
         """Return the kind of a key, as this worker or the servers know it; None: it is unknown."""
         name = key if isinstance(key, str) else ""
         if name not in self._mind.kinds:
             ticket = self._own_ticket()
-            self._send(self._mind.describe(name, ticket))
+            self._send(self._mind.request_description(name, ticket))
             self._wait_internal(f"what {name!r} is", ticket)
         return self._mind.kinds.get(name)
 
-    def _make_kind(self, spec: TableSpec) -> Kind:
+    def _make_kind(self, spec: TableSpec) -> TableKind:
         new = spec.name not in self._mind.kinds
-        kind = self._mind.settle(spec)
+        kind = self._mind.settle_kind(spec)
         if new:
             self._functions.check(spec.reduce, kind.dtype, spec.width)
         return kind
 
-    def _read(self, read: Read, parts: Sequence[tuple[Any, Kind]], group: Sequence[Any] | None) -> Any:
+    def _read(self, read: TableRead, parts: Sequence[tuple[Any, TableKind]], group: Sequence[Any] | None) -> Any:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
             keys, lanes = result(want)
@@ -547,11 +552,11 @@ class Store:
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
         return dict(zip(group, found, strict=True)) if group is not None else found[0]
 
-    def _send_changes(self, changes: Sequence[Change]) -> None:
+    def _send_changes(self, changes: Sequence[TableChange]) -> None:
         for change in changes:
-            self._send(self._mind.send(change, self._at.place))
+            self._send(self._mind.send_change(change, self._at.place))
 
-    def _send(self, outs: Sequence[Out]) -> None:
+    def _send(self, outs: Sequence[ToServer]) -> None:
         for out in outs:
             self._servers.send(self.name, out.server, out.message, out.payload)
 
@@ -568,13 +573,13 @@ class Store:
 
     def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
         with self._lock:
-            shards = lambda: self._mind.waiting_for(ticket.number)  # noqa: E731
+            shards = lambda: self._mind.shards_waited_for(ticket.number)  # noqa: E731
             self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
         self._call_back()
         return ticket.result
 
     def _wait_internal(self, what: str, ticket: int) -> None:
-        self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.waiting_for(ticket))
+        self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.shards_waited_for(ticket))
         self._ended.remove(ticket)
 
     def _wait_for_space(self) -> None:
@@ -585,8 +590,8 @@ class Store:
     ) -> None:
         if not done():
             self._send(self._mind.flush())
-            servers = lambda: self._mind.leaders(shards())  # noqa: E731
-            self._waits.until(what, servers, lambda server: self._send([self._mind.ask(server)]), done, timeout)
+            servers = lambda: self._mind.leaders_of(shards())  # noqa: E731
+            self._waits.until(what, servers, lambda server: self._send([self._mind.wait_query(server)]), done, timeout)
 
     def _all_shards(self) -> set[int]:
         return set(range(self._spec.shards))
@@ -597,12 +602,12 @@ class Store:
         """Start a session with a server that is connected."""
         with self._lock:
             attach()
-            self._send(self._mind.anew(server, self._marked))
+            self._send(self._mind.start_session(server, self._marked))
 
     def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
         """Process a message of a server."""
         with self._lock:
-            self._send(self._mind.received(server, message, payload))
+            self._send(self._mind.on_server_message(server, message, payload))
             self._finish_tickets()
             self._waits.on_message(server, peer)
         self._call_back()
@@ -640,7 +645,7 @@ class Store:
             self._callbacks.pop(0)()
 
 
-def _row(kind: Kind, key: Any, value: Any) -> Lanes:
+def _row(kind: TableKind, key: Any, value: Any) -> Lanes:
     """Return the row of a push of one key; it shares the script's memory where its layout fits."""
     if (
         kind.joins_values

@@ -18,11 +18,11 @@ from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed
 from psctl.job.table_server_messages import TablesAt
 from psctl.process.user_functions import JobFunctions
-from psctl.ps.messages import IsNear
-from psctl.ps.table_messages import Back
-from psctl.ps.tables.server.held_answers import Send
-from psctl.ps.tables.server.table_server import TableMind
-from psctl.ps.tables.table_packing import Assembly, Room, in_parts, private
+from psctl.ps.messages import SharedMemoryAccepted
+from psctl.ps.outputs import ToWorker
+from psctl.ps.table_messages import AnswersRead
+from psctl.ps.tables.server.table_server import TableServer
+from psctl.ps.tables.table_packing import PayloadAssembly, Room, in_parts, private
 
 SHARDS = 4
 """Shards of a store within one process."""
@@ -83,9 +83,9 @@ class LocalServer:
         self.shards = SHARDS
         self.room: Room = private
         self.connections = self
-        self._mind = TableMind(0, JobFunctions(), SHARDS)
-        self._mind.assigned(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
-        self._mind.begin(restored=False)
+        self._mind = TableServer(0, JobFunctions(), SHARDS)
+        self._mind.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self._mind.start_shards(restored=False)
         self._queue: deque[tuple[Any, memoryview | None]] = deque()
         self._busy = False
         self._sessions: dict[str, StoreSession] = {}
@@ -102,8 +102,8 @@ class LocalServer:
         try:
             while self._queue:
                 asked, data = self._queue.popleft()
-                for answer in self._mind.received(0, asked, data if data is not None else NOTHING):
-                    assert isinstance(answer, Send), "there is no other server"
+                for answer in self._mind.on_worker_message(0, asked, data if data is not None else NOTHING):
+                    assert isinstance(answer, ToWorker), "there is no other server"
                     data = answer.payload if answer.payload is not None else NOTHING
                     self._sessions[answer.message.store].on_message(0, None, answer.message, data)
         finally:
@@ -132,7 +132,7 @@ class ServerState:
 
     def __init__(self) -> None:
         self.stores: set[str] = set()
-        self.parts = Assembly(LARGEST)
+        self.parts = PayloadAssembly(LARGEST)
         self.read = 0  # answers in the server's memory that were read
         self.owed = False  # the server was not told of the last of them
 
@@ -204,7 +204,7 @@ class RemoteServers:
         with self._lock:  # a thread that counted more sends later
             if state.owed:
                 state.owed = False
-                peer.send(Back(state.read), None)
+                peer.send(AnswersRead(state.read), None)
 
     # ---- the handler: each connection's reader thread ------------------------------------------------------------
 
@@ -224,7 +224,9 @@ class RemoteServers:
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Bring a whole message to its store."""
         state, lent = self._states[peer], None
-        if self._memory is not None and (isinstance(message, IsNear) or getattr(message, "at", None) is not None):
+        if self._memory is not None and (
+            isinstance(message, SharedMemoryAccepted) or getattr(message, "at", None) is not None
+        ):
             lent = self._memory.lent_bytes(peer, message)
             if lent is None:
                 return

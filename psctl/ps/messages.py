@@ -28,7 +28,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all kinds; the class's name is its tag on the wire."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class SharedRange(msgspec.Struct, frozen=True):
     """Bytes [offset, offset + size) of shared memory that the sender holds, by its number; see lent_buffers.py."""
 
     segment: int
@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True):
 # ---- a worker to a server ----------------------------------------------------------------------------------------
 
 
-class Begin(Message, frozen=True):
+class StartValues(Message, frozen=True):
     """Payload: start values of the shard, from byte `offset`. Rank 0 alone sends them."""
 
     shard: int
@@ -63,7 +63,7 @@ class Push(Message, frozen=True):
     weight: float
     present: bytes
     landed: int
-    at: Place | None = None
+    at: SharedRange | None = None
     size: int = -1
     covers: tuple[int, ...] = ()
 
@@ -101,7 +101,7 @@ class SaveNow(Message, frozen=True):
     version: int
 
 
-class Norms(Message, frozen=True):
+class NormsQuery(Message, frozen=True):
     """Send NormsOf of `clock` for each of your shards, once all pushes are in."""
 
     clock: int
@@ -120,13 +120,18 @@ class Pull(Message, frozen=True):
     have: list[int]
 
 
-class Why(Message, frozen=True):
-    """I have waited for the version that `clock` reads: who keeps you? Also proves that the server lives."""
+class WaitQuery(Message, frozen=True):
+    """Asks which workers keep the sender waiting; the answer (WaitAnswer) also proves that the server is alive.
+
+    Parameters: the sender waits for the version that `clock` reads. Tables: it waits until all of the group of `store`
+    have finished `clock` clocks.
+    """
 
     clock: int
+    store: str = ""
 
 
-class Aside(Message, frozen=True):
+class PutRankState(Message, frozen=True):
     """Payload: bytes of what travels beside the gradients (buffers, tracked state) at the start of `clock`.
 
     From byte `offset`, of `size` in all. To the primary of shard 0, which passes it down its chain. `rank`: whose;
@@ -139,14 +144,14 @@ class Aside(Message, frozen=True):
     rank: int = 0
 
 
-class AsideOf(Message, frozen=True):
+class RankStateQuery(Message, frozen=True):
     """Send that rank's Aside of `clock`, when it is there. To the primary of shard 0."""
 
     clock: int
     rank: int = 0
 
 
-class Near(Message, frozen=True):
+class SharedMemoryOffer(Message, frozen=True):
     """I hold shared memory of this number: if you can have it, we are on one host, and need not send bytes."""
 
     segment: int
@@ -155,17 +160,17 @@ class Near(Message, frozen=True):
 # ---- a worker to another of its host (host_sums.py) --------------------------------------------------------------
 
 
-class HandIn(Message, frozen=True):
+class HostPush(Message, frozen=True):
     """Take my gradients of this shard with you: they lie there, and stay until I hear that they are Pushed."""
 
     shard: int
     clock: int
     weight: float
     present: bytes
-    at: Place
+    at: SharedRange
 
 
-class Alone(Message, frozen=True):
+class PushAlone(Message, frozen=True):
     """A shard's gradients of a clock do not go together: each pushes his own."""
 
     shard: int
@@ -175,7 +180,7 @@ class Alone(Message, frozen=True):
 # ---- a server to a worker ----------------------------------------------------------------------------------------
 
 
-class IsNear(Message, frozen=True):
+class SharedMemoryAccepted(Message, frozen=True):
     """I have what your Near named: from now on say where bytes lie in it; I do the same with mine."""
 
 
@@ -186,7 +191,7 @@ class Leads(Message, frozen=True):
     shards: list[int]
 
 
-class Taken(Message, frozen=True):
+class PushStaged(Message, frozen=True):
     """The push of this clock is whole at the primary (or was, before). Its bytes must still be kept."""
 
     shard: int
@@ -200,7 +205,7 @@ class Pushed(Message, frozen=True):
     clock: int
 
 
-class NormsOf(Message, frozen=True):
+class NormsAnswer(Message, frozen=True):
     """Squares of the 2-norm of the joint gradient of each piece, in piece order; None where nobody had a gradient."""
 
     shard: int
@@ -221,7 +226,7 @@ class Values(Message, frozen=True):
     present: bytes
     clock: int
     clocks: int
-    at: Place | None = None
+    at: SharedRange | None = None
 
 
 class ValuesPart(Message, frozen=True):
@@ -232,7 +237,7 @@ class ValuesPart(Message, frozen=True):
     offset: int
 
 
-class AsideIs(Message, frozen=True):
+class RankStateAnswer(Message, frozen=True):
     """Answer to AsideOf. Payload: its bytes from `offset`, of `size` in all."""
 
     clock: int
@@ -240,18 +245,20 @@ class AsideIs(Message, frozen=True):
     offset: int
 
 
-class Because(Message, frozen=True):
-    """Answer to Why: these workers' pushes or step orders are missing (none: it is being worked on)."""
+class WaitAnswer(Message, frozen=True):
+    """Answer to WaitQuery: the ranks whose pushes, step orders or clocks are missing (none: they are being applied)."""
 
     clock: int
     workers: list[int]
+    store: str = ""
 
 
 class Refused(Message, frozen=True):
-    """The job cannot go on, and whose fault it is: two ranks asked for different steps, for example."""
+    """The job (tables: this store) cannot go on, for example because two ranks ordered different steps."""
 
     reason: str
     hint: str
+    store: str = ""
 
 
 # ---- a server to a server: the chain of one shard (chain.py) -----------------------------------------------------
@@ -293,14 +300,14 @@ class Forwarded(Message, frozen=True):
     missed: bool = False
 
 
-class Ask(Message, frozen=True):
+class ReplicaQuery(Message, frozen=True):
     """By assignment `epoch` you follow me: say what you have (Forwarded)."""
 
     shard: int
     epoch: int
 
 
-class CopyBegin(Message, frozen=True):
+class StateCopy(Message, frozen=True):
     """The whole state of the shard at `version` follows: `size` bytes in CopyParts, CopyEnd, then newer entries.
 
     `copy` names it; what its receiver had counts for nothing any more.
@@ -314,7 +321,7 @@ class CopyBegin(Message, frozen=True):
     copy: str
 
 
-class HandOver(Message, frozen=True):
+class LeadTransfer(Message, frozen=True):
     """What I had taken in and not applied at `version` follows, in CopyParts, then CopyEnd: you are the primary now."""
 
     shard: int
@@ -324,33 +331,54 @@ class HandOver(Message, frozen=True):
     head: bytes
 
 
-class CopyPart(Message, frozen=True):
+class StatePart(Message, frozen=True):
     """Payload: bytes of the CopyBegin or HandOver before it, from byte `offset`."""
 
     shard: int
     offset: int
 
 
-class CopyEnd(Message, frozen=True):
+class StateEnd(Message, frozen=True):
     """The CopyBegin or HandOver is whole."""
 
     shard: int
 
 
-class TookOver(Message, frozen=True):
+class LeadAccepted(Message, frozen=True):
     """I have your HandOver and lead the shard."""
 
     shard: int
     epoch: int
 
 
-FromWorker = Begin | Push | PushPart | Step | SaveNow | Norms | Pull | Why | Aside | AsideOf
-FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | Because | Refused | IsNear
-Between = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver | Aside
+FromWorker = (
+    StartValues | Push | PushPart | Step | SaveNow | NormsQuery | Pull | WaitQuery | PutRankState | RankStateQuery
+)
+FromServer = (
+    Leads
+    | PushStaged
+    | Pushed
+    | NormsAnswer
+    | Values
+    | ValuesPart
+    | RankStateAnswer
+    | WaitAnswer
+    | Refused
+    | SharedMemoryAccepted
+)
+BetweenServers = (
+    Forward
+    | ForwardPart
+    | Forwarded
+    | ReplicaQuery
+    | StateCopy
+    | LeadTransfer
+    | StatePart
+    | StateEnd
+    | LeadAccepted
+    | PutRankState
+)
 """What servers say to each other."""
 
-Beside = HandIn | Alone
+BetweenPeers = HostPush | PushAlone
 """What workers of one host say to each other."""
-
-Kinds = FromWorker | FromServer | Between | Near
-"""All that may travel on a connection of a server."""

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from psctl.ps.messages import Between, FromServer
-from psctl.ps.snapshot import Copied
+from psctl.ps.messages import Message
+from psctl.ps.snapshot import CopiedSlice
 
 
-class Send(msgspec.Struct, frozen=True):
-    """Send this to that worker; without a connection to it, drop it: it asks again.
+class ToWorker(msgspec.Struct, frozen=True):
+    """Send a message to a worker; without a connection to it, drop the message: the worker asks again.
 
-    The payload is not to be copied; see state.py, "No torn reads".
+    The payload is not copied and does not change before it is sent.
     """
 
     rank: int
-    message: FromServer
+    message: Any
+    """Of messages.FromServer or table_messages, or a SnapshotAnswer."""
     payload: memoryview | None = None
 
 
 class ToServer(msgspec.Struct, frozen=True):
-    """Send this to that server; without a connection to it, drop it: `server_joined` makes it good."""
+    """Send a message to a server; without a connection to it, drop the message: it is sent again on the next one.
+
+    The payload is not copied and does not change before it is sent.
+    """
 
     server: int
-    message: Between
+    message: Message
     payload: memoryview | None = None
 
 
@@ -32,23 +38,23 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     step: int
     shard: int
-    copied: list[Copied]
+    copied: list[CopiedSlice]
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadTables(msgspec.Struct, frozen=True):
     """Bring what the checkpoint has of this shard of all tables (TableMind.loaded)."""
 
     shard: int
 
 
-class Save(msgspec.Struct, frozen=True):
+class SaveSlices(msgspec.Struct, frozen=True):
     """Send these slices to the coordinator as this server's part of the checkpoint of `step`."""
 
     step: int
-    copied: list[Copied]
+    copied: list[CopiedSlice]
 
 
-class CaughtUp(msgspec.Struct, frozen=True):
+class ReplicaCaughtUp(msgspec.Struct, frozen=True):
     """Tell the coordinator: `server` holds all of the shard, and is kept so; it may join the chain at either end."""
 
     epoch: int
@@ -56,14 +62,14 @@ class CaughtUp(msgspec.Struct, frozen=True):
     server: int
 
 
-class HandedOver(msgspec.Struct, frozen=True):
+class LeadMoved(msgspec.Struct, frozen=True):
     """Tell the coordinator: the new primary leads the shard; workers may be told."""
 
     epoch: int
     shard: int
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldPushes(msgspec.Struct, frozen=True):
     """Tell the coordinator what is here of a worker that is gone, for each shard that this server leads.
 
     `clocks`: the last clock of it that is whole; `versions`: the shard's version. Under bsp the cut at c* (the least
@@ -79,9 +85,9 @@ class Held(msgspec.Struct, frozen=True):
     apart: dict[int, int] = {}
 
 
-ChainOutput = ToServer | CaughtUp | HandedOver
-Output = Send | Snapshot | ChainOutput
+ChainOutput = ToServer | ReplicaCaughtUp | LeadMoved
+Output = ToWorker | Snapshot | ChainOutput
 """Of one shard."""
 
-Instruction = Send | ToServer | Save | CaughtUp | HandedOver | Held
+Instruction = ToWorker | ToServer | SaveSlices | ReplicaCaughtUp | LeadMoved | HeldPushes
 """Of a server."""

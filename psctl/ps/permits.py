@@ -13,7 +13,7 @@ TELL: Direction = ("server", "worker")
 BETWEEN: Direction = ("server", "server")
 
 
-def _aside(sender: Member, message: say.Aside) -> str:
+def _aside(sender: Member, message: say.PutRankState) -> str:
     if sender.role == "worker" and message.rank != sender.rank:
         return f"the state of worker/{message.rank}"
     return "" if message.size >= 0 and message.offset >= 0 else "a size below 0"
@@ -29,39 +29,39 @@ def _chain() -> list[Permit]:
         Permit(say.Forward, (BETWEEN,), size=LAYOUTS, payload=LARGE),
         Permit(say.ForwardPart, (BETWEEN,), payload=LARGE),
         Permit(say.Forwarded, (BETWEEN,)),
-        Permit(say.Ask, (BETWEEN,)),
-        Permit(say.CopyBegin, (BETWEEN,), size=LAYOUTS),
-        Permit(say.HandOver, (BETWEEN,), size=LAYOUTS),
-        Permit(say.CopyPart, (BETWEEN,), payload=LARGE),
-        Permit(say.CopyEnd, (BETWEEN,)),
-        Permit(say.TookOver, (BETWEEN,)),
+        Permit(say.ReplicaQuery, (BETWEEN,)),
+        Permit(say.StateCopy, (BETWEEN,), size=LAYOUTS),
+        Permit(say.LeadTransfer, (BETWEEN,), size=LAYOUTS),
+        Permit(say.StatePart, (BETWEEN,), payload=LARGE),
+        Permit(say.StateEnd, (BETWEEN,)),
+        Permit(say.LeadAccepted, (BETWEEN,)),
     ]
 
 
 PARAMETERS = Permits(
     [
         # ---- a worker to a server
-        Permit(say.Begin, (ASK,), rank=0, payload=LARGE),
+        Permit(say.StartValues, (ASK,), rank=0, payload=LARGE),
         Permit(say.Push, (ASK,), size=LISTS, payload=LARGE, check=_push),
         Permit(say.PushPart, (ASK,), payload=LARGE),
         Permit(say.Step, (ASK,), size=LISTS),
         Permit(say.SaveNow, (ASK,)),
-        Permit(say.Norms, (ASK,)),
+        Permit(say.NormsQuery, (ASK,)),
         Permit(say.Pull, (ASK,), size=LISTS),
-        Permit(say.Why, (ASK,)),
-        Permit(say.Aside, (ASK, BETWEEN), payload=LARGE, check=_aside),
-        Permit(say.AsideOf, (ASK,)),
-        Permit(say.Near, (ASK,)),
+        Permit(say.WaitQuery, (ASK,)),
+        Permit(say.PutRankState, (ASK, BETWEEN), payload=LARGE, check=_aside),
+        Permit(say.RankStateQuery, (ASK,)),
+        Permit(say.SharedMemoryOffer, (ASK,)),
         # ---- a server to a worker
-        Permit(say.IsNear, (TELL,)),
+        Permit(say.SharedMemoryAccepted, (TELL,)),
         Permit(say.Leads, (TELL,), size=LISTS),
-        Permit(say.Taken, (TELL,)),
+        Permit(say.PushStaged, (TELL,)),
         Permit(say.Pushed, (TELL,)),
-        Permit(say.NormsOf, (TELL,), size=LISTS),
+        Permit(say.NormsAnswer, (TELL,), size=LISTS),
         Permit(say.Values, (TELL,), size=LISTS, payload=LARGE),
         Permit(say.ValuesPart, (TELL,), payload=LARGE),
-        Permit(say.AsideIs, (TELL,), payload=PART),
-        Permit(say.Because, (TELL,), size=LISTS),
+        Permit(say.RankStateAnswer, (TELL,), payload=PART),
+        Permit(say.WaitAnswer, (TELL,), size=LISTS),
         Permit(say.Refused, (TELL,)),
         *_chain(),
     ]
@@ -71,26 +71,26 @@ PARAMETERS = Permits(
 TABLES = Permits(
     [
         # ---- a worker to a server
-        Permit(of_tables.Open, (ASK,), size=LISTS),
+        Permit(of_tables.OpenStore, (ASK,), size=LISTS),
         Permit(of_tables.Update, (ASK,), size=LAYOUTS, payload=LARGE),
-        Permit(of_tables.Advance, (ASK,), size=LISTS),
-        Permit(of_tables.Mark, (ASK,), size=LISTS),
+        Permit(of_tables.FinishClock, (ASK,), size=LISTS),
+        Permit(of_tables.MarkStep, (ASK,), size=LISTS),
         Permit(of_tables.Fetch, (ASK,), size=LAYOUTS, payload=LARGE),
-        Permit(of_tables.Describe, (ASK,), size=LISTS),
+        Permit(of_tables.DescribeTable, (ASK,), size=LISTS),
         Permit(of_tables.More, (ASK, TELL), payload=LARGE),
-        Permit(of_tables.Back, (ASK,)),
-        Permit(of_tables.Why, (ASK,)),
-        Permit(say.Near, (ASK,)),
+        Permit(of_tables.AnswersRead, (ASK,)),
+        Permit(say.WaitQuery, (ASK,)),
+        Permit(say.SharedMemoryOffer, (ASK,)),
         # ---- a server to a worker
-        Permit(say.IsNear, (TELL,)),
-        Permit(of_tables.Leads, (TELL,), size=LISTS),
+        Permit(say.SharedMemoryAccepted, (TELL,)),
+        Permit(of_tables.StoreLeads, (TELL,), size=LISTS),
         Permit(of_tables.Done, (TELL,), size=LISTS),
         Permit(of_tables.Fetched, (TELL,), size=LAYOUTS, payload=LARGE),
-        Permit(of_tables.Described, (TELL,), size=LISTS),
-        Permit(of_tables.Advanced, (TELL,), size=LISTS),
+        Permit(of_tables.TableDescribed, (TELL,), size=LISTS),
+        Permit(of_tables.ClocksFinished, (TELL,), size=LISTS),
         Permit(of_tables.KeysUnknown, (TELL,)),
-        Permit(of_tables.Because, (TELL,), size=LISTS),
-        Permit(of_tables.Refused, (TELL,)),
+        Permit(say.WaitAnswer, (TELL,), size=LISTS),
+        Permit(say.Refused, (TELL,)),
         *_chain(),
     ]
 )

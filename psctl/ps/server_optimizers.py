@@ -111,7 +111,7 @@ class PieceOptimizer:
                 given.append({"params": ours, **settings(group)})
         self._optimizer = _build(layout.optimizer, given) if given else None
 
-    def point_to(self, values: torch.Tensor) -> None:
+    def set_values(self, values: torch.Tensor) -> None:
         """Let the pieces be views of another buffer; the state stays."""
         for parameter, piece in zip(self._parameters, self._held, strict=True):
             parameter.data = _view(values, piece)

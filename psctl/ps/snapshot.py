@@ -17,14 +17,14 @@ from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
 from psctl.types import Layout, TensorSlice
 
 
-class Copied(msgspec.Struct, frozen=True):
+class CopiedSlice(msgspec.Struct, frozen=True):
     """One slice and its bytes, which nobody changes any more."""
 
     slice: TensorSlice
     data: memoryview
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedSlice(msgspec.Struct, frozen=True):
     """One slice to ask for: `key` "" is the parameter itself, else the optimizer's state of that name."""
 
     slice: TensorSlice
@@ -37,9 +37,11 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def copy_shard(layout: Layout, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer) -> list[Copied]:
+def copy_shard(
+    layout: Layout, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer
+) -> list[CopiedSlice]:
     """Copy a shard's parameters and optimizer state as they are now."""
-    copied: list[Copied] = []
+    copied: list[CopiedSlice] = []
     for index, piece in enumerate(held):
         info = layout.parameters[piece.parameter]
         states = {f"param/{info.name}": values.narrow(0, piece.at.start, len(piece.at))}
@@ -48,15 +50,17 @@ def copy_shard(layout: Layout, held: Sequence[Piece], values: torch.Tensor, opti
             (scalars if key in SCALARS else states)[f"optim/{info.name}/{key}"] = tensor
         for name, tensor in states.items():
             where = TensorSlice(name, dtype_name(tensor), info.shape, piece.within.start, piece.within.stop)
-            copied.append(Copied(where, bytes_view(tensor.clone())))
+            copied.append(CopiedSlice(where, bytes_view(tensor.clone())))
         if piece.within.start == 0:
             for name, tensor in scalars.items():
                 where = TensorSlice(name, dtype_name(tensor), (), 0, 1)
-                copied.append(Copied(where, bytes_view(tensor.clone().reshape(1))))
+                copied.append(CopiedSlice(where, bytes_view(tensor.clone().reshape(1))))
     return copied
 
 
-def wanted_slices(layout: Layout, held: Sequence[Piece], saved: Mapping[str, Sequence[TensorSlice]]) -> list[Wanted]:
+def wanted_slices(
+    layout: Layout, held: Sequence[Piece], saved: Mapping[str, Sequence[TensorSlice]]
+) -> list[WantedSlice]:
     """Return what a shard needs of a checkpoint.
 
     Args:
@@ -64,14 +68,14 @@ def wanted_slices(layout: Layout, held: Sequence[Piece], saved: Mapping[str, Seq
         held: the shard's pieces.
         saved: the checkpoint's whole tensors by parameter name, as `by_parameter` sorts them.
     """
-    wanted: list[Wanted] = []
+    wanted: list[WantedSlice] = []
     for index, piece in enumerate(held):
         info = layout.parameters[piece.parameter]
         for tensor in saved.get(info.name, ()):
             key = "" if tensor.name.startswith("param/") else tensor.name.rpartition("/")[2]
             start, stop = (0, 1) if key in SCALARS else (piece.within.start, piece.within.stop)
             part = TensorSlice(tensor.name, tensor.dtype, tensor.shape, start, stop)
-            wanted.append(Wanted(part, index, key))
+            wanted.append(WantedSlice(part, index, key))
     return wanted
 
 
@@ -107,16 +111,16 @@ def check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint
             )
 
 
-class Loading:
+class ShardLoading:
     """The slices of one shard while their bytes come in."""
 
-    def __init__(self, wanted: Sequence[Wanted]) -> None:
+    def __init__(self, wanted: Sequence[WantedSlice]) -> None:
         self._wanted = wanted
         self._tensors = [
             torch.empty(one.slice.stop - one.slice.start, dtype=torch_dtype(one.slice.dtype)) for one in wanted
         ]
 
-    def place(self, index: int) -> memoryview:
+    def buffer_of(self, index: int) -> memoryview:
         """Return the memory of wanted slice `index`."""
         return bytes_view(self._tensors[index])
 

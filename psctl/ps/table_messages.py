@@ -30,32 +30,27 @@ from typing import Annotated, Literal
 import msgspec
 
 from psctl.ps.messages import (
-    Ask,
-    CopyBegin,
-    CopyEnd,
-    CopyPart,
     Forward,
     Forwarded,
     ForwardPart,
-    HandOver,
-    IsNear,
-    Near,
-    Place,
-    TookOver,
+    LeadAccepted,
+    LeadTransfer,
+    Message,
+    ReplicaQuery,
+    SharedRange,
+    StateCopy,
+    StateEnd,
+    StatePart,
 )
 from psctl.types import MOST_RANKS, Count, Name, Shape
 
-Rows = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
+RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 """How many rows a section is of; -1: all that there are."""
 
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all kinds; the class's name is its tag on the wire."""
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -106,7 +101,7 @@ class StoreSpec(msgspec.Struct, frozen=True):
     shards: Count
 
 
-class Section(msgspec.Struct, frozen=True):
+class UpdateSection(msgspec.Struct, frozen=True):
     """What an Update does in one shard to one table. `digest`: hash of the whole key list, which then is not sent.
 
     `push` joins rows, `start` sets rows that are not there yet, `call` runs `function` on rows (count -1: on all).
@@ -116,7 +111,7 @@ class Section(msgspec.Struct, frozen=True):
 
     shard: Count
     table: Name
-    count: Rows
+    count: RowCount
     what: Literal["push", "start", "call"] = "push"
     spec: TableSpec | None = None
     digest: Digest = b""
@@ -125,7 +120,7 @@ class Section(msgspec.Struct, frozen=True):
     numbered: bool = False
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ReadSection(msgspec.Struct, frozen=True):
     """What a Fetch wants of one shard and table: `count` keys; or (count -1) the rows there are of a range of keys.
 
     The range is start, start + step ... below stop.
@@ -133,14 +128,14 @@ class Asked(msgspec.Struct, frozen=True):
 
     shard: Count
     table: Name
-    count: Rows
+    count: RowCount
     start: int = 0
     stop: int = 0
     step: Annotated[int, msgspec.Meta(ge=1)] = 1
     digest: Digest = b""
 
 
-class Given(msgspec.Struct, frozen=True):
+class AnswerSection(msgspec.Struct, frozen=True):
     """What a Fetched holds of one shard and table; `keys`: the keys are in the payload too.
 
     The rows hold all updates of `clock` clocks of everyone, and this worker's own up to `sequence`.
@@ -154,7 +149,7 @@ class Given(msgspec.Struct, frozen=True):
     keys: bool = False
 
 
-class ShardAt(msgspec.Struct, frozen=True):
+class ShardProgress(msgspec.Struct, frozen=True):
     """How far a shard is: `clock`: clocks that all have finished; `own`: that this worker has; `sequence`: its last.
 
     A worker that took the place of another begins where that one was.
@@ -169,7 +164,7 @@ class ShardAt(msgspec.Struct, frozen=True):
 # ---- a worker to a server ----------------------------------------------------------------------------------------
 
 
-class Open(Message, frozen=True):
+class OpenStore(Message, frozen=True):
     """Take part in a store, or begin a new session with it. Answered by Leads.
 
     `step`: the newest step at whose end this worker has passed the place where checkpoints are taken (Mark). `after`:
@@ -193,12 +188,12 @@ class Update(Message, frozen=True):
     term: int
     sequence: int
     clock: int
-    sections: list[Section]
+    sections: list[UpdateSection]
     size: int
-    at: Place | None = None
+    at: SharedRange | None = None
 
 
-class Advance(Message, frozen=True):
+class FinishClock(Message, frozen=True):
     """This worker has finished `clock` clocks: what it pushed in them to these shards was sent before."""
 
     store: str
@@ -209,7 +204,7 @@ class Advance(Message, frozen=True):
     clock: int
 
 
-class Mark(Message, frozen=True):
+class MarkStep(Message, frozen=True):
     """What this worker pushed before belongs into the checkpoint of `step`, what it pushes from now on does not."""
 
     store: str
@@ -228,11 +223,11 @@ class Fetch(Message, frozen=True):
     term: int
     ticket: int
     clock: int
-    sections: list[Asked]
+    sections: list[ReadSection]
     size: int
 
 
-class Describe(Message, frozen=True):
+class DescribeTable(Message, frozen=True):
     """What is this table, by these shards?"""
 
     store: str
@@ -249,23 +244,16 @@ class More(Message, frozen=True):
     offset: int
 
 
-class Back(Message, frozen=True):
+class AnswersRead(Message, frozen=True):
     """Of the answers that this server has lent on this connection, so many are read."""
 
     answers: int
 
 
-class Why(Message, frozen=True):
-    """I wait for `clock` clocks of all: who keeps me?"""
-
-    store: str
-    clock: int
-
-
 # ---- a server to a worker ----------------------------------------------------------------------------------------
 
 
-class Leads(Message, frozen=True):
+class StoreLeads(Message, frozen=True):
     """By assignment `epoch` I lead these shards: send what is outstanding for them, all of it, in order.
 
     `term` counts how often I came to lead a shard; you say the newest that you know in all that you send.
@@ -275,7 +263,7 @@ class Leads(Message, frozen=True):
     session: int
     epoch: int
     term: int
-    shards: list[ShardAt]
+    shards: list[ShardProgress]
 
 
 class Done(Message, frozen=True):
@@ -292,12 +280,12 @@ class Fetched(Message, frozen=True):
 
     store: str
     ticket: int
-    sections: list[Given]
+    sections: list[AnswerSection]
     size: int
-    at: Place | None = None
+    at: SharedRange | None = None
 
 
-class Described(Message, frozen=True):
+class TableDescribed(Message, frozen=True):
     """Answer to Describe; None: it is not in these shards."""
 
     store: str
@@ -306,7 +294,7 @@ class Described(Message, frozen=True):
     spec: TableSpec | None
 
 
-class Advanced(Message, frozen=True):
+class ClocksFinished(Message, frozen=True):
     """All of the group have finished `clock` clocks, and their updates are in these shards."""
 
     store: str
@@ -321,30 +309,7 @@ class KeysUnknown(Message, frozen=True):
     session: int
 
 
-class Because(Message, frozen=True):
-    """Answer to Why: these workers have not finished so many clocks."""
-
-    store: str
-    clock: int
-    workers: list[int]
-
-
-class Refused(Message, frozen=True):
-    """It cannot be done, and whose fault it is. From now on nothing is done in this store."""
-
-    store: str
-    reason: str
-    hint: str
-
-
-FromWorker = Open | Update | Advance | Mark | Fetch | Describe | More | Why | Back | Near
-FromServer = Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More | IsNear
-TableBetween = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
-"""What servers say to each other of a shard's chain."""
-
-TableKinds = (
-    Open | Update | Advance | Mark | Fetch | Describe | More | Why | Back | Near
-    | Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | IsNear
-    | Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
-)  # fmt: skip
-"""All that may travel on a connection of a server's tables."""
+TableBetween = (
+    Forward | ForwardPart | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | StateEnd | LeadAccepted
+)
+"""What servers send to each other about a shard's chain."""

@@ -19,14 +19,14 @@ from psctl.client.server_connections import Dial, Unreachable
 from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.errors import ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
-from psctl.ps.dense.server.dense_server import LEDGER, ServerMind
-from psctl.ps.messages import Near, Step
-from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
+from psctl.ps.dense.server.dense_server import LEDGER, DenseServer
+from psctl.ps.messages import SharedMemoryOffer, Step
+from psctl.ps.outputs import HeldPushes, Instruction, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.server.peer_connections import MemberKey, PeerConnections
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Assignment, Member
 
-DenseReport = CaughtUp | HandedOver | Held | ProtocolViolation
+DenseReport = ReplicaCaughtUp | LeadMoved | HeldPushes | ProtocolViolation
 """A message for the coordinator."""
 
 
@@ -50,19 +50,19 @@ class DenseConnections(PeerConnections):
     """
 
     def __init__(
-        self, me: Member, save: Callable[[Save], None], report: Callable[[DenseReport], None],
+        self, me: Member, save: Callable[[SaveSlices], None], report: Callable[[DenseReport], None],
         sharing: SharedBuffers | None, dial: Dial | None, unreachable: Unreachable,
     ) -> None:  # fmt: skip
         super().__init__(me, report, dial, unreachable)
         self.sharing = sharing or private_buffers(me)
         self._save = save
-        self._mind: ServerMind
+        self._mind: DenseServer
         self._steps = threading.Lock()
         self._locks = ShardLocks()
 
     def make_shards(
-        self, make: Callable[[Callable[[int], AbstractContextManager[object]]], ServerMind], shards: int
-    ) -> ServerMind:
+        self, make: Callable[[Callable[[int], AbstractContextManager[object]]], DenseServer], shards: int
+    ) -> DenseServer:
         """Make the state machine with the locks of this object; the first assignment opens the connections.
 
         Args:
@@ -77,21 +77,21 @@ class DenseConnections(PeerConnections):
         """Adopt a new assignment; one that is not newer than the newest changes nothing."""
         if self.accept_members(assignment.epoch, assignment.servers):
             ranks = {at.rank for at in assignment.servers}
-            self.follow(self._mind.assigned(assignment.epoch, assignment.chains, assignment.copies, ranks))
+            self.follow(self._mind.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
             self.open(assignment.servers)
 
     def follow(self, instructions: Sequence[Instruction]) -> None:
         """Do what the state machine returned. A member without a connection gets its message anew when it is back."""
         for instruction in instructions:
             match instruction:
-                case Send():
+                case ToWorker():
                     peer = self.peers.get(("worker", instruction.rank))
                 case ToServer():
                     peer = self.peers.get(("server", instruction.server))
-                case Save():
+                case SaveSlices():
                     self._save(instruction)
                     continue
-                case CaughtUp() | HandedOver() | Held():
+                case ReplicaCaughtUp() | LeadMoved() | HeldPushes():
                     self._report(instruction)
                     continue
             if peer is not None:
@@ -102,32 +102,36 @@ class DenseConnections(PeerConnections):
     def start_session(self, peer: PeerConnection) -> None:
         self.use(peer)
         rank = peer.member.rank
-        self.follow(self._mind.joined(rank) if peer.member.role == "worker" else self._mind.server_joined(rank))
+        self.follow(
+            self._mind.on_worker_connected(rank)
+            if peer.member.role == "worker"
+            else self._mind.on_server_connected(rank)
+        )
 
     def end_session(self, peer: PeerConnection) -> None:
         if peer.member.role == "worker":
             self.sharing.forget(peer.member)
-            self._mind.lost(peer.member.rank)
+            self._mind.on_worker_disconnected(peer.member.rank)
         else:
-            self.follow(self._mind.server_lost(peer.member.rank))
+            self.follow(self._mind.on_server_disconnected(peer.member.rank))
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         role, rank = self._key_of(peer)
         if role == "worker":
-            return self._mind.place(rank, message, size)
-        return self._mind.place_from(rank, message, size)
+            return self._mind.receive_buffer_for(rank, message, size)
+        return self._mind.replica_buffer_for(rank, message, size)
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
         size = 0 if payload is None else len(payload)
         lent = self.sharing.lent_bytes(peer, message)
-        if isinstance(message, Near):
+        if isinstance(message, SharedMemoryOffer):
             return
         with self._in_order(message):
             if role == "worker":
-                self.follow(self._mind.received(rank, message, size, lent))
+                self.follow(self._mind.on_worker_message(rank, message, size, lent))
             else:
-                self.follow(self._mind.received_from(rank, message, size))
+                self.follow(self._mind.on_server_message(rank, message, size))
 
     def _in_order(self, message: Any) -> AbstractContextManager[object]:
         """Return what to hold from a message's arrival until all that follows from it is queued."""

@@ -40,13 +40,13 @@ from psctl.process import lifeline
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.rejected_connections import RejectionLog
-from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.messages import PART
-from psctl.ps.outputs import CaughtUp, HandedOver, Held, Save
+from psctl.ps.outputs import HeldPushes, LeadMoved, ReplicaCaughtUp, SaveSlices
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.server_optimizers import scalars, warm_up
-from psctl.ps.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
+from psctl.ps.snapshot import ShardLoading, WantedSlice, by_parameter, check_shapes, wanted_slices
 from psctl.server.dense_connections import DenseConnections, DenseReport
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.table_connections import TableConnections
@@ -85,23 +85,25 @@ class Server:
 
     def __init__(
         self, me: Member, dial: Dial | None = None, sharing: SharedBuffers | None = None,
-        make_tables: Callable[[Callable[[Save], None]], TableConnections] | None = None,
+        make_tables: Callable[[Callable[[SaveSlices], None]], TableConnections] | None = None,
     ) -> None:  # fmt: skip
         self.me = me
         self.tables = make_tables(self._save_tables_later) if make_tables is not None else None
         self.dense = DenseConnections(me, self._save_later, self._report, sharing, dial, self._report_unreachable)
         self._early: list[Membership] = []  # arrived before the decision
         self._gone: dict[int, int] = {}  # worker -> its lost incarnation
-        self.mind: ServerMind | None = None
+        self.mind: DenseServer | None = None
         self._changed = threading.Condition()
         self._coordinator: CoordinatorConnection | None = None
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._ending: str | None = None
         self._failed = False
-        self._loadings: list[tuple[int, int, Loading]] = []  # for each wanted slice: shard, index in it, where
+        self._loadings: list[tuple[int, int, ShardLoading]] = []  # for each wanted slice: shard, index in it, where
         self._load_end: LoadEnd | None = None
-        self._saves: queue.SimpleQueue[tuple[Save, bool] | None] = queue.SimpleQueue()  # True: of tables; None: the end
+        self._saves: queue.SimpleQueue[tuple[SaveSlices, bool] | None] = (
+            queue.SimpleQueue()
+        )  # True: of tables; None: the end
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Server:
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
         sharing = self.dense.sharing
         mind = self.dense.make_shards(
-            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, sharing, restored=restored),
+            lambda guard: DenseServer(terms, decision.shards, self.me.rank, guard, sharing, restored=restored),
             len(decision.shards),
         )
         self.dense.assign(decision.assignment)
@@ -162,9 +164,9 @@ class Server:
             self._load(mind, wanted, resume.checkpoint)
         self._wait_for(lambda: None)
 
-    def _load(self, mind: ServerMind, wanted: dict[int, list[Wanted]], checkpoint: str) -> None:
+    def _load(self, mind: DenseServer, wanted: dict[int, list[WantedSlice]], checkpoint: str) -> None:
         """Ask for the slices, wait until they have arrived, and load them into the shards."""
-        loadings = {index: Loading(slices) for index, slices in wanted.items()}
+        loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
         self._loadings = [(shard, at, loadings[shard]) for shard, slices in wanted.items() for at in range(len(slices))]
         slices = [want.slice for found in wanted.values() for want in found]
         assert self._coordinator is not None
@@ -175,7 +177,7 @@ class Server:
         if end.problem:
             raise CheckpointCorrupt(f"{checkpoint}: {end.problem}", where=checkpoint)
         self._loadings = []
-        self.dense.follow(mind.loaded(loadings))
+        self.dense.follow(mind.on_loaded(loadings))
 
     def _wait_for(self, found: Callable[[], Any]) -> Any:
         """Return what `found` finds, sending beats while it is None; None when the server is to end."""
@@ -214,11 +216,11 @@ class Server:
             case WorkerGone():
                 self._gone[message.rank] = message.incarnation
                 self.dense.end_worker(message.rank, message.incarnation)
-                self.dense.follow(mind.gone(message.rank))
+                self.dense.follow(mind.on_worker_lost(message.rank))
             case CountUntil():
                 self.dense.follow(mind.count_until(message.rank, message.clock))
             case Members():
-                self.dense.follow(mind.members(message.clock, message.ranks))
+                self.dense.follow(mind.set_members(message.clock, message.ranks))
 
     def _report(self, report: DenseReport) -> None:
         """Send the coordinator a report of the connections or the shards."""
@@ -227,11 +229,11 @@ class Server:
             case ProtocolViolation():
                 print(f"psctl: {self.me} refused {report.member}: {report.reason}", file=sys.stderr, flush=True)
                 self._coordinator.send(report)
-            case CaughtUp():
+            case ReplicaCaughtUp():
                 self._coordinator.send(ShardCaughtUp(report.epoch, report.shard, report.server))
-            case HandedOver():
+            case LeadMoved():
                 self._coordinator.send(ShardHandedOver(report.epoch, report.shard))
-            case Held():
+            case HeldPushes():
                 incarnation = self._gone[report.rank]
                 held = LostWorkerClocks(
                     report.rank, incarnation, report.clocks, report.versions, report.aside, report.apart
@@ -244,10 +246,10 @@ class Server:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _save_later(self, save: Save) -> None:
+    def _save_later(self, save: SaveSlices) -> None:
         self._saves.put((save, False))
 
-    def _save_tables_later(self, save: Save) -> None:
+    def _save_tables_later(self, save: SaveSlices) -> None:
         self._saves.put((save, True))
 
     def _stream_saves(self) -> None:
@@ -271,7 +273,7 @@ class Server:
         if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
             return None
         _, at, loading = self._loadings[message.index]
-        whole = loading.place(at)
+        whole = loading.buffer_of(at)
         if message.offset < 0 or message.offset + size > len(whole):
             return None
         return whole[message.offset : message.offset + size]
@@ -313,7 +315,7 @@ class Server:
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
 
-def stream_save(coordinator: CoordinatorConnection, save: Save, *, tables: bool = False) -> None:
+def stream_save(coordinator: CoordinatorConnection, save: SaveSlices, *, tables: bool = False) -> None:
     """Send a server's part of a checkpoint to the coordinator, at the pace of the network.
 
     Raises:
@@ -350,7 +352,7 @@ def serve(orders: ProcessOrders) -> int:
     def dialler(kinds: Any) -> Dial:
         return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
 
-    def make_tables(save: Callable[[Save], None]) -> TableConnections:
+    def make_tables(save: Callable[[SaveSlices], None]) -> TableConnections:
         memory = SharedRows(segments)
         return TableConnections(
             orders.member, dialler(TABLES), lambda tables: accept(TABLES, tables), save, memory, orders.folder

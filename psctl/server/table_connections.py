@@ -34,15 +34,15 @@ from psctl.job.table_server_messages import (
     TablesSave,
 )
 from psctl.process.user_functions import JobFunctions
-from psctl.ps.messages import Near
-from psctl.ps.outputs import CaughtUp, HandedOver, Load, Save, ToServer
+from psctl.ps.messages import SharedMemoryOffer
+from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.pieces import bytes_view
-from psctl.ps.table_messages import Back
-from psctl.ps.tables.server.held_answers import READERS, Send
+from psctl.ps.table_messages import AnswersRead
+from psctl.ps.tables.server.held_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
-from psctl.ps.tables.server.snapshot_reads import Look, Seen
-from psctl.ps.tables.server.table_server import Output, TableMind
-from psctl.ps.tables.table_packing import Assembly, in_parts, private
+from psctl.ps.tables.server.snapshot_reads import SnapshotAnswer, SnapshotRead
+from psctl.ps.tables.server.table_server import TableOutput, TableServer
+from psctl.ps.tables.table_packing import PayloadAssembly, in_parts, private
 from psctl.ps.tables.table_state import FOREVER, last_of
 from psctl.server.peer_connections import PeerConnections
 from psctl.transport.peer_connection import PeerConnection
@@ -66,13 +66,13 @@ class TableConnections(PeerConnections):
 
     def __init__(
         self, me: Member, dial: Dial, listen: Callable[[PeerConnections], Address] | None = None,
-        save: Callable[[Save], Any] = lambda part: None, memory: SharedRows | None = None, folder: str = "",
+        save: Callable[[SaveSlices], Any] = lambda part: None, memory: SharedRows | None = None, folder: str = "",
     ) -> None:  # fmt: skip
         super().__init__(me, self._report_violation, dial, self._report_unreachable)
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
         self._tell: Callable[..., Any] = lambda *message: None
-        self._mind: TableMind | None = None
-        self._parts: dict[PeerConnection, Assembly] = {}
+        self._mind: TableServer | None = None
+        self._parts: dict[PeerConnection, PayloadAssembly] = {}
         self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
         self._back: dict[int, int] = {}  # by worker: how many it has read
         self._saved: list[TensorSlice] = []
@@ -97,9 +97,9 @@ class TableConnections(PeerConnections):
             case TablesAssigned():
                 self.assign(message)
             case TablesSave():
-                self._run(lambda mind: mind.save(message.step))
+                self._run(lambda mind: mind.request_checkpoint(message.step))
             case ReadWanted():
-                self._read(Look((message.ticket, message.host), message.store, message.names, message.keys))
+                self._read(SnapshotRead((message.ticket, message.host), message.store, message.names, message.keys))
             case LoadEnd() if message.ticket >= FIRST_TICKET:
                 self._loaded(message)
             case WorkerGone():
@@ -110,7 +110,7 @@ class TableConnections(PeerConnections):
                 return False
             case Members():
                 self._gone = {rank: self._last.get(rank, FOREVER) for rank in self._world - set(message.ranks)}
-                self._run(lambda mind: mind.leave(self._gone))
+                self._run(lambda mind: mind.remove_workers(self._gone))
                 return False
             case _:
                 return False
@@ -126,13 +126,13 @@ class TableConnections(PeerConnections):
             if self._mind is None:
                 keep_freed_memory()
                 room = private if self._memory is None else self._memory.allocate
-                self._mind = TableMind(self.me.rank, JobFunctions(self._folder), len(new.chains), room)
+                self._mind = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), room)
             alive = [at.rank for at in new.servers]
-            self._follow(self._mind.assigned(new.epoch, new.chains, new.copies, alive))
+            self._follow(self._mind.on_assignment(new.epoch, new.chains, new.copies, alive))
             if message.begins:
-                self._follow(self._mind.begin(restored=bool(message.saved)))
+                self._follow(self._mind.start_shards(restored=bool(message.saved)))
             if self._gone:  # a server that joins late was sent their loss before
-                self._follow(self._mind.leave(self._gone))
+                self._follow(self._mind.remove_workers(self._gone))
         self.open(new.servers)
 
     def end_worker(self, rank: int, incarnation: int) -> None:
@@ -163,18 +163,18 @@ class TableConnections(PeerConnections):
         if message.problem:
             raise ConnectionFailed(f"the tables of the checkpoint could not be read: {message.problem}")
         tensors = {each.name: tensor.reshape(each.shape) for each, tensor in loading}
-        self._run(lambda mind: mind.loaded(message.ticket - FIRST_TICKET, tensors))
+        self._run(lambda mind: mind.on_loaded(message.ticket - FIRST_TICKET, tensors))
 
-    def _read(self, look: Look) -> None:
+    def _read(self, look: SnapshotRead) -> None:
         """Answer a reader outside the job."""
         with self._lock:
             if self._mind is None or self._closed:
-                self._tell(read_rows(Seen(look, -1, 0, [], [], [], [])))
+                self._tell(read_rows(SnapshotAnswer(look, -1, 0, [], [], [], [])))
                 return
-            self._mind.readers.look(look, self._mind.epoch)
-            self._follow(self._mind.told())
+            self._mind.snapshot_reads.on_read(look, self._mind.epoch)
+            self._follow(self._mind.release_outputs())
 
-    def _run(self, step: Callable[[TableMind], Sequence[Output]]) -> None:
+    def _run(self, step: Callable[[TableServer], Sequence[TableOutput]]) -> None:
         with self._lock:
             if self._mind is not None:
                 self._follow(step(self._mind))
@@ -192,12 +192,12 @@ class TableConnections(PeerConnections):
         with self._lock:
             self.use(peer)
             assert self._mind is not None, "connections are used from the first assignment on"
-            self._parts[peer] = Assembly()
+            self._parts[peer] = PayloadAssembly()
             if peer.member.role == "server":
-                self._follow(self._mind.server_joined(rank))
+                self._follow(self._mind.on_server_connected(rank))
             else:  # a worker that connects again reads nothing of its former connection any more
                 self._lent[rank], self._back[rank] = deque(), 0
-                self._mind.lost(rank)
+                self._mind.on_worker_disconnected(rank)
 
     def end_session(self, peer: PeerConnection) -> None:
         """Forget a connection; what arrived on it stays, and so does the memory that a worker may be reading."""
@@ -208,34 +208,34 @@ class TableConnections(PeerConnections):
             if self._mind is None or self._closed:
                 return
             if peer.member.role == "server":
-                self._follow(self._mind.server_lost(peer.member.rank))
+                self._follow(self._mind.on_server_disconnected(peer.member.rank))
             else:
-                self._mind.lost(peer.member.rank)
+                self._mind.on_worker_disconnected(peer.member.rank)
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         if peer.member.role == "worker":
             return self._parts[peer].place(message, size)
         with self._lock:
-            return self._mind_for(peer).place_from(peer.member.rank, message, size)
+            return self._mind_for(peer).replica_buffer_for(peer.member.rank, message, size)
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         size = 0 if payload is None else len(payload)
         if peer.member.role == "server":
             with self._lock:
-                self._follow(self._mind_for(peer).received_from(peer.member.rank, message, size))
+                self._follow(self._mind_for(peer).on_server_message(peer.member.rank, message, size))
             return
         lent = self._memory.lent_bytes(peer, message) if self._memory is not None else None
-        if isinstance(message, Near):
+        if isinstance(message, SharedMemoryOffer):
             return
-        if isinstance(message, Back):
+        if isinstance(message, AnswersRead):
             self._take_back(peer.member.rank, message.answers)
             return
         whole = (message, lent) if lent is not None else self._parts[peer].received(message, size)
         if whole is not None:
             with self._lock:
-                self._follow(self._mind_for(peer).received(peer.member.rank, *whole))
+                self._follow(self._mind_for(peer).on_worker_message(peer.member.rank, *whole))
 
-    def _mind_for(self, peer: PeerConnection) -> TableMind:
+    def _mind_for(self, peer: PeerConnection) -> TableServer:
         if self._mind is None or self._closed or self.peers.get((peer.member.role, peer.member.rank)) is not peer:
             raise ProtocolError(f"{peer.member} has another connection, or this server ends")
         return self._mind
@@ -251,44 +251,44 @@ class TableConnections(PeerConnections):
             for _ in range(more):
                 held.popleft()
 
-    def _follow(self, outputs: Sequence[Output]) -> None:
+    def _follow(self, outputs: Sequence[TableOutput]) -> None:
         """Do what the state machine returned. A member without a connection gets its message anew when it is back."""
         for output in outputs:
             match output:
-                case Send() if output.worker == READERS:
+                case ToWorker() if output.rank == READERS:
                     self._tell(read_rows(output.message), output.payload)
-                case Send():
-                    peer = self.peers.get(("worker", output.worker))
+                case ToWorker():
+                    peer = self.peers.get(("worker", output.rank))
                     if peer is not None:
                         self._send(peer, output)
                 case ToServer():
                     peer = self.peers.get(("server", output.server))
                     if peer is not None:
                         peer.send(output.message, output.payload)
-                case CaughtUp():
+                case ReplicaCaughtUp():
                     self._tell(TablesCaughtUp(output.epoch, output.shard, output.server))
-                case HandedOver():
+                case LeadMoved():
                     self._tell(TablesHandedOver(output.epoch, output.shard))
-                case Save():
+                case SaveSlices():
                     self._save(output)
-                case Load():
+                case LoadTables():
                     slices = wanted(self._saved, output.shard, self._shards)
                     self._loading[output.shard + FIRST_TICKET] = list(zip(slices, flat(slices), strict=True))
                     self._tell(LoadWanted(output.shard + FIRST_TICKET, slices))
 
-    def _send(self, peer: PeerConnection, output: Send) -> None:
+    def _send(self, peer: PeerConnection, output: ToWorker) -> None:
         lent = None
         if self._memory is not None:
-            lent = self._memory.lend(output.worker, output.message, output.payload)
+            lent = self._memory.lend(output.rank, output.message, output.payload)
         if lent is not None and output.payload is not None:
-            self._lent[output.worker].append(output.payload)
+            self._lent[output.rank].append(output.payload)
             peer.send(lent)
             return
         for message, payload in in_parts(output.message, output.payload):
             peer.send(message, payload)
 
 
-def read_rows(seen: Seen) -> ReadRows:
+def read_rows(seen: SnapshotAnswer) -> ReadRows:
     """Return the message that answers a reader outside the job."""
     ticket, host = seen.look.who
     tables = [ReadTable(spec.name, spec.shape, spec.dtype, spec.reduce) for spec in seen.tables]

@@ -15,9 +15,9 @@ from psctl.job.checkpoint_messages import LoadEnd
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.job.training_messages import Heartbeat, Join, Leave, MemberReady
 from psctl.ps import permits
-from psctl.ps.messages import Aside, Begin, Forwarded, Leads, Push
-from psctl.ps.outputs import Save
-from psctl.ps.snapshot import Copied
+from psctl.ps.messages import Forwarded, Leads, Push, PutRankState, StartValues
+from psctl.ps.outputs import SaveSlices
+from psctl.ps.snapshot import CopiedSlice
 from psctl.server.main import Server, stream_save
 from psctl.types import Address, Member, TensorSlice, first_assignment
 from tests.helpers.ps_world import World, credentials, flat_values, make_layout
@@ -203,7 +203,7 @@ def test_landing_changes_only_in_waits_and_only_for_what_is_waited_for():
         push_all(client, 0, 1.0)
         client.step(0, GROUPS)
         client.pull(1)
-        until(lambda: not client._mind.missing(1))
+        until(lambda: not client._mind.missing_shards(1))
         assert client.landing["float32"].eq(1).all()
         client.wait(1, [1])
         assert client.landing["float32"].tolist() == [1.0] * 70 + [0.5] * 30
@@ -303,8 +303,8 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
 
     network = Network()
     size = 20 << 20
-    slices = [Copied(TensorSlice("param/a", "float32", (size // 4,), 0, size // 4), memoryview(bytes(size)))]
-    stream_save(network, Save(7, slices))
+    slices = [CopiedSlice(TensorSlice("param/a", "float32", (size // 4,), 0, size // 4), memoryview(bytes(size)))]
+    stream_save(network, SaveSlices(7, slices))
     assert sum(network.sizes) == size
     assert max(network.sizes) <= 512 * 1024
     assert network.flushes == 2
@@ -313,13 +313,13 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
 def readers_of(client) -> list[int]:
     """Note from now on which threads take in what the client is told."""
     seen, mind = [], client._mind
-    original = mind.received
+    original = mind.on_server_message
 
     def received(*args, **options):
         seen.append(threading.get_ident())
         return original(*args, **options)
 
-    mind.received = received
+    mind.on_server_message = received
     return seen
 
 
@@ -388,8 +388,8 @@ class Forger:
 
 
 FORGED = [
-    (Begin(0, 0), b"\0" * 8, "Begin is for worker/0 to send"),
-    (Aside(0, 4, 0, rank=0), b"evil", "Aside: the state of worker/0"),
+    (StartValues(0, 0), b"\0" * 8, "StartValues is for worker/0 to send"),
+    (PutRankState(0, 4, 0, rank=0), b"evil", "PutRankState: the state of worker/0"),
     (Push(0, 0, 1.0, b"", -1, covers=(0,)), None, "Push: a sum of 1 workers without the sender"),
     (Forwarded(0, 1, 1, 1), None, "Forwarded is no message that a worker may send"),
     (Leads(1, [0]), None, "Leads is no message that a worker may send"),

@@ -9,7 +9,7 @@ import pytest
 
 from psctl.client.host_connections import HostConnections
 from psctl.job.training_messages import WorkerAt
-from psctl.ps.messages import Alone, HandIn, Place
+from psctl.ps.messages import HostPush, PushAlone, SharedRange
 from psctl.transport import unix_channel
 from psctl.types import Member
 
@@ -68,12 +68,12 @@ def test_words_arrive_in_order_whoever_is_told_first(workers, first):
     time.sleep(0.1)  # it dials, or is dialled, before the other has heard of it
     both[1].lines.connect([both[0].at])
     assert (zero.next(), one.next()) == (("up", one.member), ("up", zero.member))
-    words = [HandIn(shard, 7, 0.5, b"\x01\x00", Place(1, 2, 3)) for shard in range(3000)] + [Alone(3, 8)]
+    words = [HostPush(shard, 7, 0.5, b"\x01\x00", SharedRange(1, 2, 3)) for shard in range(3000)] + [PushAlone(3, 8)]
     for word in words:
         zero.lines.send(1, word)
     assert [one.next() for _ in words] == [(word, zero.member) for word in words], "more than a socket takes at once"
-    one.lines.send(0, Alone(1, 1))
-    assert zero.next() == (Alone(1, 1), one.member)
+    one.lines.send(0, PushAlone(1, 1))
+    assert zero.next() == (PushAlone(1, 1), one.member)
 
 
 def test_each_has_a_line_to_each(workers):
@@ -89,12 +89,12 @@ def test_who_takes_a_place_gets_a_line_and_the_former_ends_first(workers):
     assert zero.next() == ("up", one.member)
     one.lines.close()
     assert zero.next() == ("down", one.member)
-    zero.lines.send(1, Alone(0, 0))  # nobody is there: it is gone
+    zero.lines.send(1, PushAlone(0, 0))  # nobody is there: it is gone
     [anew] = workers(1, incarnation=1)
     meet(zero, anew)
     assert (zero.next(), anew.next()) == (("up", anew.member), ("up", zero.member))
-    zero.lines.send(1, Alone(0, 1))
-    assert anew.next() == (Alone(0, 1), zero.member)
+    zero.lines.send(1, PushAlone(0, 1))
+    assert anew.next() == (PushAlone(0, 1), zero.member)
 
 
 def test_a_stranger_gets_no_line_and_keeps_nobody_out(workers, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.messages import IsNear, Near, Place, Push
+from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, SharedRange
 from psctl.transport.shared_allocator import FIRST, PAGE
 from psctl.types import Member
 from tests.helpers.job_world import Job
@@ -152,21 +152,28 @@ def meet(worker, server) -> tuple[Peer, Peer]:
 def test_what_one_writes_the_other_reads_where_it_lies(ends):
     worker, server = ends
     buffer = worker.zeros(1000, torch.float32)
-    assert worker.place(0, buffer) is None, "nobody is near yet"
+    assert worker.place_for(0, buffer) is None, "nobody is near yet"
     to_server, to_worker = meet(worker, server)
-    assert (to_server.sent, to_worker.sent) == ([Near(0)], [IsNear()])
-    at = worker.place(0, buffer[100:200])
-    assert at == Place(0, 400, 400)
+    assert (to_server.sent, to_worker.sent) == ([SharedMemoryOffer(0)], [SharedMemoryAccepted()])
+    at = worker.place_for(0, buffer[100:200])
+    assert at == SharedRange(0, 400, 400)
     buffer.copy_(torch.arange(1000))
     lent = server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
     assert torch.equal(torch.frombuffer(lent, dtype=torch.float32), torch.arange(100.0, 200.0))
     assert server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
-    assert worker.place(0, torch.zeros(3)) is None, "it lies elsewhere"
-    assert worker.place(1, buffer) is None, "server/1 is not near"
+    assert worker.place_for(0, torch.zeros(3)) is None, "it lies elsewhere"
+    assert worker.place_for(1, buffer) is None, "server/1 is not near"
 
 
 @pytest.mark.parametrize(
-    "at", [Place(0, FIRST, 4), Place(0, -4, 4), Place(0, 0, FIRST + 1), Place(1, 0, 4), Place(-1, 0, 4)]
+    "at",
+    [
+        SharedRange(0, FIRST, 4),
+        SharedRange(0, -4, 4),
+        SharedRange(0, 0, FIRST + 1),
+        SharedRange(1, 0, 4),
+        SharedRange(-1, 0, 4),
+    ],
 )
 def test_places_that_are_none_are_the_others_fault(ends, at):
     worker, server = ends
@@ -181,31 +188,31 @@ def test_who_has_not_met_lends_nothing(ends):
     worker.zeros(10, torch.float32)
     stranger = Peer(Member("worker", 0))
     with pytest.raises(ProtocolError, match="not on this host"):
-        server.lent_bytes(stranger, Push(0, 0, 1.0, b"\1", 0, Place(0, 0, 4)))
-    server.lent_bytes(stranger, Near(5))
-    server.lent_bytes(Peer(Member("worker", 0, incarnation=1)), Near(0))
-    assert server.place(0, server.zeros(10, torch.float32)) is None
+        server.lent_bytes(stranger, Push(0, 0, 1.0, b"\1", 0, SharedRange(0, 0, 4)))
+    server.lent_bytes(stranger, SharedMemoryOffer(5))
+    server.lent_bytes(Peer(Member("worker", 0, incarnation=1)), SharedMemoryOffer(0))
+    assert server.place_for(0, server.zeros(10, torch.float32)) is None
 
 
 def test_after_parting_nothing_is_lent_and_what_was_read_stays(ends):
     worker, server = ends
     buffer = worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
-    push = Push(0, 0, 1.0, b"\1", 0, worker.place(0, buffer))
+    push = Push(0, 0, 1.0, b"\1", 0, worker.place_for(0, buffer))
     lent = server.lent_bytes(to_worker, push)
     server.forget(Member("worker", 0))
     buffer.fill_(7.0)
     assert torch.frombuffer(lent, dtype=torch.float32).eq(7).all()
     with pytest.raises(ProtocolError, match="not on this host"):
         server.lent_bytes(to_worker, push)
-    assert server.place(0, server.zeros(4, torch.float32)) is None
+    assert server.place_for(0, server.zeros(4, torch.float32)) is None
 
 
 def test_more_buffers_than_a_segment_holds_lie_in_more_segments(ends):
     worker, server = ends
     buffers = [worker.zeros(FIRST // 8 - 1, torch.float32) for _ in range(5)]
     _, to_worker = meet(worker, server)
-    places = [worker.place(0, buffer) for buffer in buffers]
+    places = [worker.place_for(0, buffer) for buffer in buffers]
     assert [at.segment for at in places] == [0, 0, 1, 1, 1]
     assert all(at.offset % PAGE == 0 for at in places)
     for value, (buffer, at) in enumerate(zip(buffers, places, strict=True)):

@@ -9,7 +9,7 @@ import torch
 from psctl.client.shared_buffers import SMALLEST, SharedRows
 from psctl.errors import ProtocolError
 from psctl.kv.store_connections import OWED
-from psctl.ps.table_messages import Back, Fetched
+from psctl.ps.table_messages import AnswersRead, Fetched
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 from tests.helpers.ps_world import Host
@@ -110,7 +110,7 @@ def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) ->
     with Net(1, host=host) as net:
         peer = net.servers[0].peers["worker", 0]
         with pytest.raises(ProtocolError, match="gives back 3 answers of 0"):
-            net.servers[0].on_message(peer, Back(3), None)
+            net.servers[0].on_message(peer, AnswersRead(3), None)
 
 
 def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no_more(host: Host) -> None:

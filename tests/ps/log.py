@@ -12,7 +12,7 @@ _pending = msgspec.msgpack.Decoder(dict[int, int]).decode
 class Log:
     """See the module's docstring; `rooms` counts payloads that were not released."""
 
-    limit = 1 << 20
+    copy_limit = 1 << 20
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -23,7 +23,7 @@ class Log:
     def last(self, client: int) -> int:
         return max((number for who, number in self.entries if who == client), default=-1)
 
-    def room(self, head: bytes, size: int) -> memoryview:
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
         self.rooms += 1
         return memoryview(bytearray(size))
 
@@ -41,8 +41,8 @@ class Log:
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         self.version, self.entries = version, _entries(data)
 
-    def staged(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
         return b"", [memoryview(msgspec.msgpack.encode(self.pending))]
 
-    def restage(self, head: bytes, data: memoryview) -> None:
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
         self.pending = _pending(data)

@@ -15,17 +15,17 @@ import torch
 from msgspec.structs import replace
 
 from psctl.errors import ProtocolError
-from psctl.ps.messages import Place
-from psctl.ps.outputs import ToServer
-from psctl.ps.table_messages import Fetched, StoreSpec, TableKinds, TableSpec, Update
+from psctl.ps.messages import SharedRange
+from psctl.ps.outputs import ToServer, ToWorker
+from psctl.ps.permits import TABLES
+from psctl.ps.table_messages import Fetched, StoreSpec, TableSpec, Update
 from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import custom, reductions
-from psctl.ps.tables.server.held_answers import Send
-from psctl.ps.tables.server.table_server import TableMind
-from psctl.ps.tables.table_packing import Assembly, in_parts
+from psctl.ps.tables.server.table_server import TableServer
+from psctl.ps.tables.table_packing import PayloadAssembly, in_parts
 
-DECODER = msgspec.msgpack.Decoder(TableKinds)
+DECODER = msgspec.msgpack.Decoder(TABLES.union)
 
 
 class Functions:
@@ -59,9 +59,9 @@ class World:
         self.random, self.bytes, self.epoch = random, 0, -1
         self.lends = lends  # long payloads lie in shared memory, and are overwritten when their holder may
         self.lent: list[tuple[int, int, bytearray]] = []  # worker, sequence, what a server has before it
-        self.servers: dict[int, TableMind] = {}
+        self.servers: dict[int, TableServer] = {}
         self.links: dict[tuple, deque] = {}  # (who, whom)
-        self.parts: dict[tuple, Assembly] = {}
+        self.parts: dict[tuple, PayloadAssembly] = {}
         self.clients: list[TableClient] = []
         self.steps: dict[int, int] = {}  # newest step that a worker has marked
         self.tickets = 0
@@ -72,13 +72,13 @@ class World:
         chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(shards)]
         self.assign(chains)
         for rank in range(servers):
-            self.follow(rank, self.servers[rank].begin(restored=begins))
+            self.follow(rank, self.servers[rank].start_shards(restored=begins))
         for rank in range(workers):
             self.join(rank)
 
-    def start(self, rank: int) -> TableMind:
+    def start(self, rank: int) -> TableServer:
         """A server (again): a new process that knows nothing."""
-        mind = self.servers[rank] = TableMind(rank, self.functions, self.store.shards)
+        mind = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
         self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)
@@ -96,13 +96,15 @@ class World:
         for link in [link for link in self.links if ("server", rank) in link]:
             del self.links[link]
         for other, mind in self.servers.items():
-            self.follow(other, mind.server_lost(rank))
+            self.follow(other, mind.on_server_disconnected(rank))
 
     def assign(self, chains, copies=None) -> None:
         """The coordinator's word, to all servers at once."""
         self.epoch += 1
         for rank, mind in self.servers.items():
-            self.follow(rank, mind.assigned(self.epoch, chains, copies or [[] for _ in chains], list(self.servers)))
+            self.follow(
+                rank, mind.on_assignment(self.epoch, chains, copies or [[] for _ in chains], list(self.servers))
+            )
 
     def join(self, rank: int) -> TableClient:
         """A worker (again): a new process that knows nothing."""
@@ -121,16 +123,16 @@ class World:
         for link in ((one, other), (other, one)):
             self.links[link] = deque()
         for me, them in ((one[1], other[1]), (other[1], one[1])):
-            self.follow(me, self.servers[me].server_lost(them))
-            self.follow(me, self.servers[me].server_joined(them))
+            self.follow(me, self.servers[me].on_server_disconnected(them))
+            self.follow(me, self.servers[me].on_server_connected(them))
 
     def cut(self, rank: int, server: int) -> None:
         """The connection breaks, and is made anew."""
         for link in ((("worker", rank), ("server", server)), (("server", server), ("worker", rank))):
             self.links[link] = deque()
-            self.parts[link] = Assembly()
-        self.servers[server].lost(rank)
-        self.put(rank, self.clients[rank].anew(server, self.steps[rank]))
+            self.parts[link] = PayloadAssembly()
+        self.servers[server].on_worker_disconnected(rank)
+        self.put(rank, self.clients[rank].start_session(server, self.steps[rank]))
 
     def put(self, rank: int, outs) -> None:
         for out in outs:
@@ -139,8 +141,8 @@ class World:
     def follow(self, rank: int, outputs) -> None:
         """Do what a server's mind said."""
         for output in outputs:
-            if isinstance(output, Send):
-                self._queue((("server", rank), ("worker", output.worker)), output.message, output.payload)
+            if isinstance(output, ToWorker):
+                self._queue((("server", rank), ("worker", output.rank)), output.message, output.payload)
             elif isinstance(output, ToServer):
                 link = (("server", rank), ("server", output.server))
                 if link in self.links:
@@ -153,7 +155,7 @@ class World:
         if link not in self.links:
             return
         if self.lends and isinstance(message, Update | Fetched) and payload is not None and len(payload):
-            encoded = msgspec.msgpack.encode(replace(message, at=Place(0, 0, len(payload))))
+            encoded = msgspec.msgpack.encode(replace(message, at=SharedRange(0, 0, len(payload))))
             self.links[link].append((encoded, bytes(payload)))
             return
         for part, data in in_parts(message, payload):
@@ -189,9 +191,9 @@ class World:
         if whole is None:
             return True
         if to == "server":
-            self.follow(whom, self.servers[whom].received(rank, *whole))
+            self.follow(whom, self.servers[whom].on_worker_message(rank, *whole))
         else:
-            self.put(whom, self.clients[whom].received(rank, *whole))
+            self.put(whom, self.clients[whom].on_server_message(rank, *whole))
             if place is not None:
                 lent[:] = b"\xa5" * len(lent)
             self.overwrite(whom)
@@ -207,10 +209,10 @@ class World:
     def _between(self, server: int, whom: int, message, data) -> None:
         mind = self.servers[whom]
         try:
-            room = None if data is None else mind.place_from(server, message, len(data))
+            room = None if data is None else mind.replica_buffer_for(server, message, len(data))
             if room is not None:
                 room[:] = data
-            self.follow(whom, mind.received_from(server, message, len(data or b"")))
+            self.follow(whom, mind.on_server_message(server, message, len(data or b"")))
         except ProtocolError:  # as the desk does: the connection ends, and is made anew
             self.connect(("server", server), ("server", whom))
 
@@ -227,20 +229,20 @@ class World:
     def push(self, rank: int, table: TableSpec, keys, values, place=0, what="push", index=None) -> int:
         """Push rows (or a tensor) without moving anything; returns the ticket."""
         client = self.clients[rank]
-        kind = client.settle(table)
-        route = client.routes.of(table.name, np.asarray(keys, dtype=np.int64))
+        kind = client.settle_kind(table)
+        route = client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
         assert route.plain
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(len(route.unique), -1)
         index = None if index is None else torch.as_tensor(index).reshape(len(route.unique), -1)
         ticket = self.ticket()
-        for change in client.push([(kind, route, kind.reduction.lanes(values, index))], ticket, what, place):
-            self.put(rank, client.send(change, place))
+        for change in client.prepare_push([(kind, route, kind.reduction.lanes(values, index))], ticket, what, place):
+            self.put(rank, client.send_change(change, place))
         return ticket
 
     def push_one(self, rank: int, table: TableSpec, key: int, values, place=0) -> int:
         """Push one row, which may wait for others; returns the ticket."""
         client, ticket = self.clients[rank], self.ticket()
-        kind = client.settle(table)
+        kind = client.settle_kind(table)
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(1, -1)
         self.put(rank, client.push_one(kind, key, kind.reduction.lanes(values), ticket, place))
         return ticket
@@ -248,14 +250,14 @@ class World:
     def begin_one(self, rank: int, table: TableSpec, key: int) -> int:
         """Begin to read one row; returns the ticket, under which it will stand in the client's `rows`."""
         client, ticket = self.clients[rank], self.ticket()
-        self.put(rank, client.read_one(client.settle(table), key, ticket))
+        self.put(rank, client.read_one(client.settle_kind(table), key, ticket))
         return ticket
 
     def begin(self, rank: int, table: TableSpec, keys):
         """Begin a read; returns it."""
         client = self.clients[rank]
-        keys = keys if isinstance(keys, range) else client.routes.of(table.name, np.asarray(keys, dtype=np.int64))
-        read, outs = client.read([(client.settle(table), keys)], self.ticket())
+        keys = keys if isinstance(keys, range) else client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
+        read, outs = client.start_read([(client.settle_kind(table), keys)], self.ticket())
         self.put(rank, outs)
         return read
 
@@ -269,8 +271,8 @@ class World:
         return result(read.wants[0])[1].values
 
     def clock(self, rank: int, place=0) -> None:
-        self.put(rank, self.clients[rank].advance(place, self.ticket()))
+        self.put(rank, self.clients[rank].finish_clock(place, self.ticket()))
 
     def mark(self, rank: int, step: int, place=0) -> None:
         self.steps[rank] = step
-        self.put(rank, self.clients[rank].mark(place, step))
+        self.put(rank, self.clients[rank].mark_step(place, step))

@@ -9,12 +9,12 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import Coder
-from psctl.ps.dense.client.dense_client_state import ClientMind, Out
-from psctl.ps.dense.clock_ledger import Order
-from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.clock_ledger import StepOrder
+from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Place, Push, PushPart, Values
-from psctl.ps.outputs import Send
+from psctl.ps.messages import Leads, Push, PushPart, SharedRange, Values
+from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Compression, Layout, ParameterInfo, Range, Shard
 from tests.ps.world import World
@@ -73,24 +73,24 @@ def terms(kind: str, world: int, update: str = "worker", staleness: int | None =
     return Terms(layout, world, update, 0, staleness, KINDS[kind])
 
 
-def client(kind: str, rank: int, world: int) -> ClientMind:
-    mind = ClientMind(terms(kind, world), [SHARD], [0], rank)
-    mind.assigned(0, [0], [0])
-    mind.received(0, Leads(0, [0]))
+def client(kind: str, rank: int, world: int) -> DenseClient:
+    mind = DenseClient(terms(kind, world), [SHARD], [0], rank)
+    mind.on_assignment(0, [0], [0])
+    mind.on_server_message(0, Leads(0, [0]))
     mind.pull(0)
     values = Values(0, 0, bytes(2), 0, 0)
-    mind.place(0, values, 4 * SHARD.range.stop)
-    mind.received(0, values, 4 * SHARD.range.stop)
-    assert not mind.missing(0)
-    mind.show()
+    mind.receive_buffer_for(0, values, 4 * SHARD.range.stop)
+    mind.on_server_message(0, values, 4 * SHARD.range.stop)
+    assert not mind.missing_shards(0)
+    mind.copy_to_front()
     return mind
 
 
-def server(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> ShardMind:
-    mind = ShardMind(terms(kind, world, update, staleness), SHARD, HELD)
-    mind.assigned(0, [0], [], lambda _: True)
-    mind.place_begin(0, 0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
-    mind.begun(0, 0, 4 * SHARD.range.stop)
+def server(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> DenseShard:
+    mind = DenseShard(terms(kind, world, update, staleness), SHARD, HELD)
+    mind.on_assignment(0, [0], [], lambda _: True)
+    mind.start_values_buffer(0, 0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
+    mind.on_start_values(0, 0, 4 * SHARD.range.stop)
     return mind
 
 
@@ -98,11 +98,11 @@ def gradient(rank: int, clock: int = 0) -> torch.Tensor:
     return torch.randn(SHARD.range.stop, generator=torch.Generator().manual_seed(10 * clock + rank))
 
 
-def pushed(mind: ClientMind, clock: int, values: torch.Tensor, present=(True, True)) -> list:
-    mind.sending(clock)["float32"].copy_(values)
-    mind.pushes.encode(clock, 0, present)
+def pushed(mind: DenseClient, clock: int, values: torch.Tensor, present=(True, True)) -> list:
+    mind.send_buffer(clock)["float32"].copy_(values)
+    mind.send_buffers.encode(clock, 0, present)
     outs = mind.push(clock, 0, present, 1.0)
-    mind.sending(clock)["float32"].fill_(-9)  # gradients may go once they are coded
+    mind.send_buffer(clock)["float32"].fill_(-9)  # gradients may go once they are coded
     return outs
 
 
@@ -116,21 +116,21 @@ def texts(outs: list) -> list:
 def test_what_is_sent_again_is_the_same_and_the_residual_moves_once(kind: str) -> None:
     mind = client(kind, 0, 1)
     first = texts(pushed(mind, 0, gradient(0)))
-    left = {name: each.clone() for name, each in mind.pushes.residual.items()}
+    left = {name: each.clone() for name, each in mind.send_buffers.residual.items()}
     assert sum(len(data) for _, data in first) < 4 * SHARD.range.stop
     for epoch in (1, 2):
-        mind.lost(0)
-        assert texts(mind.received(0, Leads(epoch, [0]))) == first
-    assert all(torch.equal(left[name], each) for name, each in mind.pushes.residual.items())
+        mind.on_server_disconnected(0)
+        assert texts(mind.on_server_message(0, Leads(epoch, [0]))) == first
+    assert all(torch.equal(left[name], each) for name, each in mind.send_buffers.residual.items())
 
 
-def deliver(mind: ShardMind, rank: int, outs: list) -> list:
+def deliver(mind: DenseShard, rank: int, outs: list) -> list:
     answers = []
     for one in outs:
         size = len(one.payload or b"")
         if size:
-            mind.place(rank, one.message, size)[:] = one.payload
-        answers += mind.pushed(rank, one.message, size)
+            mind.push_buffer_for(rank, one.message, size)[:] = one.payload
+        answers += mind.on_push(rank, one.message, size)
     return answers
 
 
@@ -141,10 +141,10 @@ def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None
     coder = Coder(KINDS[kind], torch.float32)
     outs = [pushed(each, 0, gradient(rank), (True, rank != 1)) for rank, each in enumerate(workers)]
     for rank, each in enumerate(workers):
-        coder.add(each.pushes.of(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
+        coder.add(each.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
     for rank in (2, 0, 1):  # rank 2's is staged
         deliver(mind, rank, outs[rank])
-    mind.ordered(0, Order([], None, False))
+    mind.on_step_order(0, StepOrder([], None, False))
     assert mind.version == 1
     got, want = mind.state.values, want / 3
     assert torch.equal(got, want.to(torch.bfloat16).float() if kind == "bf16" else want)
@@ -153,13 +153,13 @@ def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None
 def test_what_is_handed_over_is_a_code_still() -> None:
     old, new, worker = server("int8", 2), server("int8", 2), client("int8", 1, 2)
     deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
-    head, data = old._intake.staged()
-    assert sum(len(one) for one in data) == worker.pushes.size(0, 0)
-    new._intake.restage(head, memoryview(b"".join(data)))
+    head, data = old._staging.staged_state()
+    assert sum(len(one) for one in data) == worker.send_buffers.code_size(0, 0)
+    new._staging.restore_staged(head, memoryview(b"".join(data)))
     zero = pushed(client("int8", 0, 2), 0, gradient(0))
     for mind in (old, new):
         deliver(mind, 0, zero)
-        mind.ordered(0, Order([], None, False))
+        mind.on_step_order(0, StepOrder([], None, False))
     assert torch.equal(old.state.values, new.state.values)
 
 
@@ -168,11 +168,11 @@ def test_a_code_is_read_where_its_worker_has_it() -> None:
     worker = client("onebit", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     deliver(sent, 0, outs)
-    size = worker.pushes.size(0, 0)
-    head = Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, size), size)
-    lent.pushed(0, head, 0, worker.pushes.of(0, 0).bytes)
+    size = worker.send_buffers.code_size(0, 0)
+    head = Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, size), size)
+    lent.on_push(0, head, 0, worker.send_buffers.sent_bytes(0, 0).bytes)
     for mind in (sent, lent):
-        mind.ordered(0, Order([], None, False))
+        mind.on_step_order(0, StepOrder([], None, False))
     assert torch.equal(sent.state.values, lent.state.values)
     assert sent.state.values.any()
 
@@ -181,23 +181,23 @@ def test_under_asp_a_code_is_a_step() -> None:
     mind, worker = server("topk", 1, "server", None), client("topk", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     want = torch.zeros(SHARD.range.stop)
-    Coder(KINDS["topk"], torch.float32).add(worker.pushes.of(0, 0).tensor, HELD, [1, 1], want, 1.0)
+    Coder(KINDS["topk"], torch.float32).add(worker.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, 1], want, 1.0)
     deliver(mind, 0, outs)
-    mind.ordered(0, Order([{"lr": 1.0}], None, False, 0))
+    mind.on_step_order(0, StepOrder([{"lr": 1.0}], None, False, 0))
     torch.testing.assert_close(mind.state.values, -want)
 
 
 def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounded() -> None:
     mind, worker = server("bf16", 1), client("bf16", 0, 1)
     said = deliver(mind, 0, pushed(worker, 0, gradient(0)))
-    answer = [one for one in said if isinstance(one, Send) and isinstance(one.message, Values)]
+    answer = [one for one in said if isinstance(one, ToWorker) and isinstance(one.message, Values)]
     assert [len(one.payload) for one in answer] == [2 * SHARD.range.stop]
-    worker.opened([0], True)  # even so they land in the back
-    worker.place(0, answer[0].message, len(answer[0].payload))[:] = answer[0].payload
-    worker.received(0, answer[0].message, len(answer[0].payload))
-    assert not worker.missing(1)
-    worker.show()
-    assert torch.equal(worker.landing["float32"], gradient(0).to(torch.bfloat16).float())
+    worker.set_waiting([0], True)  # even so they land in the back
+    worker.receive_buffer_for(0, answer[0].message, len(answer[0].payload))[:] = answer[0].payload
+    worker.on_server_message(0, answer[0].message, len(answer[0].payload))
+    assert not worker.missing_shards(1)
+    worker.copy_to_front()
+    assert torch.equal(worker.front["float32"], gradient(0).to(torch.bfloat16).float())
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(change: dict, 
     data = change.get("data", bytes(right[0].payload))
     head = Push(0, 0, 1.0, b"\1\1", 0, None, change.get("size", len(data)))
     with pytest.raises(ProtocolError, match=reason):
-        deliver(mind, 0, [Out(0, head, memoryview(data))])
+        deliver(mind, 0, [ToServer(0, head, memoryview(data))])
     undisturbed = server("onebit", 1)
     for one in (mind, undisturbed):
         deliver(one, 0, right)  # the right one is still taken
-        one.ordered(0, Order([], None, False))
+        one.on_step_order(0, StepOrder([], None, False))
     assert torch.equal(mind.state.values, undisturbed.state.values)
     assert mind.state.values.any()

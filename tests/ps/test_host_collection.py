@@ -9,11 +9,11 @@ from collections import deque
 import pytest
 import torch
 
-from psctl.ps.dense.client.host_collection import Apart, Collecting, Gather, Tell
-from psctl.ps.dense.host_sums import Part
-from psctl.ps.messages import Alone, HandIn, Place
+from psctl.ps.dense.client.host_collection import HostCollection, HostSumTask, SeparatePush, ToPeer
+from psctl.ps.dense.host_sums import RankGradients
+from psctl.ps.messages import HostPush, PushAlone, SharedRange
 
-AT = Place(0, 0, 4)
+AT = SharedRange(0, 0, 4)
 
 
 def room(clock, shard):
@@ -21,147 +21,149 @@ def room(clock, shard):
 
 
 def part(rank):
-    return Part(rank, 1.0, b"\x01", torch.full((1,), float(rank)))
+    return RankGradients(rank, 1.0, b"\x01", torch.full((1,), float(rank)))
 
 
 def collecting(rank, group=(0, 1), shards=2, up=True):
-    made = Collecting(rank, group, shards, 0, room)
+    made = HostCollection(rank, group, shards, 0, room)
     for other in group if up else ():
         if other != rank:
-            made.up(other, [])
+            made.on_peer_connected(other, [])
     return made
 
 
 def hand_in(clock, shard=0):
-    return HandIn(shard, clock, 1.0, b"\x01", AT)
+    return HostPush(shard, clock, 1.0, b"\x01", AT)
 
 
 def test_the_sum_leaves_when_all_are_in_whoever_comes_last():
     for own_first in (True, False):
         one = collecting(0, (0, 1, 2))
-        own = [] if not own_first else one.push(0, 0, part(0), AT)
+        own = [] if not own_first else one.add_own(0, 0, part(0), AT)
         assert own == []
-        assert one.handed_in(0, 0, part(2)) == []
-        acts = one.handed_in(0, 0, part(1))
-        acts = acts if own_first else one.push(0, 0, part(0), AT)
+        assert one.on_host_push(0, 0, part(2)) == []
+        acts = one.on_host_push(0, 0, part(1))
+        acts = acts if own_first else one.add_own(0, 0, part(0), AT)
         [gather] = acts
-        assert isinstance(gather, Gather)
+        assert isinstance(gather, HostSumTask)
         assert [each.rank for each in gather.parts] == [0, 1, 2], "in rank order"
-        assert one.summed(0, 0)
-        assert not one.summed(0, 0), "once"
+        assert one.on_host_sum(0, 0)
+        assert not one.on_host_sum(0, 0), "once"
 
 
 def test_each_shard_has_one_collector_and_the_work_is_shared():
     two = collecting(1)
     assert [two.collector(shard) for shard in range(4)] == [0, 1, 0, 1]
-    assert two.push(0, 0, part(1), AT) == [Tell(0, hand_in(0))]
-    assert two.push(1, 0, part(1), AT) == [], "it is its own to gather"
+    assert two.add_own(0, 0, part(1), AT) == [ToPeer(0, hand_in(0))]
+    assert two.add_own(1, 0, part(1), AT) == [], "it is its own to gather"
 
 
 def test_without_a_line_everyone_pushes_alone():
-    assert collecting(1, up=False).push(0, 0, part(1), AT) == [Apart(0, 0)]
-    assert collecting(0, up=False).push(0, 0, part(0), AT) == [Apart(0, 0)]
+    assert collecting(1, up=False).add_own(0, 0, part(1), AT) == [SeparatePush(0, 0)]
+    assert collecting(0, up=False).add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)]
 
 
 def test_a_line_that_comes_up_brings_what_went_alone_before():
     member = collecting(1, up=False)
-    member.push(0, 0, part(1), AT)
-    assert member.up(0, [(0, 0), (1, 0)]) == [Tell(0, Alone(0, 0))], "shard 1 is its own"
+    member.add_own(0, 0, part(1), AT)
+    assert member.on_peer_connected(0, [(0, 0), (1, 0)]) == [ToPeer(0, PushAlone(0, 0))], "shard 1 is its own"
     collector = collecting(0)
-    assert collector.alone(1, 0, 0) == []
-    assert collector.push(0, 0, part(0), AT) == [Apart(0, 0)]
+    assert collector.on_push_alone(1, 0, 0) == []
+    assert collector.add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)]
 
 
 def test_nobody_waits_for_what_a_member_that_began_later_does_not_push():
-    collector, replacement = collecting(0), Collecting(1, (0, 1), 2, 4, room)
-    collector.down(1)
+    collector, replacement = collecting(0), HostCollection(1, (0, 1), 2, 4, room)
+    collector.on_peer_disconnected(1)
     for clock in range(3):
-        collector.push(0, clock, part(0), AT)
-    assert replacement.up(0, []) == [Tell(0, Alone(0, 3))], "its start before pushed clock 3, and that counts"
-    collector.up(1, [])
-    assert collector.alone(1, 0, 3) == []
-    assert collector.push(0, 3, part(0), AT) == [Apart(0, 3)]
-    assert collector.push(0, 4, part(0), AT) == [], "from here on they go together"
+        collector.add_own(0, clock, part(0), AT)
+    assert replacement.on_peer_connected(0, []) == [ToPeer(0, PushAlone(0, 3))], (
+        "its start before pushed clock 3, and that counts"
+    )
+    collector.on_peer_connected(1, [])
+    assert collector.on_push_alone(1, 0, 3) == []
+    assert collector.add_own(0, 3, part(0), AT) == [SeparatePush(0, 3)]
+    assert collector.add_own(0, 4, part(0), AT) == [], "from here on they go together"
 
 
 def test_what_need_not_go_together_is_said():
-    assert collecting(1).push(0, 0, part(1), None) == [Tell(0, Alone(0, 0)), Apart(0, 0)]
+    assert collecting(1).add_own(0, 0, part(1), None) == [ToPeer(0, PushAlone(0, 0)), SeparatePush(0, 0)]
     collector = collecting(0)
-    collector.handed_in(0, 0, part(1))
-    assert collector.push(0, 0, part(0), None) == [Tell(1, Alone(0, 0)), Apart(0, 0)]
-    assert collector.handed_in(1, 0, part(1)) == [], "the next clock goes together again, and so do other shards"
+    collector.on_host_push(0, 0, part(1))
+    assert collector.add_own(0, 0, part(0), None) == [ToPeer(1, PushAlone(0, 0)), SeparatePush(0, 0)]
+    assert collector.on_host_push(1, 0, part(1)) == [], "the next clock goes together again, and so do other shards"
 
 
 def test_who_hands_in_too_late_hears_that_it_goes_alone():
     collector = collecting(0)
-    collector.alone(1, 0, 0)
-    collector.push(0, 0, part(0), AT)
-    assert collector.handed_in(0, 0, part(1)) == [Tell(1, Alone(0, 0))]
+    collector.on_push_alone(1, 0, 0)
+    collector.add_own(0, 0, part(0), AT)
+    assert collector.on_host_push(0, 0, part(1)) == [ToPeer(1, PushAlone(0, 0))]
 
 
 def test_a_member_that_hears_alone_pushes_once_and_not_what_is_taken():
     member = collecting(1)
-    member.push(0, 0, part(1), AT)
-    assert member.alone(0, 0, 0) == [Apart(0, 0)]
-    assert member.alone(0, 0, 0) == []
-    member.push(0, 1, part(1), AT)
-    member.taken(0, 1)
-    assert member.alone(0, 0, 1) == []
+    member.add_own(0, 0, part(1), AT)
+    assert member.on_push_alone(0, 0, 0) == [SeparatePush(0, 0)]
+    assert member.on_push_alone(0, 0, 0) == []
+    member.add_own(0, 1, part(1), AT)
+    member.on_push_staged(0, 1)
+    assert member.on_push_alone(0, 0, 1) == []
 
 
 @pytest.mark.parametrize("summing", [False, True])
 def test_a_line_that_breaks_before_the_sum_left_ends_it(summing):
     collector = collecting(0, (0, 1, 2))
-    collector.push(0, 0, part(0), AT)
-    collector.handed_in(0, 0, part(1))
+    collector.add_own(0, 0, part(0), AT)
+    collector.on_host_push(0, 0, part(1))
     if summing:
-        assert len(collector.handed_in(0, 0, part(2))) == 1
-    assert set(collector.down(2)) == {Tell(1, Alone(0, 0)), Apart(0, 0)}
-    assert not collector.summed(0, 0), "what was being summed does not leave"
-    assert collector.push(0, 1, part(0), AT) == [Apart(0, 1)], "without a line nothing is gathered"
+        assert len(collector.on_host_push(0, 0, part(2))) == 1
+    assert set(collector.on_peer_disconnected(2)) == {ToPeer(1, PushAlone(0, 0)), SeparatePush(0, 0)}
+    assert not collector.on_host_sum(0, 0), "what was being summed does not leave"
+    assert collector.add_own(0, 1, part(0), AT) == [SeparatePush(0, 1)], "without a line nothing is gathered"
 
 
 def test_a_sum_that_left_is_the_servers_to_judge_when_a_line_breaks():
     collector = collecting(0)
-    collector.push(0, 0, part(0), AT)
-    collector.handed_in(0, 0, part(1))
-    assert collector.summed(0, 0)
-    assert collector.down(1) == []
+    collector.add_own(0, 0, part(0), AT)
+    collector.on_host_push(0, 0, part(1))
+    assert collector.on_host_sum(0, 0)
+    assert collector.on_peer_disconnected(1) == []
 
 
 def test_a_lost_collector_s_members_push_all_that_is_not_taken():
     member = collecting(1, shards=6)
     for shard in (0, 2, 4, 1):
-        member.push(shard, 0, part(1), AT)
-    member.taken(2, 0)
-    assert member.down(0) == [Apart(0, 0), Apart(4, 0), Apart(1, 0)]
+        member.add_own(shard, 0, part(1), AT)
+    member.on_push_staged(2, 0)
+    assert member.on_peer_disconnected(0) == [SeparatePush(0, 0), SeparatePush(4, 0), SeparatePush(1, 0)]
 
 
 def test_who_takes_a_lost_member_s_place_is_not_waited_for_at_the_clock_that_counts_of_the_lost():
     collector = collecting(0)
-    collector.down(1)  # its push of clock 0 counts, so the next one begins with clock 1
-    collector.up(1, [])
-    assert collector.push(0, 0, part(0), AT) == [Apart(0, 0)]
-    assert collector.push(0, 1, part(0), AT) == []
-    assert len(collector.handed_in(0, 1, part(1))) == 1
+    collector.on_peer_disconnected(1)  # its push of clock 0 counts, so the next one begins with clock 1
+    collector.on_peer_connected(1, [])
+    assert collector.add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)]
+    assert collector.add_own(0, 1, part(0), AT) == []
+    assert len(collector.on_host_push(0, 1, part(1))) == 1
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_what_is_said_again_is_said_by_each_for_himself(steps):
     collector = collecting(0)
-    collector.push(0, 0, part(0), AT)
-    collector.handed_in(0, 0, part(1))
+    collector.add_own(0, 0, part(0), AT)
+    collector.on_host_push(0, 0, part(1))
     if steps:
-        assert collector.summed(0, 0)
+        assert collector.on_host_sum(0, 0)
     if steps == 2:
-        collector.taken(0, 0)
-    told = collector.again(0)
-    assert told == ([] if steps == 2 else [Tell(1, Alone(0, 0))])
-    assert not collector.summed(0, 0)
+        collector.on_push_staged(0, 0)
+    told = collector.break_up_shard(0)
+    assert told == ([] if steps == 2 else [ToPeer(1, PushAlone(0, 0))])
+    assert not collector.on_host_sum(0, 0)
     member = collecting(1)
-    member.push(0, 0, part(1), AT)
-    assert member.again(0) == [Tell(0, Alone(0, 0))], "or its collector would wait for it"
-    assert member.alone(0, 0, 0) == []
+    member.add_own(0, 0, part(1), AT)
+    assert member.break_up_shard(0) == [ToPeer(0, PushAlone(0, 0))], "or its collector would wait for it"
+    assert member.on_push_alone(0, 0, 0) == []
 
 
 class World:
@@ -171,10 +173,10 @@ class World:
         self.random = random.Random(seed)
         self.group = tuple(range(self.random.choice([2, 2, 3, 4])))
         self.shards, self.clocks = self.random.randint(1, 4), self.random.randint(1, 5)
-        self.minds = {rank: Collecting(rank, self.group, self.shards, 0, room) for rank in self.group}
+        self.minds = {rank: HostCollection(rank, self.group, self.shards, 0, room) for rank in self.group}
         self.words: dict[tuple[int, int], deque] = {}  # (from, to): what is on the way; "up" and "down" among it
         self.ends: set[tuple[int, int]] = set()  # ends of lines that are up, by (whose, to whom)
-        self.gathers: list[tuple[int, Gather]] = []
+        self.gathers: list[tuple[int, HostSumTask]] = []
         self.done = {(rank, shard): -1 for rank in self.group for shard in range(self.shards)}  # whole at the server
         self.pushed = dict(self.done)
         self.together = 0
@@ -183,10 +185,10 @@ class World:
 
     def do(self, rank, acts):
         for act in acts:
-            if isinstance(act, Tell):
+            if isinstance(act, ToPeer):
                 if (rank, act.rank) in self.ends:
                     self.words[rank, act.rank].append(act.message)
-            elif isinstance(act, Gather):
+            elif isinstance(act, HostSumTask):
                 self.gathers.append((rank, act))
             else:
                 self.take(rank, act.shard, act.clock)
@@ -194,7 +196,7 @@ class World:
     def take(self, rank, shard, clock):
         if clock == self.done[rank, shard] + 1:
             self.done[rank, shard] = clock
-            self.minds[rank].taken(shard, clock)
+            self.minds[rank].on_push_staged(shard, clock)
 
     def outstanding(self, rank):
         """What is not Pushed: not everyone's is whole at the server."""
@@ -210,7 +212,7 @@ class World:
     def push(self, rank, shard, clock):
         self.pushed[rank, shard] = clock
         at = AT if self.random.random() < 0.95 else None
-        self.do(rank, self.minds[rank].push(shard, clock, part(rank), at))
+        self.do(rank, self.minds[rank].add_own(shard, clock, part(rank), at))
 
     def connect(self):
         one, two = self.random.sample(self.group, 2)
@@ -236,16 +238,16 @@ class World:
         sender, to = line
         word, mind = self.words[line].popleft(), self.minds[to]
         if word == "up":
-            self.do(to, mind.up(sender, self.outstanding(to)))
+            self.do(to, mind.on_peer_connected(sender, self.outstanding(to)))
         elif word == "down":
             self.ends.discard((to, sender))
-            self.do(to, mind.down(sender))
+            self.do(to, mind.on_peer_disconnected(sender))
             if not {(to, sender), (sender, to)} & self.ends:
                 del self.words[to, sender], self.words[sender, to]
-        elif isinstance(word, Alone):
-            self.do(to, mind.alone(sender, word.shard, word.clock))
+        elif isinstance(word, PushAlone):
+            self.do(to, mind.on_push_alone(sender, word.shard, word.clock))
         else:
-            self.do(to, mind.handed_in(word.shard, word.clock, part(sender)))
+            self.do(to, mind.on_host_push(word.shard, word.clock, part(sender)))
 
     def sum(self, index):
         rank, gather = self.gathers.pop(index)
@@ -253,7 +255,7 @@ class World:
         assert ranks == list(self.group)
         for each in ranks:
             assert self.pushed[each, gather.shard] >= gather.clock, "nothing is summed before it is there"
-        if self.minds[rank].summed(gather.shard, gather.clock):
+        if self.minds[rank].on_host_sum(gather.shard, gather.clock):
             if all(self.done[each, gather.shard] == gather.clock - 1 for each in ranks):
                 self.together += 1
                 for each in ranks:
@@ -264,7 +266,7 @@ class World:
                         self.ask_again(each, gather.shard)
 
     def ask_again(self, rank, shard):
-        self.do(rank, self.minds[rank].again(shard))
+        self.do(rank, self.minds[rank].break_up_shard(shard))
         self.take(rank, shard, self.pushed[rank, shard])
 
     def step(self, calm):

@@ -14,12 +14,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.clock_ledger import Membership, Order
-from psctl.ps.dense.host_sums import Part, host_sum, in_turn, joint_weight
-from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.clock_ledger import Membership, StepOrder
+from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
+from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Place, Pull, Push, Pushed, PushPart, Taken, Values
-from psctl.ps.outputs import Send, ToServer
+from psctl.ps.messages import Leads, Pull, Push, Pushed, PushPart, PushStaged, SharedRange, Values
+from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
 from tests.examples import examples
@@ -33,22 +33,22 @@ HOSTS = [(), ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 2, 4),), ((0, 1, 2, 3, 4),
 WORLD = 5
 
 
-def make(hosts, me=0, chain=(0,), started=True, world=WORLD) -> ShardMind:
-    mind = ShardMind(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
-    mind.assigned(0, chain, [], lambda server: True)
+def make(hosts, me=0, chain=(0,), started=True, world=WORLD) -> DenseShard:
+    mind = DenseShard(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
+    mind.on_assignment(0, chain, [], lambda server: True)
     if started:
-        mind.place_begin(0, 0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
-        mind.begun(0, 0, 4 * SIZE)
+        mind.start_values_buffer(0, 0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
+        mind.on_start_values(0, 0, 4 * SIZE)
     return mind
 
 
-def part(rank: int, clock: int) -> Part:
+def part(rank: int, clock: int) -> RankGradients:
     gradients = torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * clock + rank))
     present = (b"\1\1", b"\1\1", b"\1\0", b"\0\1", b"\1\1")[(rank + clock) % 5]
     for piece, there in zip(HELD, present, strict=True):
         if not there:
             gradients[piece.at.start : piece.at.stop] = float("nan")
-    return Part(rank, (1.0, 0.7, 1.3)[(rank + clock) % 3], present, gradients)
+    return RankGradients(rank, (1.0, 0.7, 1.3)[(rank + clock) % 3], present, gradients)
 
 
 def push(clock: int, rank: int) -> tuple[Push, bytes]:
@@ -93,7 +93,7 @@ class Play:
 
     def __init__(self, hosts, draw) -> None:
         self.hosts, self.draw, self.clock = hosts, draw, 0
-        self.membership = Membership.first(WORLD, 0)
+        self.membership = Membership.initial(WORLD, 0)
         self.minds = {0: make(hosts)}
         self.lead, self.epoch = 0, 0
         self.lines: dict[int, deque] = {rank: deque() for rank in range(WORLD)}
@@ -104,7 +104,7 @@ class Play:
         self.deaths = 0
 
     @property
-    def mind(self) -> ShardMind:
+    def mind(self) -> DenseShard:
         return self.minds[self.lead]
 
     @property
@@ -134,10 +134,10 @@ class Play:
             message, data, where = self.half.pop(rank)
             if where is not None:
                 where[len(data) // 2 :] = data[len(data) // 2 :]
-            self.hear(self.mind.pushed(rank, message, len(data)))
+            self.hear(self.mind.on_push(rank, message, len(data)))
         elif self.lines[rank]:
             message, data = self.lines[rank].popleft()
-            where = self.mind.place(rank, message, len(data))
+            where = self.mind.push_buffer_for(rank, message, len(data))
             if where is not None:
                 where[: len(data) // 2] = data[: len(data) // 2]
             self.half[rank] = message, data, where
@@ -148,7 +148,7 @@ class Play:
         covers = {one for message in lost if isinstance(message, Push) for one in message.covers}
         self.lines[rank].clear()
         self.half.pop(rank, None)
-        self.mind.lost(rank)
+        self.mind.on_worker_disconnected(rank)
         self.alone(rank)
         for one in sorted((covers | self.silent) - {rank} - self.taken):
             self.alone(one)
@@ -158,16 +158,18 @@ class Play:
         self.deaths += 1
         self.lines[rank].clear()
         self.half.pop(rank, None)
-        self.mind.lost(rank)
-        cut = self.draw(st.integers(self.clock - 1, self.mind.apart_of(rank)))
-        self.happened.add("covered death" if self.mind.apart_of(rank) < self.mind.held_of(rank) else "death")
+        self.mind.on_worker_disconnected(rank)
+        cut = self.draw(st.integers(self.clock - 1, self.mind.last_separate_clock_of(rank)))
+        self.happened.add(
+            "covered death" if self.mind.last_separate_clock_of(rank) < self.mind.last_clock_of(rank) else "death"
+        )
         self.taken.discard(rank)
         self.silent.discard(rank)
-        self.hear(self.mind.cut(rank, cut))
+        self.hear(self.mind.drop_pushes_after(rank, cut))
         if not replaced and cut < self.clock:
             rest = [one for one in self.alive if one != rank]
             self.membership = self.membership.changed(self.clock, rest)
-            self.hear(self.mind.members(self.membership))
+            self.hear(self.mind.set_members(self.membership))
         elif cut < self.clock:
             self.alone(rank)
         else:
@@ -179,33 +181,39 @@ class Play:
         """Another server is filled and comes to lead; workers say all again there."""
         new = 1 + max(self.minds)
         old, self.minds[new] = self.lead, make(self.hosts, new, (self.lead,), started=False)
-        self.minds[new].members(self.membership)
+        self.minds[new].set_members(self.membership)
         for chain, copies in (([old], [new]), ([new], [])):
             self.epoch += 1
             out = []
             for rank in (old, new):
-                out += [(rank, one) for one in self.minds[rank].assigned(self.epoch, chain, copies, lambda _: True)]
+                out += [
+                    (rank, one) for one in self.minds[rank].on_assignment(self.epoch, chain, copies, lambda _: True)
+                ]
             while out:
                 source, one = out.pop(0)
                 if isinstance(one, ToServer):
                     mind, size = self.minds[one.server], len(one.payload or b"")
                     if size:
-                        mind.place_from(source, one.message, size)[:] = one.payload
-                    out += [(one.server, more) for more in mind.received_from(source, one.message, size)]
+                        mind.replica_buffer_for(source, one.message, size)[:] = one.payload
+                    out += [(one.server, more) for more in mind.on_server_message(source, one.message, size)]
         assert self.minds[new].leads
         self.lead = new
         for rank in self.alive:
             self.lines[rank].clear()
             self.half.pop(rank, None)
-            self.minds[old].lost(rank)
+            self.minds[old].on_worker_disconnected(rank)
             self.alone(rank)
 
     def hear(self, outputs) -> None:
         for one in outputs:
-            if isinstance(one, Send) and isinstance(one.message, Taken | Pushed) and one.message.clock == self.clock:
+            if (
+                isinstance(one, ToWorker)
+                and isinstance(one.message, PushStaged | Pushed)
+                and one.message.clock == self.clock
+            ):
                 self.taken.add(one.rank)
                 self.silent.discard(one.rank)
-            elif isinstance(one, Send) and isinstance(one.message, Leads) and one.rank in self.alive:
+            elif isinstance(one, ToWorker) and isinstance(one.message, Leads) and one.rank in self.alive:
                 self.happened.add("asked again")
                 self.alone(one.rank)
 
@@ -246,8 +254,8 @@ class Play:
             self.move(self.draw(st.sampled_from(busy)) if len(busy) > 1 else busy[0])
         assert not self.silent, "someone has handed in, and nobody asks for it"
         assert self.taken >= set(self.alive)
-        self.happened.add("in a host sum" if self.mind._intake._covered else "apart")
-        self.hear(self.mind.ordered(self.clock, Order(GROUPS, None, False)))
+        self.happened.add("in a host sum" if self.mind._staging._covered else "apart")
+        self.hear(self.mind.on_step_order(self.clock, StepOrder(GROUPS, None, False)))
         assert self.mind.version == self.clock + 1, "all were taken, and yet the clock is not whole"
         self.clock += 1
         self.taken.clear()
@@ -265,77 +273,77 @@ def test_whoever_says_what_in_whatever_order_the_values_are_the_same_to_the_bit(
         event(what)
     assert torch.equal(play.mind.state.values, by_hand(hosts, play.membership, 2))
     assert play.mind.state.applied == {**play.mind.state.applied, **dict.fromkeys(play.alive, 1)}
-    assert not any(one.whole for one in play.mind._intake._staged.values()), "nothing is left over"
+    assert not any(one.whole for one in play.mind._staging._staged.values()), "nothing is left over"
 
 
-def bring(mind: ShardMind, rank: int, message: Push, data: bytes):
-    where = mind.place(rank, message, len(data))
+def bring(mind: DenseShard, rank: int, message: Push, data: bytes):
+    where = mind.push_buffer_for(rank, message, len(data))
     if where is not None:
         where[:] = data
-    return mind.pushed(rank, message, len(data))
+    return mind.on_push(rank, message, len(data))
 
 
 def kinds(outputs) -> list:
-    return [(one.rank, type(one.message)) for one in outputs if isinstance(one, Send)]
+    return [(one.rank, type(one.message)) for one in outputs if isinstance(one, ToWorker)]
 
 
 def test_a_host_sum_is_taken_and_acknowledged_for_each_whom_it_covers():
     mind = make(((0, 1), (2, 3)), world=4)
-    assert kinds(bring(mind, 1, *cover(0, (0, 1)))) == [(0, Taken), (1, Taken)]
-    assert [mind.held_of(rank) for rank in range(4)] == [0, 0, -1, -1]
+    assert kinds(bring(mind, 1, *cover(0, (0, 1)))) == [(0, PushStaged), (1, PushStaged)]
+    assert [mind.last_clock_of(rank) for rank in range(4)] == [0, 0, -1, -1]
     bring(mind, 2, *cover(0, (2, 3)))
     for rank in range(4):
-        mind.pull(rank, Pull(1, [0], 1, [0]))
-    out = mind.ordered(0, Order(GROUPS, None, False))
+        mind.on_pull(rank, Pull(1, [0], 1, [0]))
+    out = mind.on_step_order(0, StepOrder(GROUPS, None, False))
     assert kinds(out) == [(rank, Values) for rank in range(4)]
-    assert kinds(bring(mind, 3, *push(0, 3))) == [(3, Taken), (3, Pushed)]
+    assert kinds(bring(mind, 3, *push(0, 3))) == [(3, PushStaged), (3, Pushed)]
 
 
 def test_a_host_sum_beside_a_push_of_its_own_is_given_up_and_the_others_are_asked():
     mind = make(((0, 1, 2),), world=3)
     bring(mind, 1, *push(0, 1))
     message, data = cover(0, (0, 1, 2))
-    assert mind.place(0, message, len(data)) is None
-    assert kinds(mind.pushed(0, message, len(data))) == [(0, Leads), (2, Leads)]
-    assert kinds(bring(mind, 1, *cover(0, (0, 1, 2)))) == [(1, Taken), (0, Leads), (2, Leads)]
+    assert mind.push_buffer_for(0, message, len(data)) is None
+    assert kinds(mind.on_push(0, message, len(data))) == [(0, Leads), (2, Leads)]
+    assert kinds(bring(mind, 1, *cover(0, (0, 1, 2)))) == [(1, PushStaged), (0, Leads), (2, Leads)]
 
 
 def test_what_came_while_a_host_sum_came_in_is_noticed_when_it_is_whole():
     mind = make(((0, 1),), world=2)
     message, data = cover(0, (0, 1))
-    where = mind.place(0, message, len(data))
+    where = mind.push_buffer_for(0, message, len(data))
     bring(mind, 1, *push(0, 1))
     where[:] = data
-    assert kinds(mind.pushed(0, message, len(data))) == [(0, Leads)]
-    assert [mind.held_of(0), mind.held_of(1)] == [-1, 0]
+    assert kinds(mind.on_push(0, message, len(data))) == [(0, Leads)]
+    assert [mind.last_clock_of(0), mind.last_clock_of(1)] == [-1, 0]
 
 
 def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
     mind = make(((0, 1),), world=3)
     late, data = push(0, 1)
-    where = mind.place(1, late, len(data))
+    where = mind.push_buffer_for(1, late, len(data))
     bring(mind, 0, *cover(0, (0, 1)))
     other, theirs = push(0, 2)
-    mind.place(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
+    mind.push_buffer_for(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
     where[:] = bytes(len(data))
-    mind.pushed(2, other, len(theirs))
-    assert kinds(mind.pushed(1, late, len(data))) == [(1, Taken)]
-    mind.ordered(0, Order(GROUPS, None, False))
+    mind.on_push(2, other, len(theirs))
+    assert kinds(mind.on_push(1, late, len(data))) == [(1, PushStaged)]
+    mind.on_step_order(0, StepOrder(GROUPS, None, False))
     clean = make(((0, 1),), world=3)
     for rank in (2, 1, 0):
         bring(clean, rank, *push(0, rank))
-    clean.ordered(0, Order(GROUPS, None, False))
+    clean.on_step_order(0, StepOrder(GROUPS, None, False))
     assert torch.equal(mind.state.values, clean.state.values)
 
 
 def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_down():
     mind = make(((0, 1),), world=3)
     bring(mind, 0, *cover(0, (0, 1)))
-    assert [mind.held_of(1), mind.apart_of(1)] == [0, -1]  # staged, or summed already
-    assert kinds(mind.cut(1, -1)) == [(0, Leads), (1, Leads), (2, Leads)]
-    assert mind.held_of(0) == -1
+    assert [mind.last_clock_of(1), mind.last_separate_clock_of(1)] == [0, -1]  # staged, or summed already
+    assert kinds(mind.drop_pushes_after(1, -1)) == [(0, Leads), (1, Leads), (2, Leads)]
+    assert mind.last_clock_of(0) == -1
     bring(mind, 0, *push(0, 0))
-    assert mind.apart_of(0) == 0
+    assert mind.last_separate_clock_of(0) == 0
 
 
 def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
@@ -343,30 +351,30 @@ def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
     for cut, sender in ((1, 1), (2, 1), (1, 2), (2, 2)):
         mind = make(((1, 2),), world=3)
         bring(mind, sender, *cover(0, (1, 2)))
-        assert mind.apart_of(cut) == -1
-        assert (3 - cut, Leads) in kinds(mind.cut(cut, -1))
-        assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
+        assert mind.last_separate_clock_of(cut) == -1
+        assert (3 - cut, Leads) in kinds(mind.drop_pushes_after(cut, -1))
+        assert [mind.last_clock_of(1), mind.last_clock_of(2)] == [-1, -1]
         ends_clean(mind, ((1, 2),))
 
 
 def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_any_more():
     mind = make(((1, 2, 3),), world=4)
     bring(mind, 1, *cover(0, (1, 2, 3)))
-    fewer = Membership.first(4, 0).changed(0, [0, 1, 2])
-    assert [(1, Leads), (2, Leads)] == [one for one in kinds(mind.members(fewer)) if one[0] in (1, 2)]
-    assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
-    assert kinds(bring(mind, 2, *cover(0, (1, 2)))) == [(1, Taken), (2, Taken)]
+    fewer = Membership.initial(4, 0).changed(0, [0, 1, 2])
+    assert [(1, Leads), (2, Leads)] == [one for one in kinds(mind.set_members(fewer)) if one[0] in (1, 2)]
+    assert [mind.last_clock_of(1), mind.last_clock_of(2)] == [-1, -1]
+    assert kinds(bring(mind, 2, *cover(0, (1, 2)))) == [(1, PushStaged), (2, PushStaged)]
 
 
 def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads():
     mind = make(((1, 2),), world=3)
     message, data = cover(0, (1, 2))
-    where = mind.place(1, message, len(data))
-    mind.cut(2, -1)
+    where = mind.push_buffer_for(1, message, len(data))
+    mind.drop_pushes_after(2, -1)
     bring(mind, 0, *push(0, 0))
     bring(mind, 2, *push(0, 2))
     where[:] = bytes(len(data))
-    assert kinds(mind.pushed(1, message, len(data))) == [(1, Leads)]
+    assert kinds(mind.on_push(1, message, len(data))) == [(1, Leads)]
     ends_clean(mind, ((1, 2),))
 
 
@@ -376,9 +384,9 @@ def test_host_sums_are_handed_over_as_what_they_are(first):
     hosts = ((first, 2),)
     old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
     bring(old, first, *cover(0, (first, 2)))
-    head, data = old._intake.staged()
-    new._intake.restage(head, memoryview(b"".join(data)))
-    assert [new.held_of(2), new.apart_of(2)] == [0, -1]
+    head, data = old._staging.staged_state()
+    new._staging.restore_staged(head, memoryview(b"".join(data)))
+    assert [new.last_clock_of(2), new.last_separate_clock_of(2)] == [0, -1]
     ends_clean(new, hosts)
 
 
@@ -388,7 +396,7 @@ def ends_clean(mind, hosts) -> None:
     for one in (mind, clean):
         for rank in range(3):
             bring(one, rank, *push(0, rank))
-        one.ordered(0, Order(GROUPS, None, False))
+        one.on_step_order(0, StepOrder(GROUPS, None, False))
         assert one.version == 1
     assert torch.equal(mind.state.values, clean.state.values)
 
@@ -397,7 +405,7 @@ def ends_clean(mind, hosts) -> None:
 def test_a_host_sum_of_other_ranks_than_those_of_the_host_is_never_taken(hosts):
     mind = make(hosts, world=4)
     assert kinds(bring(mind, 1, *cover(0, (1, 2, 3)))) == [(1, Leads), (2, Leads), (3, Leads)]
-    assert [mind.held_of(rank) for rank in range(4)] == [-1] * 4
+    assert [mind.last_clock_of(rank) for rank in range(4)] == [-1] * 4
 
 
 def test_who_sends_a_host_sum_is_one_of_its_ranks_and_does_not_lend_it():
@@ -405,9 +413,9 @@ def test_who_sends_a_host_sum_is_one_of_its_ranks_and_does_not_lend_it():
     message, data = cover(0, (1, 2))
     with pytest.raises(ProtocolError, match="worker/0"):
         bring(mind, 0, message, data)
-    lent = Push(0, 0, 2.0, b"\1\1", 0, at=Place(0, 0, 76), covers=(1, 2))
+    lent = Push(0, 0, 2.0, b"\1\1", 0, at=SharedRange(0, 0, 76), covers=(1, 2))
     with pytest.raises(ProtocolError, match="worker/1"):
-        mind.pushed(1, lent, 0, memoryview(bytearray(data)))
+        mind.on_push(1, lent, 0, memoryview(bytearray(data)))
 
 
 def test_values_that_a_host_sum_says_have_landed_are_changed_in_place():
@@ -416,7 +424,7 @@ def test_values_that_a_host_sum_says_have_landed_are_changed_in_place():
     for clock in range(3):
         before = mind.state.values.data_ptr()
         for rank in range(2):
-            mind.pull(rank, Pull(clock, [0], clock, [clock - 1]))
+            mind.on_pull(rank, Pull(clock, [0], clock, [clock - 1]))
         bring(mind, 0, *cover(clock, (0, 1)))
-        mind.ordered(clock, Order(GROUPS, None, False))
+        mind.on_step_order(clock, StepOrder(GROUPS, None, False))
         assert (mind.state.values.data_ptr() == before) == (clock > 0), clock

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psctl.ps.dense.host_sums import BLOCK, Part, host_sum, in_turn, joint_weight
+from psctl.ps.dense.host_sums import BLOCK, RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.pieces import Piece
 from psctl.types import Range
 from tests.examples import examples
@@ -20,16 +20,16 @@ HELD = [Piece(i, Range(0, b - a), Range(a, b)) for i, (a, b) in enumerate(pairwi
 SIZE = ENDS[-1]
 
 
-def part(rank: int, weight: float, present: bytes, dtype: torch.dtype = torch.float32) -> Part:
+def part(rank: int, weight: float, present: bytes, dtype: torch.dtype = torch.float32) -> RankGradients:
     generator = torch.Generator().manual_seed(rank)
     gradients = torch.randn(SIZE, generator=generator).to(dtype)
     for piece, there in zip(HELD, present, strict=True):
         if not there:
             gradients[piece.at.start : piece.at.stop] = math.nan  # may never count
-    return Part(rank, weight, present, gradients)
+    return RankGradients(rank, weight, present, gradients)
 
 
-def by_hand(parts: list[Part]) -> torch.Tensor:
+def by_hand(parts: list[RankGradients]) -> torch.Tensor:
     """Piece by piece, whole tensors, rank after rank."""
     out = torch.zeros(SIZE, dtype=parts[0].gradients.dtype)
     for at, piece in enumerate(HELD):
@@ -42,7 +42,7 @@ def by_hand(parts: list[Part]) -> torch.Tensor:
 
 
 @st.composite
-def hosts_parts(draw: st.DrawFn) -> list[Part]:
+def hosts_parts(draw: st.DrawFn) -> list[RankGradients]:
     ranks = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True).map(sorted))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
     weights = st.sampled_from([1.0, 0.3, 1.7, 0.0])
@@ -52,7 +52,7 @@ def hosts_parts(draw: st.DrawFn) -> list[Part]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(hosts_parts(), st.sampled_from(["apart", "in place", "onto"]))
-def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[Part], way: str) -> None:
+def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[RankGradients], way: str) -> None:
     expected, dtype = by_hand(parts), parts[0].gradients.dtype
     before = [one.gradients.clone() for one in parts]
     out = parts[0].gradients if way == "in place" else torch.full((SIZE,), 7.0, dtype=dtype)

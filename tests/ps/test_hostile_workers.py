@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
 from psctl.permits import NEW, why_refused
-from psctl.ps.messages import Near
+from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.ps.table_messages import Back, More, Section, StoreSpec, TableSpec
+from psctl.ps.table_messages import AnswersRead, More, StoreSpec, TableSpec, UpdateSection
 from psctl.types import Member
 from tests.coordinator.test_hostile_members import of_struct
 from tests.ps.test_table_bounds import STORE, Tables
@@ -27,23 +27,27 @@ SPECS = st.sampled_from(
      TableSpec("w", (2,), "nonsense"), TableSpec("w", (-1,), "float32"), TableSpec("", (0,), "bool", "most")]
 )  # fmt: skip
 SECTIONS = st.builds(
-    Section, st.integers(-1, 5), st.sampled_from(["", "w"]), st.integers(-1, 3),
+    UpdateSection, st.integers(-1, 5), st.sampled_from(["", "w"]), st.integers(-1, 3),
     st.sampled_from(["push", "start", "call"]), SPECS, st.sampled_from([b"", b"x" * 16]), st.just("mine:none"),
     st.just({}), st.booleans(),
 )  # fmt: skip
 
 
 def said(permits: Any) -> st.SearchStrategy[Any]:
-    kinds = [row.message for row in permits.to("server")["worker"].values() if row.message not in (Near, More, Back)]
+    kinds = [
+        row.message
+        for row in permits.to("server")["worker"].values()
+        if row.message not in (SharedMemoryOffer, More, AnswersRead)
+    ]
     return st.sampled_from(kinds).flatmap(of_struct)
 
 
-def of_this_store(message: Any, sections: list[Section], sequence: int) -> Any:
+def of_this_store(message: Any, sections: list[UpdateSection], sequence: int) -> Any:
     """Return a message as one of a session that is open, so that it gets past the first look."""
     fields = {each.name for each in msgspec.structs.fields(message)}
     known = {"store": "s", "session": 1, "term": 4, "sequence": sequence, "at": None}
     known |= {"sections": sections} if type(message).__name__ == "Update" else {}
-    if type(message).__name__ == "Open":
+    if type(message).__name__ == "OpenStore":
         known["store"] = STORE  # type: ignore[assignment]
     return msgspec.structs.replace(message, **{name: value for name, value in known.items() if name in fields})
 
@@ -62,12 +66,12 @@ def test_tables_survive_anything_that_a_worker_may_say(speech: list[Any], known:
         if why_refused(rows[type(message)], HOSTILE, message, NEW, len(payload)):
             continue
         try:
-            tables.mind.received(1, message, memoryview(bytearray(payload)))
+            tables.mind.on_worker_message(1, message, memoryview(bytearray(payload)))
         except ProtocolError:
-            tables.mind.lost(1)
+            tables.mind.on_worker_disconnected(1)
     opened = tables.mind.stores["s"]
     if opened.refused is None:
-        section = Section(0, "good", 1, spec=TableSpec("good", (2,), "float32"))
+        section = UpdateSection(0, "good", 1, spec=TableSpec("good", (2,), "float32"))
         tables.update(0, section, arrays=(np.zeros(1, dtype=np.int64), np.ones(2, dtype=np.float32)))
         assert opened.refused is None
     assert isinstance(opened.spec, StoreSpec)
@@ -96,10 +100,10 @@ def test_parameters_survive_anything_that_a_worker_may_say(speech: list[Any], kn
             if why_refused(rows[type(said_now)], HOSTILE, said_now, NEW, 0):
                 continue
         try:
-            place = mind.place(1, said_now, size) if size else None
+            place = mind.receive_buffer_for(1, said_now, size) if size else None
             assert place is None or len(place) == size
-            mind.received(1, said_now, size)
+            mind.on_worker_message(1, said_now, size)
         except ProtocolError:
-            mind.lost(1)
+            mind.on_worker_disconnected(1)
     version = mind.shards[0].version
     assert version is None or version <= 2

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.clock_ledger import Membership, Order
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.lent_buffers import Lending
-from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Place, Pull, Push, PushPart, Values
-from psctl.ps.outputs import Send
+from psctl.ps.messages import Leads, Pull, Push, PushPart, SharedRange, Values
+from psctl.ps.outputs import ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
 
@@ -34,26 +34,26 @@ class Shelf(Lending):
         self.made.append(torch.zeros(count, dtype=dtype))
         return self.made[-1]
 
-    def place(self, rank, tensor):
+    def place_for(self, rank, tensor):
         if rank not in self.near:
             return None
         for number, whole in enumerate(self.made):
             offset = tensor.data_ptr() - whole.data_ptr()
             if 0 <= offset < whole.numel() * 4:
-                return Place(number, offset, tensor.numel() * 4)
+                return SharedRange(number, offset, tensor.numel() * 4)
         return None
 
-    def read(self, at: Place) -> memoryview:
+    def read(self, at: SharedRange) -> memoryview:
         return bytes_view(self.made[at.segment])[at.offset : at.offset + at.size]
 
 
-def make(world=3, update="server", staleness=0, shelf=None) -> ShardMind:
+def make(world=3, update="server", staleness=0, shelf=None) -> DenseShard:
     layout = Layout(INFOS, "SGD" if update == "server" else "", tuple(GROUPS))
     terms = Terms(layout, world, update, 0, staleness)
-    mind = ShardMind(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
-    mind.assigned(0, [0], [], lambda server: True)
-    mind.place_begin(0, 0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
-    mind.begun(0, 0, 4 * SIZE)
+    mind = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
+    mind.on_assignment(0, [0], [], lambda server: True)
+    mind.start_values_buffer(0, 0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
+    mind.on_start_values(0, 0, 4 * SIZE)
     return mind
 
 
@@ -63,22 +63,22 @@ def gradient(rank: int, clock: int) -> torch.Tensor:
 
 def send(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None):
     head = Push(0, clock, weight, present, clock if landed is None else landed)
-    mind.place(rank, head, 4 * SIZE)[:] = bytes_view(data)
-    return mind.pushed(rank, head, 4 * SIZE)
+    mind.push_buffer_for(rank, head, 4 * SIZE)[:] = bytes_view(data)
+    return mind.on_push(rank, head, 4 * SIZE)
 
 
 def lend(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None, offset=0):
-    at = Place(0, offset, 4 * SIZE)
+    at = SharedRange(0, offset, 4 * SIZE)
     head = Push(0, clock, weight, present, clock if landed is None else landed, at)
-    return mind.pushed(rank, head, 0, bytes_view(data))
+    return mind.on_push(rank, head, 0, bytes_view(data))
 
 
 def order(mind, clock, scale=None):
-    return mind.ordered(clock, Order(GROUPS, scale, False))
+    return mind.on_step_order(clock, StepOrder(GROUPS, scale, False))
 
 
 def ask(mind, rank, clock, oldest=None, have=-1):
-    return mind.pull(rank, Pull(clock, [0], clock if oldest is None else oldest, [have]))
+    return mind.on_pull(rank, Pull(clock, [0], clock if oldest is None else oldest, [have]))
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
@@ -123,7 +123,7 @@ def test_one_worker_alone_and_asp_step_from_what_is_lent():
         for clock in range(3):
             data = gradient(0, clock)
             for mind, how in ((lent, lend), (sent, send)):
-                mind.ordered(clock, Order(GROUPS, 0.5, False, 0 if staleness is None else -1))
+                mind.on_step_order(clock, StepOrder(GROUPS, 0.5, False, 0 if staleness is None else -1))
                 how(mind, 0, clock, data.clone())
             assert torch.equal(data, gradient(0, clock))
         assert lent.version == 3
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_the_workers_fault_and_changes_nothing(change, reas
 def test_bytes_beside_a_place_are_refused():
     mind = make(world=1)
     with pytest.raises(ProtocolError, match="lies elsewhere"):
-        mind.place(0, Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, 4 * SIZE)), 4 * SIZE)
+        mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, 4 * SIZE)), 4 * SIZE)
 
 
 def test_an_old_or_early_lent_push_is_dropped():
@@ -169,7 +169,9 @@ def test_an_old_or_early_lent_push_is_dropped():
 
 def lent_to(outputs, rank) -> list[Values]:
     return [
-        one.message for one in outputs if isinstance(one, Send) and one.rank == rank and isinstance(one.message, Values)
+        one.message
+        for one in outputs
+        if isinstance(one, ToWorker) and one.rank == rank and isinstance(one.message, Values)
     ]
 
 
@@ -180,7 +182,7 @@ def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, stale
         return  # asp steps on servers
     shelf = Shelf(near=[0])
     mind = make(world=1, update=update, staleness=staleness, shelf=shelf)
-    reading: dict[int, tuple[Place, bytes]] = {}
+    reading: dict[int, tuple[SharedRange, bytes]] = {}
     landed = -1
     for clock in range(30):
         for message in lent_to(ask(mind, 0, clock, oldest=0, have=landed), 0):
@@ -191,7 +193,9 @@ def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, stale
         if clock % 3 == 2:
             landed = max(reading)
             reading = {version: one for version, one in reading.items() if version > landed}
-        mind.ordered(clock, Order(GROUPS if update == "server" else [], None, False, 0 if staleness is None else -1))
+        mind.on_step_order(
+            clock, StepOrder(GROUPS if update == "server" else [], None, False, 0 if staleness is None else -1)
+        )
         lend(mind, 0, clock, gradient(0, clock), landed=landed)
         for version, (at, was) in reading.items():
             assert bytes(shelf.read(at)) == was, f"version {version} changed in the step of clock {clock}"
@@ -204,7 +208,7 @@ def test_a_reader_whose_connection_broke_may_read_on_until_it_or_its_successor_h
     mind = make(world=2, staleness=1, shelf=shelf)
     (message,) = lent_to(ask(mind, 0, 0), 0)
     was = bytes(shelf.read(message.at))
-    mind.lost(0)
+    mind.on_worker_disconnected(0)
     for clock in range(2):
         for rank in range(2):
             lend(mind, rank, clock, gradient(rank, clock), landed=-1)
@@ -229,7 +233,7 @@ def test_who_takes_part_no_longer_reads_no_more():
     for rank in range(2):
         lend(mind, rank, 0, gradient(rank, 0), landed=-1)
     order(mind, 0)
-    mind.members(Membership.first(2, 0).changed(1, [1]))
+    mind.set_members(Membership.initial(2, 0).changed(1, [1]))
     for clock in range(1, 8):
         ask(mind, 1, clock)
         lend(mind, 1, clock, gradient(1, clock), landed=clock)
@@ -248,16 +252,18 @@ def test_those_who_are_far_are_sent_bytes():
 # ---- the worker's end ----
 
 
-def worker(shelf=None, staleness=0) -> ClientMind:
+def worker(shelf=None, staleness=0) -> DenseClient:
     layout = Layout(INFOS, "SGD", tuple(GROUPS))
-    mind = ClientMind(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
-    mind.received(0, Leads(0, [0]))
+    mind = DenseClient(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
+    mind.on_server_message(0, Leads(0, [0]))
     return mind
 
 
 def land(mind, version, value, clock) -> torch.Tensor:
     lent = torch.full((SIZE,), value)
-    mind.received(0, Values(0, version, b"\1\1", clock, version, Place(0, 0, 4 * SIZE)), 0, bytes_view(lent))
+    mind.on_server_message(
+        0, Values(0, version, b"\1\1", clock, version, SharedRange(0, 0, 4 * SIZE)), 0, bytes_view(lent)
+    )
     return lent
 
 
@@ -266,13 +272,13 @@ def test_a_push_to_a_server_that_is_near_says_where_it_lies():
     mind = worker(shelf)
     mind.pull(0)
     land(mind, 0, 1.0, 0)
-    mind.show()
-    mind.sending(0)["float32"].fill_(3.0)
+    mind.copy_to_front()
+    mind.send_buffer(0)["float32"].fill_(3.0)
     (out,) = mind.push(0, 0, [True, True], 1.0)
     assert out.payload is None and isinstance(out.message, Push) and out.message.at is not None
     assert torch.frombuffer(shelf.read(out.message.at), dtype=torch.float32).eq(3).all()
     shelf.near.clear()
-    again = mind.received(0, Leads(0, [0]))
+    again = mind.on_server_message(0, Leads(0, [0]))
     (sent,) = [one for one in again if isinstance(one.message, Push | PushPart)]
     assert sent.message.at is None and len(sent.payload) == 4 * SIZE, "by another connection it may be far"
 
@@ -289,18 +295,18 @@ def test_lent_values_come_to_the_front_when_they_are_shown_and_only_then_count_a
     mind = worker(staleness=1)
     mind.pull(0)
     land(mind, 0, 1.0, 0)
-    assert mind.landing["float32"].eq(0).all()
-    assert mind.missing(0) == []
+    assert mind.front["float32"].eq(0).all()
+    assert mind.missing_shards(0) == []
     assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == -1, "its server must let it stand"
-    mind.show()
-    assert mind.landing["float32"].eq(1).all()
+    mind.copy_to_front()
+    assert mind.front["float32"].eq(1).all()
     mind.pull(1)
     lent = land(mind, 1, 2.0, 1)
     assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 0
-    mind.show([0])
+    mind.copy_to_front([0])
     lent.fill_(float("nan"))
-    mind.show()
-    assert mind.landing["float32"].eq(2).all(), "one copy, once"
+    mind.copy_to_front()
+    assert mind.front["float32"].eq(2).all(), "one copy, once"
 
 
 def test_values_that_are_taken_piece_by_piece_count_as_landed_when_the_last_is():
@@ -312,39 +318,39 @@ def test_values_that_are_taken_piece_by_piece_count_as_landed_when_the_last_is()
 
     mind.pull(0)
     land(mind, 0, 1.0, 0)
-    mind.show()
-    mind.deliver(take)
+    mind.copy_to_front()
+    mind.set_value_sink(take)
     mind.pull(1)
     land(mind, 1, 2.0, 1)
-    mind.show([0])
+    mind.copy_to_front([0])
     assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 0, "its server must let it stand"
-    mind.show([0])
-    mind.show([0])
+    mind.copy_to_front([0])
+    mind.copy_to_front([0])
     assert taken == [(0, [2.0] * SIZE, b"\1\1", 1)] * 2, "and is then taken no more"
     assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 1
-    assert mind.landing["float32"].eq(1).all(), "the front stays as it is"
+    assert mind.front["float32"].eq(1).all(), "the front stays as it is"
 
 
 def test_sent_values_take_the_place_of_lent_ones():
     mind = worker(staleness=1)
     mind.pull(0)
     land(mind, 0, 1.0, 0)
-    mind.show()
+    mind.copy_to_front()
     mind.pull(1)
     head = Values(0, 1, b"\1\1", 1, 1)
-    mind.place(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
-    mind.received(0, head, 4 * SIZE)
+    mind.receive_buffer_for(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
+    mind.on_server_message(0, head, 4 * SIZE)
     assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 1
-    mind.show()
-    assert mind.landing["float32"].eq(5).all()
+    mind.copy_to_front()
+    assert mind.front["float32"].eq(5).all()
 
 
 @pytest.mark.parametrize(("size", "offset"), [(SIZE + 1, 0), (SIZE - 1, 0), (0, 0), (SIZE, 2)])
 def test_values_that_do_not_fit_are_the_servers_fault(size, offset):
     mind = worker()
     mind.pull(0)
-    message = Values(0, 0, b"\1\1", 0, 0, Place(0, offset, 4 * SIZE))
+    message = Values(0, 0, b"\1\1", 0, 0, SharedRange(0, offset, 4 * SIZE))
     with pytest.raises(ProtocolError, match="bytes at"):
-        mind.received(0, message, 0, bytes_view(torch.zeros(size)))
+        mind.on_server_message(0, message, 0, bytes_view(torch.zeros(size)))
     with pytest.raises(ProtocolError, match="lie elsewhere"):
-        mind.place(0, message, 4 * SIZE)
+        mind.receive_buffer_for(0, message, 4 * SIZE)

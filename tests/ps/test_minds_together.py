@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from psctl.ps.replication.chain_entries import Copying
+from psctl.ps.replication.chain_entries import CopyBudget
 from tests.ps.world import SHARDS, World
 
 CLOCKS = 5
@@ -72,7 +72,9 @@ def test_a_move_at_any_message_and_a_death_after_it_change_nothing(seed):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_new_replica_is_filled_while_training_goes_on_and_takes_over(seed, monkeypatch):
-    monkeypatch.setattr(Copying.__init__, "__defaults__", (1 if seed % 2 else 1 << 29,))  # one copy at a time, or all
+    monkeypatch.setattr(
+        CopyBudget.__init__, "__defaults__", (1 if seed % 2 else 1 << 29,)
+    )  # one copy at a time, or all
     world = World(seed, 2, 2, CLOCKS)
     world.run(steps=world.random.randrange(60))
     world.add(7, list(range(len(SHARDS))))
@@ -106,7 +108,7 @@ def test_without_a_worker_the_others_go_on_and_what_it_pushed_after_the_cut_is_i
         assert newest <= cut_at + 1
         for server, mind in sorted(world.servers.items()):
             world._follow(server, mind.count_until(0, cut_at))
-            world._follow(server, mind.members(cut_at + 1, [1, 2]))
+            world._follow(server, mind.set_members(cut_at + 1, [1, 2]))
         world.run()
         world.copies_agree()
         assert torch.equal(found.setdefault(cut_at, world.values()), world.values())  # it depends on the cut alone

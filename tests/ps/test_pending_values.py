@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.ps.dense.client.pending_values import LEAST, Missing
+from psctl.ps.dense.client.pending_values import LEAST, PendingValues
 from psctl.types import Range, Shard
 
 MIB = 1 << 20
@@ -20,7 +20,7 @@ class Mind:
         self.owners = [at % 2 for at in range(count)]
         self.landed: set[int] = set()
 
-    def missing(self, clock: int, shards: list[int], exact: bool) -> list[int]:
+    def missing_shards(self, clock: int, shards: list[int], exact: bool) -> list[int]:
         assert (clock, exact) == (7, True)
         return [shard for shard in shards if shard not in self.landed]
 
@@ -28,27 +28,27 @@ class Mind:
 def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
     mind = Mind(4, LEAST // 4)
     mind.landed.add(1)
-    missing = Missing(mind, 7, [0, 1, 3], exact=True)
-    assert missing.landed() == [1]
-    assert missing.servers() == {0, 1}
+    missing = PendingValues(mind, 7, [0, 1, 3], exact=True)
+    assert missing.newly_arrived() == [1]
+    assert missing.servers_waited_for() == {0, 1}
     mind.landed.add(3)
-    assert missing.servers() == {0}
+    assert missing.servers_waited_for() == {0}
     mind.landed.add(0)
-    assert missing.servers() == set()
-    assert missing.landed() == [0, 3]
+    assert missing.servers_waited_for() == set()
+    assert missing.newly_arrived() == [0, 3]
     assert missing.left == []
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_a_long_one_each_shard_is_copied_once_in_few_goes_and_little_is_left_for_the_end(order: int) -> None:
     mind = Mind(64, 3 * MIB // 2)
-    missing = Missing(mind, 7, range(64), exact=True)
-    copied, goes = [missing.landed()], 0
+    missing = PendingValues(mind, 7, range(64), exact=True)
+    copied, goes = [missing.newly_arrived()], 0
     for shard in range(64)[::order]:
-        assert missing.servers()
+        assert missing.servers_waited_for()
         mind.landed.add(shard)
-        if not missing.servers():
-            copied.append(missing.landed())
+        if not missing.servers_waited_for():
+            copied.append(missing.newly_arrived())
             goes += 1
     assert missing.left == []
     assert sorted(shard for some in copied for shard in some) == list(range(64))

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from psctl.ps.messages import CopyBegin, CopyPart
-from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
-from psctl.ps.replication.replica_chain import Chain
+from psctl.ps.messages import StateCopy, StatePart
+from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp, ToServer
+from psctl.ps.replication.replica_chain import ReplicaChain
 from tests.ps.log import Log
 
 
@@ -20,19 +20,19 @@ class Servers:
         self.alive = set(range(count))
         self.logs = [Log() for _ in range(count)]
         self.chains = [
-            Chain(0, me, self.logs[me], lambda other: other in self.alive, window=window) for me in range(count)
+            ReplicaChain(0, me, self.logs[me], lambda other: other in self.alive, window=window) for me in range(count)
         ]
-        self.told: list[CaughtUp | HandedOver] = []
+        self.told: list[ReplicaCaughtUp | LeadMoved] = []
         self.deaf: set[int] = set()  # what they are told waits
         self._mail: deque[tuple[int, ToServer]] = deque()
 
     def assigned(self, epoch: int, chain: list[int], copies: tuple[int, ...] = ()) -> None:
         for me in sorted(self.alive):
-            self.follow(me, self.chains[me].assigned(epoch, chain, copies, self.alive.__contains__))
+            self.follow(me, self.chains[me].on_assignment(epoch, chain, copies, self.alive.__contains__))
 
     def begin(self, leader: int) -> None:
         self.logs[leader].version = 0
-        self.follow(leader, self.chains[leader].begun())
+        self.follow(leader, self.chains[leader].on_first_version())
         self.deliver()
 
     def put(self, leader: int, number: int) -> None:
@@ -62,10 +62,10 @@ class Servers:
                 kept.append((source, output))
                 continue
             if output.payload is not None:
-                place = chain.place(source, output.message, size)
+                place = chain.receive_buffer_for(source, output.message, size)
                 if place is not None:
                     place[:] = output.payload
-            self.follow(output.server, chain.received(source, output.message, size))
+            self.follow(output.server, chain.on_message(source, output.message, size))
         self._mail = kept
 
     def numbers(self, server: int) -> list[int]:
@@ -95,10 +95,10 @@ def test_a_server_that_is_filled_says_so_and_takes_over_by_hand_over() -> None:
     servers.put(0, 0)
     servers.assigned(2, [0], (1,))
     servers.deliver()
-    assert servers.told == [CaughtUp(2, 0, 1)]
+    assert servers.told == [ReplicaCaughtUp(2, 0, 1)]
     servers.assigned(3, [1])
     servers.deliver()
-    assert servers.told[1:] == [HandedOver(3, 0)]
+    assert servers.told[1:] == [LeadMoved(3, 0)]
     assert (servers.chains[0].role, servers.chains[1].role) == ("none", "primary")
     assert servers.numbers(1) == [0]
 
@@ -120,7 +120,7 @@ def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_ackno
     servers.deaf = {2}
     servers.deliver()
     servers.deaf = {0}
-    servers.follow(2, servers.chains[2].joined(0))
+    servers.follow(2, servers.chains[2].on_server_connected(0))
     servers.deliver()
     servers.deaf = {2}
     servers.deliver()
@@ -143,10 +143,10 @@ def test_who_leads_next_makes_no_entry_before_all_of_the_chain_have_spoken() -> 
     servers.die(0)
     servers.deaf.clear()
     for me in (1, 2):
-        servers.follow(me, servers.chains[me].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+        servers.follow(me, servers.chains[me].on_assignment(2, [1, 2, 3], (), servers.alive.__contains__))
     servers.deliver()
     assert not servers.chains[1].may_append, "3 may have what only the dead one gave it"
-    servers.follow(3, servers.chains[3].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+    servers.follow(3, servers.chains[3].on_assignment(2, [1, 2, 3], (), servers.alive.__contains__))
     servers.deliver()
     assert servers.chains[1].may_append
 
@@ -156,14 +156,14 @@ def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
     chain = servers.chains[1]
     servers.assigned(1, [1])
     servers.begin(1)
-    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "a"), 0)  # by an assignment that is not known here yet
-    place = chain.place(0, CopyPart(0, 0), 4)
+    chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "a"), 0)  # by an assignment that is not known here yet
+    place = chain.receive_buffer_for(0, StatePart(0, 0), 4)
     assert place is not None
-    chain.received(0, CopyPart(0, 0), 4)
+    chain.on_message(0, StatePart(0, 0), 4)
     servers.assigned(2, [0], (1,))
     assert chain.role == "handing"
-    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
-    assert chain.place(0, CopyPart(0, 0), 4) is None
+    chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
+    assert chain.receive_buffer_for(0, StatePart(0, 0), 4) is None
 
 
 def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_the_same() -> None:
@@ -186,7 +186,7 @@ def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_
     servers.put(1, 5)
     servers.put(1, 6)
     servers.alive.add(2)
-    servers.follow(1, servers.chains[1].joined(2))
+    servers.follow(1, servers.chains[1].on_server_connected(2))
     servers.deliver()
     assert [servers.numbers(server) for server in (1, 2, 3)] == [[5, 6]] * 3
     assert servers.chains[1].settled

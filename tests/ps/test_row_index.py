@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psctl.ps.tables.row_index import Index, Rows, mix, mix_one, shard_of, shard_of_one
+from psctl.ps.tables.row_index import KeyIndex, TableRows, mix, mix_one, shard_of, shard_of_one
 
 
 def splitmix(key: int) -> int:
@@ -23,7 +23,7 @@ def test_the_mixer_is_splitmix64s_finaliser() -> None:
 
 
 def test_an_index_is_a_dict() -> None:
-    index, known, numbers = Index(), {}, np.random.default_rng(1)
+    index, known, numbers = KeyIndex(), {}, np.random.default_rng(1)
     for _ in range(20):
         keys = np.unique(numbers.integers(-50, 50, 30) * 2**40)
         new = keys[index.find(keys) < 0]
@@ -33,7 +33,7 @@ def test_an_index_is_a_dict() -> None:
     assert (index.find(keys + 1) == -1).all()
     assert [index.find(keys[at : at + 1]).tolist() for at in range(len(keys))] == [[slot] for slot in known.values()]
     assert all(index.find(keys[at : at + 1] + 1).tolist() == [-1] for at in range(len(keys)))
-    assert Index().find(keys[:1]).tolist() == [-1]
+    assert KeyIndex().find(keys[:1]).tolist() == [-1]
     assert index.keys[: len(index)].tolist() == keys.tolist()
 
 
@@ -51,7 +51,7 @@ def test_one_key_is_in_the_shard_where_it_is_among_others() -> None:
 
 
 def test_rows_grow_and_keep_their_values() -> None:
-    rows = Rows(2, torch.float32, 1)
+    rows = TableRows(2, torch.float32, 1)
     for start in range(0, 100, 10):
         slots = torch.from_numpy(rows.add(np.arange(start, start + 10)))
         rows.lanes.values[slots] = torch.arange(start, start + 10).float()[:, None]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.ps.outputs import Save
+from psctl.ps.outputs import LoadTables, SaveSlices
 from psctl.ps.tables.server.saved_tables import hashes, wanted
-from psctl.ps.tables.server.table_server import Load
 from psctl.types import TensorSlice
 from tests.ps.table_world import Functions, World, spec
 
@@ -20,9 +19,9 @@ KEYS = np.arange(40)
 def saved(world: World, step: int) -> dict[str, tuple[TensorSlice, bytes]]:
     """Ask all servers for their parts; return the checkpoint's tensors by name."""
     for rank, mind in world.servers.items():
-        world.follow(rank, mind.save(step))
+        world.follow(rank, mind.request_checkpoint(step))
     world.run()
-    parts = [output for _, output in world.told if isinstance(output, Save) and output.step == step]
+    parts = [output for _, output in world.told if isinstance(output, SaveSlices) and output.step == step]
     assert len(parts) == len(world.servers)
     found = [copied for part in parts for copied in part.copied]
     assert len({copied.slice.name for copied in found}) == len(found)
@@ -33,7 +32,7 @@ def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
     """A world whose servers begin with a checkpoint."""
     world = World(**options, begins=True)
     for rank, output in list(world.told):
-        assert isinstance(output, Load)
+        assert isinstance(output, LoadTables)
         names = [each.name for each in wanted([each for each, _ in tensors.values()], output.shard, world.store.shards)]
         found = {
             name: torch.frombuffer(bytearray(data), dtype=getattr(torch, where.dtype)).reshape(where.shape)
@@ -42,7 +41,7 @@ def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
             for name, (where, data) in tensors.items()
             if name in names
         }
-        world.follow(rank, world.servers[rank].loaded(output.shard, found))
+        world.follow(rank, world.servers[rank].on_loaded(output.shard, found))
     world.told.clear()
     world.run()
     return world
@@ -83,8 +82,8 @@ def test_what_waits_for_a_clock_is_in_the_checkpoint() -> None:
     for rank in range(2):
         world.push(rank, spec(), KEYS, torch.ones(40), place=2)
         client = world.clients[rank]
-        for change in client.call(client.kinds[""], None, "mine:double", {}, world.ticket()) if rank else ():
-            world.put(rank, client.send(change, 2))
+        for change in client.prepare_call(client.kinds[""], None, "mine:double", {}, world.ticket()) if rank else ():
+            world.put(rank, client.send_change(change, 2))
         world.mark(rank, 1, place=2)
     world.run()
     again = restored(saved(world, 1), workers=2, servers=1, shards=1, staleness=0, functions=functions)

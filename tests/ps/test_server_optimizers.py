@@ -99,7 +99,7 @@ def test_pieces_go_on_with_their_state_when_they_point_to_another_buffer():
     optimizer = PieceOptimizer(layout, [Piece(0, Range(0, 6), Range(0, 6))], values)
     optimizer.step(torch.ones(6), [True], layout.groups)
     other = values.clone()
-    optimizer.point_to(other)
+    optimizer.set_values(other)
     optimizer.step(torch.ones(6), [True], layout.groups)
     assert values.eq(-1).all()
     assert other.eq(-2.5).all()  # -1 - (0.5 * 1 + 1)

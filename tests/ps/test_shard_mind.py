@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.clock_ledger import Order
-from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.clock_ledger import StepOrder
+from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import LARGE, NormsOf, Pull, Push, Pushed, PushPart, Taken, Values, ValuesPart
-from psctl.ps.outputs import Send, Snapshot
+from psctl.ps.messages import LARGE, NormsAnswer, Pull, Push, Pushed, PushPart, PushStaged, Values, ValuesPart
+from psctl.ps.outputs import Snapshot, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
 from tests.examples import examples
@@ -22,16 +22,16 @@ from tests.examples import examples
 GROUPS = [{"lr": 0.1, "momentum": 0.9}]
 
 
-def make(world=3, size=70, update="server", optimizer="SGD", staleness=0, started=True) -> ShardMind:
+def make(world=3, size=70, update="server", optimizer="SGD", staleness=0, started=True) -> DenseShard:
     infos = (ParameterInfo("a", (size - 20,), "float32", 0), ParameterInfo("b", (20,), "float32", 0))
     layout = Layout(infos, optimizer if update == "server" else "", tuple(GROUPS))
     shard = Shard(0, "float32", Range(0, size))
-    mind = ShardMind(Terms(layout, world, update, 0, staleness), shard, pieces(layout, [shard])[0])
-    mind.assigned(0, [0], [], lambda server: True)
+    mind = DenseShard(Terms(layout, world, update, 0, staleness), shard, pieces(layout, [shard])[0])
+    mind.on_assignment(0, [0], [], lambda server: True)
     if started:
         values = torch.ones(size)
-        mind.place_begin(0, 0, 4 * size)[:] = bytes_view(values)
-        mind.begun(0, 0, 4 * size)
+        mind.start_values_buffer(0, 0, 4 * size)[:] = bytes_view(values)
+        mind.on_start_values(0, 0, 4 * size)
     return mind
 
 
@@ -47,29 +47,29 @@ def push(mind, rank, clock, present=b"\1\1", landed=None, weight=1.0, size=70, d
         part = view[offset : offset + LARGE]
         head = message if offset == 0 else PushPart(0, clock, offset)
         if len(part):
-            place = mind.place(rank, head, len(part))
+            place = mind.push_buffer_for(rank, head, len(part))
             if place is not None:
                 place[:] = part
-        found += mind.pushed(rank, head, len(part))
+        found += mind.on_push(rank, head, len(part))
     return found
 
 
 def order(mind, clock, scale=None, save=False):
-    return mind.ordered(clock, Order(GROUPS, scale, save))
+    return mind.on_step_order(clock, StepOrder(GROUPS, scale, save))
 
 
 def read(outputs, rank, size=70) -> torch.Tensor:
     """The values that were sent to a rank, as a tensor."""
     data = bytearray(4 * size)
     for output in outputs:
-        if isinstance(output, Send) and output.rank == rank and isinstance(output.message, Values | ValuesPart):
+        if isinstance(output, ToWorker) and output.rank == rank and isinstance(output.message, Values | ValuesPart):
             offset = getattr(output.message, "offset", 0)
             data[offset : offset + len(output.payload)] = output.payload
     return torch.frombuffer(data, dtype=torch.float32)
 
 
 def ask(mind, rank, clock, staleness=0):
-    return mind.pull(rank, Pull(clock, [0], max(0, clock - staleness), [-1]))
+    return mind.on_pull(rank, Pull(clock, [0], max(0, clock - staleness), [-1]))
 
 
 def pull(mind, clock, world=3):
@@ -118,7 +118,7 @@ def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
             for again in data.draw(st.lists(st.sampled_from(done), max_size=2)) if done else []:
                 old = data.draw(st.integers(0, clock))
                 garbage = torch.full((70,), 1e9)
-                assert Send(again, Taken(0, old)) in push(mind, again, old, data=garbage)
+                assert ToWorker(again, PushStaged(0, old)) in push(mind, again, old, data=garbage)
     assert torch.equal(read(ask(mind, 0, 3), 0), read(ask(clean, 0, 3), 0))
 
 
@@ -126,10 +126,10 @@ def test_a_push_ahead_of_its_turn_is_staged_until_rank_0_has_pushed():
     mind = make()
     pull(mind, 0)
     order(mind, 0)
-    assert push(mind, 2, 0) == [Send(2, Taken(0, 0))]
-    assert push(mind, 1, 0) == [Send(1, Taken(0, 0))]
+    assert push(mind, 2, 0) == [ToWorker(2, PushStaged(0, 0))]
+    assert push(mind, 1, 0) == [ToWorker(1, PushStaged(0, 0))]
     assert mind.version == 0
-    assert push(mind, 0, 0) == [Send(0, Taken(0, 0)), *(Send(rank, Pushed(0, 0)) for rank in range(3))]
+    assert push(mind, 0, 0) == [ToWorker(0, PushStaged(0, 0)), *(ToWorker(rank, Pushed(0, 0)) for rank in range(3))]
     assert mind.version == 1
 
 
@@ -148,15 +148,15 @@ def test_a_pull_may_be_answered_by_a_version_that_is_stale_by_s():
     mind = make(staleness=2)
     assert read(ask(mind, 1, 2, staleness=2), 1).eq(1).all()
     assert ask(mind, 1, 3, staleness=2) == []
-    assert mind.missing(3) == [0, 1, 2]
+    assert mind.missing_ranks(3) == [0, 1, 2]
 
 
 def test_what_is_missing_is_named_by_rank():
     mind = make()
     pull(mind, 0)
     push(mind, 1, 0)
-    assert mind.missing(1) == [0, 2]
-    assert mind.missing(0) == []
+    assert mind.missing_ranks(1) == [0, 2]
+    assert mind.missing_ranks(0) == []
 
 
 def test_an_absent_gradient_counts_as_zero_whatever_its_bytes_are():
@@ -187,11 +187,11 @@ def test_norms_are_of_the_joint_mean_and_none_where_nobody_had_a_gradient():
     mind = make(world=2)
     pull(mind, 0, 2)
     push(mind, 0, 0, present=b"\1\0")
-    assert mind.norms(1, 0) == []
+    assert mind.on_norms_query(1, 0) == []
     (answer,) = push(mind, 1, 0, present=b"\1\0")[1:]
     mean = (gradient(0, 0) + gradient(1, 0))[:50] / 2
-    assert answer == Send(1, NormsOf(0, 0, [float(mean.double().square().sum()), None]))
-    assert [output.rank for output in mind.norms(0, 0)] == [0]
+    assert answer == ToWorker(1, NormsAnswer(0, 0, [float(mean.double().square().sum()), None]))
+    assert [output.rank for output in mind.on_norms_query(0, 0)] == [0]
 
 
 def test_values_on_their_way_are_not_written_to_by_the_next_step():
@@ -241,9 +241,9 @@ def test_a_push_that_broke_off_is_begun_anew():
     mind = make(world=1, size=size, update="worker")
     ask(mind, 0, 0)
     head = Push(0, 0, 1.0, b"\1\1", 0)
-    mind.place(0, head, LARGE)[:] = bytes(LARGE)
-    mind.pushed(0, head, LARGE)
-    mind.lost(0)
+    mind.push_buffer_for(0, head, LARGE)[:] = bytes(LARGE)
+    mind.on_push(0, head, LARGE)
+    mind.on_worker_disconnected(0)
     ask(mind, 0, 0)
     push(mind, 0, 0, size=size)
     order(mind, 0)
@@ -281,9 +281,9 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
     pull(mind, 0, 2)
     push(mind, 0, 0)
     with pytest.raises(ProtocolError, match=reason):
-        mind.place(1, message, size)
-    assert mind.place(1, Push(0, 1, 1.0, b"\1\1", 0), 280) is None  # it skips a clock: it will come again
-    assert mind.place(1, PushPart(0, 0, 0), 280) is None  # its beginning is missing
+        mind.push_buffer_for(1, message, size)
+    assert mind.push_buffer_for(1, Push(0, 1, 1.0, b"\1\1", 0), 280) is None  # it skips a clock: it will come again
+    assert mind.push_buffer_for(1, PushPart(0, 0, 0), 280) is None  # its beginning is missing
     push(mind, 1, 0)
     order(mind, 0)
     clean = make(world=2)
@@ -297,27 +297,27 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
 def test_start_values_come_once_and_from_rank_0():
     mind = make(started=False)
     with pytest.raises(ProtocolError, match="worker/1, shard 0: sent start values"):
-        mind.place_begin(1, 0, 280)
+        mind.start_values_buffer(1, 0, 280)
     with pytest.raises(ProtocolError, match="start values"):
-        mind.place_begin(0, 0, 284)
+        mind.start_values_buffer(0, 0, 284)
     with pytest.raises(ProtocolError, match="before there are start values"):
-        mind.place(0, Push(0, 0, 1.0, b"\1\1", -1), 280)
+        mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", -1), 280)
     assert ask(mind, 2, 0) == []
-    mind.place_begin(0, 0, 280)[:] = bytes_view(torch.ones(70))
-    assert [output.rank for output in mind.begun(0, 0, 280)] == [2]
-    assert mind.place_begin(0, 0, 280) is None  # sent again after a broken connection
+    mind.start_values_buffer(0, 0, 280)[:] = bytes_view(torch.ones(70))
+    assert [output.rank for output in mind.on_start_values(0, 0, 280)] == [2]
+    assert mind.start_values_buffer(0, 0, 280) is None  # sent again after a broken connection
 
 
 def test_where_workers_step_a_push_is_answered_with_the_sum_that_it_is_in_also_when_it_is_said_again():
     mind = make(world=2, update="worker")
     pull(mind, 0, 2)
     assert push(mind, 1, 0) == []
-    mind.lost(1)  # rank 1 connects anew, and says it again
+    mind.on_worker_disconnected(1)  # rank 1 connects anew, and says it again
     assert push(mind, 1, 0) == []
     mean = (gradient(0, 0) + gradient(1, 0)) / 2
     answers = push(mind, 0, 0)
     assert [(one.rank, one.message) for one in answers] == [(rank, Values(0, 1, b"\1\1", 1, 1)) for rank in (0, 1)]
     assert all(torch.equal(read(answers, rank), mean) for rank in (0, 1))
-    mind.lost(1)
+    mind.on_worker_disconnected(1)
     assert torch.equal(read(push(mind, 1, 0), 1), mean)
     assert push(mind, 0, 1) == []  # not by what stood there before

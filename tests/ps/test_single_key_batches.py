@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from psctl.ps.table_messages import Fetch, Update
-from psctl.ps.tables.client.single_key_batches import ROOM, Pushes
+from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import rounds
-from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_kinds import TableKind
 from tests.ps.table_world import Functions, World, spec
 
 
@@ -146,11 +146,11 @@ def test_rounds_have_each_key_once_and_in_order() -> None:
 
 
 def test_of_a_group_that_is_pushed_again_only_what_is_new_is_laid_over_reads() -> None:
-    kind = Kind(spec(), Functions())
-    pushes = Pushes(lambda size: np.empty(size, dtype=np.uint8))
+    kind = TableKind(spec(), Functions())
+    pushes = PushBatch(lambda size: np.empty(size, dtype=np.uint8))
     for number, (key, value) in enumerate([(4, 1.0), (7, 2.0), (4, 4.0), (4, 8.0)]):
         pushes.add(kind, key, Lanes(torch.tensor([[value]], dtype=torch.float64)), number, number)
-    shards, owns, tickets, _ = pushes.take(np.zeros(1, dtype=np.int64), 0, {0: 1})
+    shards, owns, tickets, _ = pushes.take_all(np.zeros(1, dtype=np.int64), 0, {0: 1})
     assert tickets == [0, 1, 2, 3]
     assert [piece.section.count for piece in shards[0]] == [4]  # the server drops what it has
     assert [(own.keys.tolist(), own.lanes.values.flatten().tolist()) for own in owns] == [([4], [4.0]), ([4], [8.0])]

@@ -6,29 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.ps.tables.server.held_answers import READERS, Send
-from psctl.ps.tables.server.snapshot_reads import AT_ONCE, Look, Seen
+from psctl.ps.outputs import ToWorker
+from psctl.ps.tables.server.held_answers import READERS
+from psctl.ps.tables.server.snapshot_reads import AT_ONCE, SnapshotAnswer, SnapshotRead
 from tests.ps.table_world import World, spec
 
 W = spec("w", (3,), "float32")
 ROWS = spec("", (2,), "float64")
 
 
-def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[Seen, bytes]]:
+def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[SnapshotAnswer, bytes]]:
     """Ask one server; return what it may say at once."""
     mind = world.servers[server]
-    mind.readers.look(Look((1, 0), store, list(names), list(keys)), mind.epoch)
-    return told(world, server, mind.told())
+    mind.snapshot_reads.on_read(SnapshotRead((1, 0), store, list(names), list(keys)), mind.epoch)
+    return told(world, server, mind.release_outputs())
 
 
-def told(world: World, server: int, outputs) -> list[tuple[Seen, bytes]]:
+def told(world: World, server: int, outputs) -> list[tuple[SnapshotAnswer, bytes]]:
     """Take out what is for readers; do the rest."""
-    mine = [each for each in outputs if isinstance(each, Send) and each.worker == READERS]
+    mine = [each for each in outputs if isinstance(each, ToWorker) and each.rank == READERS]
     world.follow(server, [each for each in outputs if each not in mine])
     return [(each.message, bytes(each.payload or b"")) for each in mine]
 
 
-def values(answers: list[tuple[Seen, bytes]]) -> dict[tuple[str, int], list[float]]:
+def values(answers: list[tuple[SnapshotAnswer, bytes]]) -> dict[tuple[str, int], list[float]]:
     """Lay answers out by (table, key)."""
     found = {}
     for seen, payload in answers:
@@ -48,7 +49,9 @@ def behind() -> World:
     world = World(workers=1, servers=2, replicas=1)
     world.run()
     world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
-    while not any(slot.version > slot.chain.acknowledged for slot in world.servers[0].slots.values() if slot.leads):
+    while not any(
+        slot.version > slot.chain.acknowledged for slot in world.servers[0].shards_here.values() if slot.leads
+    ):
         assert world.step()
     return world
 
@@ -81,7 +84,7 @@ def test_what_is_not_on_all_replicas_is_told_only_when_it_is(behind: World) -> N
 
 
 def is_reader(each) -> bool:
-    return isinstance(each, Send) and each.worker == READERS
+    return isinstance(each, ToWorker) and each.rank == READERS
 
 
 def test_under_bsp_a_clock_is_seen_whole_or_not() -> None:
@@ -101,10 +104,10 @@ def test_a_reader_changes_no_version_and_no_session() -> None:
     world.push(0, W, [0], [1.0, 2.0, 3.0])
     world.run()
     mind = world.servers[0]
-    before = {shard: slot.version for shard, slot in mind.slots.items()}
+    before = {shard: slot.version for shard, slot in mind.shards_here.items()}
     look(world, 0, ["w", "nothing"], [1], store="s")
     look(world, 0, ["w"], store="no such store")
-    assert {shard: slot.version for shard, slot in mind.slots.items()} == before
+    assert {shard: slot.version for shard, slot in mind.shards_here.items()} == before
     assert list(mind.stores) == ["s"]
     assert sorted(mind.stores["s"].sessions) == [0, 1]
 

@@ -10,10 +10,19 @@ import pytest
 
 from psctl.errors import MessageRefused, UsageError
 from psctl.ps.permits import TABLES
-from psctl.ps.table_messages import Advance, Asked, Fetch, Open, Section, StoreSpec, TableSpec, Update
+from psctl.ps.table_messages import (
+    Fetch,
+    FinishClock,
+    OpenStore,
+    ReadSection,
+    StoreSpec,
+    TableSpec,
+    Update,
+    UpdateSection,
+)
 from psctl.ps.tables.server import client_sessions, read_answers
-from psctl.ps.tables.server.table_server import TableMind
-from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.server.table_server import TableServer
+from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import pack
 from psctl.transport.protocol.message_assembly import Codec
 from tests.ps.table_world import Functions
@@ -27,41 +36,41 @@ class Tables:
     """A server's tables with a store that workers 0 and 1 have opened."""
 
     def __init__(self) -> None:
-        self.mind = TableMind(0, Functions(), SHARDS)
-        self.mind.assigned(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
-        self.mind.begin(restored=False)
+        self.mind = TableServer(0, Functions(), SHARDS)
+        self.mind.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self.mind.start_shards(restored=False)
         self.sequence = 0
         for worker in (0, 1):
-            self.say(worker, Open(STORE, 1, -1))
+            self.say(worker, OpenStore(STORE, 1, -1))
         self.term = self.mind._term
 
     def say(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
-        return list(self.mind.received(worker, message, pack(arrays) if arrays else memoryview(b"")))
+        return list(self.mind.on_worker_message(worker, message, pack(arrays) if arrays else memoryview(b"")))
 
-    def update(self, worker: int, *sections: Section, arrays: tuple[Any, ...] = ()) -> list[Any]:
+    def update(self, worker: int, *sections: UpdateSection, arrays: tuple[Any, ...] = ()) -> list[Any]:
         self.sequence += 1
         size = sum(-(-each.nbytes // 8) * 8 for each in arrays)
         return self.say(worker, Update("s", 1, self.term, self.sequence, 0, list(sections), size), *arrays)
 
     def fetch(self, worker: int, clock: int, count: int) -> list[Any]:
         keys = np.arange(count, dtype=np.int64)
-        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [Asked(0, "", count)], keys.nbytes), keys)
+        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [ReadSection(0, "", count)], keys.nbytes), keys)
 
 
-def push(count: int = 1, spec: TableSpec | None = WIDE, **more: Any) -> Section:
-    return Section(0, more.pop("table", ""), count, spec=spec, **more)
+def push(count: int = 1, spec: TableSpec | None = WIDE, **more: Any) -> UpdateSection:
+    return UpdateSection(0, more.pop("table", ""), count, spec=spec, **more)
 
 
 def test_stores_are_few_and_of_this_jobs_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = Tables()
     with pytest.raises(MessageRefused, match="of 1000000 shards, where all have 4"):
-        tables.say(0, Open(msgspec.structs.replace(STORE, name="t", shards=1_000_000), 1, -1))
+        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name="t", shards=1_000_000), 1, -1))
     monkeypatch.setattr(client_sessions, "STORES", 3)
     for name in "ab":
-        tables.say(0, Open(msgspec.structs.replace(STORE, name=name), 1, -1))
+        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name=name), 1, -1))
     with pytest.raises(MessageRefused, match="more than 3 stores"):
-        tables.say(0, Open(msgspec.structs.replace(STORE, name="c"), 1, -1))
-    assert tables.say(1, Open(STORE, 2, -1))  # those that are there go on
+        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name="c"), 1, -1))
+    assert tables.say(1, OpenStore(STORE, 2, -1))  # those that are there go on
 
 
 def test_tables_of_a_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +94,7 @@ def test_tables_of_a_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (push(1, table="other"), "the spec of '' for table 'other'"),
     ],
 )
-def test_sections_that_contradict_themselves_are_refused(section: Section, why: str) -> None:
+def test_sections_that_contradict_themselves_are_refused(section: UpdateSection, why: str) -> None:
     tables = Tables()
     with pytest.raises(MessageRefused, match=why):
         tables.update(1, section)
@@ -96,8 +105,8 @@ def test_sections_that_contradict_themselves_are_refused(section: Section, why: 
 
 def test_a_row_takes_no_terabytes() -> None:
     with pytest.raises(UsageError, match=r"a row of shape \[1048576, 1048576\] has 4398046511104 bytes"):
-        Kind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())
-    assert Kind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row == 4 * 64 * 1024
+        TableKind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())
+    assert TableKind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row == 4 * 64 * 1024
 
 
 def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
@@ -106,7 +115,7 @@ def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
         tables.update(worker, push(), arrays=(np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)))
     for worker in (0, 1):
         tables.sequence += 1
-        tables.say(worker, Advance("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
+        tables.say(worker, FinishClock("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
     with pytest.raises(MessageRefused, match="a read of 4194304000 bytes"):
         tables.fetch(1, 0, 1000)
 

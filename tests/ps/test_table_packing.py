@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psctl.ps.tables.client.key_routes import Routes
+from psctl.ps.tables.client.key_routes import KeyRoutes
 from psctl.ps.tables.reductions import Lanes, words_of
-from psctl.ps.tables.row_index import Rows
-from psctl.ps.tables.table_packing import Reader, Writer, lanes_size, pack
+from psctl.ps.tables.row_index import TableRows
+from psctl.ps.tables.table_packing import PayloadReader, PayloadWriter, lanes_size, pack
 from tests.ps.table_world import World, spec
 
 
 def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:
     lanes = Lanes(torch.arange(12.0, dtype=torch.float32).view(4, 3))
-    writer = Writer(2 * lanes_size(lanes, 2))
+    writer = PayloadWriter(2 * lanes_size(lanes, 2))
     for rows in ([3, 1], [0, 2]):
         writer.rows(words_of(lanes.values), None, np.array(rows))
     half = len(writer.whole) // 2
     payload = pack([writer.whole[:half], writer.whole[half:]])
     assert np.shares_memory(np.frombuffer(payload, dtype=np.uint8), writer.whole)
-    reader = Reader(payload)
+    reader = PayloadReader(payload)
     assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == [[9, 10, 11], [3, 4, 5]]
     assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == [[0, 1, 2], [6, 7, 8]]
 
@@ -42,10 +42,10 @@ def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied()
     keys, client = np.arange(200), world.clients[0]
     world.push(0, spec(), keys, torch.ones(200))
     world.run()
-    kind, route = client.settle(spec()), client.routes.of("", keys)
-    (change,) = client.push([(kind, route, Lanes(torch.ones(200, 1, dtype=torch.float64)))], world.ticket())
+    kind, route = client.settle_kind(spec()), client.routes.route_of("", keys)
+    (change,) = client.prepare_push([(kind, route, Lanes(torch.ones(200, 1, dtype=torch.float64)))], world.ticket())
     held = next(iter(change.shards.values()))[0].rows.base
-    outs = client.send(change, 0)
+    outs = client.send_change(change, 0)
     assert len(outs) == 2
     for out in outs:
         assert np.shares_memory(np.frombuffer(out.payload, dtype=np.uint8), held)
@@ -55,24 +55,24 @@ def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied()
 
 
 def test_a_route_has_one_servers_shards_together_and_any_order_of_keys_comes_back() -> None:
-    routes = Routes(8)
+    routes = KeyRoutes(8)
     routes.arrange([0, 1] * 4)
     keys = np.random.default_rng(3).permutation(500)
-    route = routes.of("", keys)
+    route = routes.route_of("", keys)
     servers = [stop.shard % 2 for stop in route.stops]
     assert servers == sorted(servers)
     assert route.inverse is None
     assert sorted(route.order.tolist()) == list(range(500))
     assert all((keys[stop.at] == stop.keys).all() and (np.diff(stop.keys) > 0).all() for stop in route.stops)
-    twice = routes.of("", np.array([7, 3, 7, -1]))
+    twice = routes.route_of("", np.array([7, 3, 7, -1]))
     assert twice.unique.tolist() == [-1, 3, 7]
     assert twice.unique[twice.inverse].tolist() == [7, 3, 7, -1]
     routes.arrange([1] * 8)
-    assert [stop.shard for stop in routes.of("", keys).stops] == list(range(8))
+    assert [stop.shard for stop in routes.route_of("", keys).stops] == list(range(8))
 
 
 def test_slots_of_a_list_that_comes_again_are_those_of_its_keys() -> None:
-    rows = Rows(1, torch.float32, 0)
+    rows = TableRows(1, torch.float32, 0)
     keys = np.array([5, 9, 2])
     keys.flags.writeable = False
     assert rows.find(keys).tolist() == [-1, -1, -1]

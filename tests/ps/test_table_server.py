@@ -12,7 +12,7 @@ from psctl.errors import UsageError
 from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
-from psctl.ps.tables.table_state import FOREVER, Entry, TableShard, last_of
+from psctl.ps.tables.table_state import FOREVER, TableEntry, TableShard, last_of
 from tests.ps.table_world import Functions, World, spec
 
 CLOCKS = 4
@@ -25,7 +25,7 @@ def test_what_is_pushed_is_summed_over_workers_and_servers() -> None:
         world.push(rank, spec(), keys, np.arange(len(keys)) + rank)
     world.run()
     assert world.pull(0, spec(), keys).flatten().tolist() == [3 * n + 3 for n in range(len(keys))]
-    assert {len(mind.slots) for mind in world.servers.values()} == {2}
+    assert {len(mind.shards_here) for mind in world.servers.values()} == {2}
 
 
 def test_absent_keys_are_zero_or_what_they_begin_as() -> None:
@@ -110,9 +110,9 @@ def test_a_function_is_called_where_rows_lie() -> None:
     world = World(functions=Functions(shrink=lambda keys, rows, by: rows * by * (keys[:, None] > 1)))
     world.push(0, spec(), [1, 2, 3], [1.0, 2.0, 3.0])
     client = world.clients[0]
-    for route in (None, client.routes.of("", np.array([3]))):
-        for change in client.call(client.kinds[""], route, "mine:shrink", {"by": 2.0}, world.ticket()):
-            world.put(0, client.send(change, 0))
+    for route in (None, client.routes.route_of("", np.array([3]))):
+        for change in client.prepare_call(client.kinds[""], route, "mine:shrink", {"by": 2.0}, world.ticket()):
+            world.put(0, client.send_change(change, 0))
     world.run()
     assert world.pull(1, spec(), [1, 2, 3]).flatten().tolist() == [0.0, 4.0, 12.0]
 
@@ -128,7 +128,7 @@ def test_who_says_otherwise_of_a_table_is_refused_with_both() -> None:
     assert "'sum'" in refused.reason
     assert "'max'" in refused.reason
     with pytest.raises(UsageError, match="reduce"):
-        world.clients[0].settle(spec(reduce="max"))
+        world.clients[0].settle_kind(spec(reduce="max"))
 
 
 def test_a_failing_function_is_told_to_all() -> None:
@@ -197,7 +197,7 @@ def tagged(world: World, seed: int, cuts: int) -> None:
             world.step()
         rank = numbers.choice([rank for rank in range(workers) if clocks[rank] < CLOCKS])
         clock, client = clocks[rank], world.clients[rank]
-        if client.behind():
+        if client.lagging_shards():
             for _ in range(10):
                 world.step()
             continue
@@ -271,16 +271,16 @@ def test_the_fastest_waits_for_the_slowest_and_a_worker_that_left_for_nobody() -
     world = World(workers=2, staleness=1)
     world.clock(0)
     world.run()
-    assert not world.clients[0].behind()
+    assert not world.clients[0].lagging_shards()
     world.clock(0)
     world.run()
-    assert world.clients[0].leaders(world.clients[0].behind()) == {0, 1}
-    world.put(0, [world.clients[0].ask(0)])
+    assert world.clients[0].leaders_of(world.clients[0].lagging_shards()) == {0, 1}
+    world.put(0, [world.clients[0].wait_query(0)])
     world.run()
-    assert world.clients[0].because == {0: [1]}
+    assert world.clients[0].wait_reasons == {0: [1]}
     world.put(1, world.clients[1].leave(0, world.ticket()))
     world.run()
-    assert not world.clients[0].behind()
+    assert not world.clients[0].lagging_shards()
     assert world.clients[1].clock == FOREVER
 
 
@@ -339,7 +339,7 @@ def test_a_worker_that_takes_the_place_of_another_is_in_its_clock() -> None:
     world.push(1, spec(), [1], [100.0], place=2)
     world.clock(1, place=2)
     world.run()
-    assert [client.behind() for client in world.clients] == [set(), set()]
+    assert [client.lagging_shards() for client in world.clients] == [set(), set()]
     assert world.pull(0, spec(), [1]).item() == 112.0
 
 
@@ -352,14 +352,14 @@ def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
             if (clock, rank) != (2, 1):
                 world.clock(rank, place=clock)
     world.run()
-    shard = world.servers[0].slots[0].machine.stores["s"]
+    shard = world.servers[0].shards_here[0].state.stores["s"]
     held = encode_shards([shard])
     (copy,) = decode_shards(held, lambda spec: TableShard(spec, world.functions))
     assert encode_shards([copy]) == held
     for each in (shard, copy):
         for entry in [entry for entries in each.staged[2].values() for entry in entries]:
             assert encode_entry(decode_entry(encode_entry(entry), each.kind)) == encode_entry(entry)
-        each.apply(Entry(1, 1 << 41, 3, [], "clock"))
+        each.apply(TableEntry(1, 1 << 41, 3, [], "clock"))
     assert encode_shards([copy]) == encode_shards([shard])
     assert copy.clock == 3
 
@@ -396,13 +396,13 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: i
     world.mark(0, 1, place=2)
     world.push(0, spec(), [1], [10.0], place=2)
     world.run()
-    assert world.clients[0].behind()
+    assert world.clients[0].lagging_shards()
     for rank, mind in world.servers.items():
-        mind.lost(2)
-        world.follow(rank, mind.leave({2: counts}))
+        mind.on_worker_disconnected(2)
+        world.follow(rank, mind.remove_workers({2: counts}))
     world.mark(1, 1, place=2)
     world.run()
-    assert not world.clients[0].behind()
+    assert not world.clients[0].lagging_shards()
     assert world.clients[0].outstanding.kept == 0
     assert world.pull(1, spec(), [1]).item() == sums
 
@@ -416,8 +416,8 @@ def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_a
     world.clock(0, place=1)
     world.run()
     for rank, mind in world.servers.items():
-        mind.lost(1)
-        world.follow(rank, mind.leave({1: last_of(2)}))
+        mind.on_worker_disconnected(1)
+        world.follow(rank, mind.remove_workers({1: last_of(2)}))
     world.run()
     world.kill(0)
     world.assign([[1]] * 4)
@@ -450,11 +450,11 @@ def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() 
     world.put(0, world.clients[0].leave(1, world.ticket()))
     world.run()
     before = world.clients[0]
-    world.clients[0] = again = TableClient(world.store, 0, world.functions, before.last)
+    world.clients[0] = again = TableClient(world.store, 0, world.functions, before.last_sequence)
     for server in world.servers:
         world.cut(0, server)
     world.run()
-    assert again.opened
+    assert again.is_open
     world.push(0, spec(), [1], [10.0], place=1)
     world.mark(1, 1, place=2)
     world.push(1, spec(), [1], [100.0], place=3)

@@ -11,11 +11,11 @@ from collections import deque
 
 import torch
 
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import PART
-from psctl.ps.outputs import CaughtUp, HandedOver, Held, Save, Send, ToServer
+from psctl.ps.outputs import HeldPushes, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.shards import cut, spaces
 from psctl.types import PLAIN, Layout, ParameterInfo
 
@@ -37,40 +37,40 @@ class Worker:
     def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
         self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
         terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness, world.compression)
-        self.mind = ClientMind(terms, SHARDS, world.owners(), rank, sorted(world.servers))
+        self.mind = DenseClient(terms, SHARDS, world.owners(), rank, sorted(world.servers))
         self.phase = "pull"
         self.ahead = 0
 
     def begin(self) -> None:
         if self.rank == 0 and self.base == 0:
             values = {"float32": torch.linspace(-1, 1, spaces(LAYOUT)["float32"])}
-            self.world.out(self, self.mind.begin(values))
+            self.world.out(self, self.mind.send_start_values(values))
 
     def act(self) -> bool:
         """Do what can be done now; tell whether anything was."""
         mind, clock = self.mind, self.clock
         if self.phase == "pull":
-            mind.show()
+            mind.copy_to_front()
             self.world.out(self, mind.pull(clock))
             self.phase = "done" if clock == self.clocks and self.world.staleness is None else "wait"
             return True
         if self.phase == "wait":
-            if mind.missing(clock, exact=clock == self.clocks and self.world.staleness == 0):
+            if mind.missing_shards(clock, exact=clock == self.clocks and self.world.staleness == 0):
                 return False
-            mind.show()
+            mind.copy_to_front()
             self.phase = "done" if clock == self.clocks else "push"
             return True
         if self.phase == "push":
-            if mind.unacknowledged(clock - mind.buffers):
+            if mind.unacknowledged_servers(clock - mind.buffer_count):
                 return False
-            values, to = mind.landing["float32"], mind.sending(clock)["float32"]
+            values, to = mind.front["float32"], mind.send_buffer(clock)["float32"]
             noise = torch.randn(len(to), generator=torch.Generator().manual_seed(100 * clock + self.rank))
             to.copy_(values * 0.1 + noise)
             for shard in range(len(SHARDS)):
-                mind.pushes.encode(clock, shard, [True] * len(mind.held[shard]))
+                mind.send_buffers.encode(clock, shard, [True] * len(mind.held[shard]))
                 self.world.out(self, mind.push(clock, shard, [True] * len(mind.held[shard]), 1.0))
             save = clock + 1 in self.world.saves
-            self.world.out(self, mind.step(clock, GROUPS, None, save))
+            self.world.out(self, mind.order_step(clock, GROUPS, None, save))
             self.clock, self.phase = clock + 1, "pull"
             return True
         return False
@@ -95,15 +95,15 @@ class World:
         for a in sorted(self.servers):
             for b in sorted(self.servers):
                 if a != b:
-                    self._follow(a, self.servers[a].server_joined(b))
+                    self._follow(a, self.servers[a].on_server_connected(b))
         self.assign()
         for rank in sorted(self.workers):
             self.connect(rank)
             self.workers[rank].begin()
 
-    def _server(self, rank: int) -> ServerMind:
+    def _server(self, rank: int) -> DenseServer:
         terms = Terms(LAYOUT, self.workers_, "server", 0, self.staleness, self.compression)
-        return ServerMind(terms, SHARDS, rank)
+        return DenseServer(terms, SHARDS, rank)
 
     def owners(self) -> list[int]:
         return [chain[0] for chain in self.chains]
@@ -113,21 +113,21 @@ class World:
     def assign(self, *, tell_workers: bool = True) -> None:
         self.epoch += 1
         for rank, mind in sorted(self.servers.items()):
-            self._follow(rank, mind.assigned(self.epoch, self.chains, self.copies, list(self.servers)))
+            self._follow(rank, mind.on_assignment(self.epoch, self.chains, self.copies, list(self.servers)))
         if tell_workers:
             self.tell_workers()
 
     def tell_workers(self) -> None:
         for worker in self.workers.values():
-            self.out(worker, worker.mind.assigned(self.epoch, self.owners(), sorted(self.servers)))
+            self.out(worker, worker.mind.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
 
     def kill(self, server: int) -> None:
         del self.servers[server]
         self.queues = {key: queue for key, queue in self.queues.items() if ("s", server) not in key}
         for worker in self.workers.values():
-            worker.mind.lost(server)
+            worker.mind.on_server_disconnected(server)
         for rank, mind in sorted(self.servers.items()):
-            self._follow(rank, mind.server_lost(server))
+            self._follow(rank, mind.on_server_disconnected(server))
         self.chains = [[one for one in chain if one != server] for chain in self.chains]
         self.copies = [[one for one in some if one != server] for some in self.copies]
         self.assign()
@@ -137,17 +137,17 @@ class World:
         for one in self.servers if server is None else [server]:
             self.queues.pop((("w", rank), ("s", one)), None)
             self.queues.pop((("s", one), ("w", rank)), None)
-            self.workers[rank].mind.lost(one)
-            self.servers[one].lost(rank)
-            self._follow(one, self.servers[one].joined(rank))
+            self.workers[rank].mind.on_server_disconnected(one)
+            self.servers[one].on_worker_disconnected(rank)
+            self._follow(one, self.servers[one].on_worker_connected(rank))
 
     def reconnect_servers(self, a: int, b: int) -> None:
         for one, other in ((a, b), (b, a)):
             self.queues.pop((("s", one), ("s", other)), None)
         for one, other in ((a, b), (b, a)):
-            self._follow(one, self.servers[one].server_lost(other))
+            self._follow(one, self.servers[one].on_server_disconnected(other))
         for one, other in ((a, b), (b, a)):
-            self._follow(one, self.servers[one].server_joined(other))
+            self._follow(one, self.servers[one].on_server_connected(other))
 
     def held(self, rank: int) -> tuple[int, int]:
         """Kill a worker; return the cut, and the newest version of a shard."""
@@ -156,9 +156,9 @@ class World:
         clocks: dict[int, int] = {}
         versions: dict[int, int] = {}
         for _, mind in sorted(self.servers.items()):
-            mind.lost(rank)
-            for held in mind.gone(rank):
-                assert isinstance(held, Held)
+            mind.on_worker_disconnected(rank)
+            for held in mind.on_worker_lost(rank):
+                assert isinstance(held, HeldPushes)
                 clocks |= held.clocks
                 versions |= held.versions
         assert sorted(clocks) == list(range(len(SHARDS)))
@@ -170,12 +170,12 @@ class World:
         for server, mind in sorted(self.servers.items()):
             self._follow(server, mind.count_until(rank, cut_at))
         worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)
-        self.out(worker, worker.mind.assigned(self.epoch, self.owners(), sorted(self.servers)))
+        self.out(worker, worker.mind.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
         self.connect(rank)
 
     def caught_up(self, server: int) -> bool:
         """Whether a server that is being filled has all of its shards, by this assignment."""
-        done = {one.shard for one in self.instructions if isinstance(one, CaughtUp) and one.server == server}
+        done = {one.shard for one in self.instructions if isinstance(one, ReplicaCaughtUp) and one.server == server}
         return done >= {shard for shard, copies in enumerate(self.copies) if server in copies}
 
     def add(self, server: int, shards: list[int]) -> None:
@@ -183,8 +183,8 @@ class World:
         self.servers[server] = self._server(server)
         for other in sorted(self.servers):
             if other != server:
-                self._follow(other, self.servers[other].server_joined(server))
-                self._follow(server, self.servers[server].server_joined(other))
+                self._follow(other, self.servers[other].on_server_connected(server))
+                self._follow(server, self.servers[server].on_server_connected(other))
         for rank in sorted(self.workers):
             self.connect(rank, server)
         for shard in shards:
@@ -200,7 +200,7 @@ class World:
             self.chains[shard] = [server, *self.chains[shard][1:]]
         self.instructions.clear()
         self.assign(tell_workers=False)
-        self.run(until=lambda: {one.shard for one in self.instructions if isinstance(one, HandedOver)} >= set(moving))
+        self.run(until=lambda: {one.shard for one in self.instructions if isinstance(one, LeadMoved)} >= set(moving))
         self.tell_workers()
 
     # ---- the network ----------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class World:
 
     def _follow(self, server: int, instructions) -> None:
         for one in instructions:
-            if isinstance(one, Send):
+            if isinstance(one, ToWorker):
                 if one.rank in self.workers:
                     key = (("s", server), ("w", one.rank))
                     self.queues.setdefault(key, deque()).append((one.message, one.payload))
@@ -219,7 +219,7 @@ class World:
                 if one.server in self.servers:
                     key = (("s", server), ("s", one.server))
                     self.queues.setdefault(key, deque()).append((one.message, one.payload))
-            elif isinstance(one, Save):
+            elif isinstance(one, SaveSlices):
                 parts = self.saved.setdefault(one.step, {})
                 for part in one.copied:
                     parts[f"{part.slice.name}[{part.slice.start}]"] = bytes(part.data)
@@ -234,16 +234,18 @@ class World:
         size = 0 if payload is None else len(payload)
         if kind == "w":
             worker = self.workers[receiver]
-            place = worker.mind.place(sender, message, size) if size else None
+            place = worker.mind.receive_buffer_for(sender, message, size) if size else None
             if place is not None:
                 place[:] = payload
-            self.out(worker, worker.mind.received(sender, message, size))
+            self.out(worker, worker.mind.on_server_message(sender, message, size))
             return
         mind, worker = self.servers[receiver], key[0][0] == "w"
-        place = (mind.place if worker else mind.place_from)(sender, message, size) if size else None
+        place = (
+            (mind.receive_buffer_for if worker else mind.replica_buffer_for)(sender, message, size) if size else None
+        )
         if place is not None:
             place[:] = payload
-        self._follow(receiver, (mind.received if worker else mind.received_from)(sender, message, size))
+        self._follow(receiver, (mind.on_worker_message if worker else mind.on_server_message)(sender, message, size))
 
     def step(self) -> bool:
         """One message, or one act of a worker; False when there is neither."""

@@ -15,7 +15,7 @@ import torch
 from psctl.errors import ConnectionFailed
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.dense.lent_buffers import Lending
-from psctl.ps.messages import Beside, Place
+from psctl.ps.messages import BetweenPeers, SharedRange
 from psctl.ps.pieces import bytes_view
 from psctl.types import Member
 from tests.simulation.kernel import Process
@@ -37,14 +37,14 @@ class Memory(Lending):
         self._network.memory.append(torch.zeros(count, dtype=dtype))
         return self._network.memory[-1]
 
-    def where(self, tensor: torch.Tensor) -> Place | None:
+    def place_on_host(self, tensor: torch.Tensor) -> SharedRange | None:
         for number, whole in enumerate(self._network.memory):
             offset, size = tensor.data_ptr() - whole.data_ptr(), tensor.numel() * tensor.element_size()
             if offset >= 0 and offset + size <= whole.numel() * whole.element_size():
-                return Place(number, offset, size)
+                return SharedRange(number, offset, size)
         return None
 
-    def read(self, at: Place) -> memoryview:
+    def read(self, at: SharedRange) -> memoryview:
         """Return what another one says lies there."""
         return bytes_view(self._network.memory[at.segment])[at.offset : at.offset + at.size]
 
@@ -65,7 +65,7 @@ class Lines:
         self._known: dict[int, Member] = {}
         self._lines: dict[int, End] = {}
         self._closed = False
-        network.doors[process.member] = network.listen(process, self, Beside, self._allow)
+        network.doors[process.member] = network.listen(process, self, BetweenPeers, self._allow)
 
     def told(self, workers: Sequence[WorkerAt]) -> None:
         """Take in who of this host listens; the higher rank dials."""

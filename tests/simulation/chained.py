@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ConnectionFailed
-from psctl.ps.messages import Between, Message
-from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
-from psctl.ps.replication.replica_chain import Chain
+from psctl.ps.messages import BetweenServers, Message
+from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp, ToServer
+from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.types import Address, Member
 from tests.ps.log import Log
 from tests.simulation.kernel import Broken, Process, World
@@ -51,11 +51,13 @@ class Holder:
         self.run, self.rank = run, rank
         self.process = Process(run.world, Member("server", rank, incarnation), rank)
         self.machine = Log()
-        self.chain = Chain(0, rank, self.machine, lambda server: server in self.servers, epoch, window=run.window)
+        self.chain = ReplicaChain(
+            0, rank, self.machine, lambda server: server in self.servers, epoch, window=run.window
+        )
         self.servers: dict[int, End] = {}
         self.clients: dict[int, End] = {}
         self.owed: set[int] = set()
-        self.address: Address = run.network.listen(self.process, self, Between | Put | Got | Leads, self._allow)
+        self.address: Address = run.network.listen(self.process, self, BetweenServers | Put | Got | Leads, self._allow)
         self._alive: dict[int, int] = {}  # rank -> incarnation
         self._dialling: set[int] = set()
 
@@ -71,7 +73,7 @@ class Holder:
             if alive.get(rank) != end.member.incarnation:
                 end.drop("it is dead")
         led = self.chain.leads
-        self._follow(self.chain.assigned(epoch, chain, copies, lambda rank: rank in alive))
+        self._follow(self.chain.on_assignment(epoch, chain, copies, lambda rank: rank in alive))
         self._after(led)
         for rank in alive:
             self._dial(rank)
@@ -81,7 +83,7 @@ class Holder:
         leads = self.chain.leads or self.chain.role == "handing"
         if leads and self.machine.version is None and self.process.alive:
             self.machine.version = 0
-            self._follow(self.chain.begun())
+            self._follow(self.chain.on_first_version())
             self._advance()
 
     def _dial(self, rank: int) -> None:
@@ -111,13 +113,14 @@ class Holder:
         peers[rank] = peer
         led = self.chain.leads
         if peers is self.servers:
-            self._follow(self.chain.joined(rank))
+            self._follow(self.chain.on_server_connected(rank))
             self._after(led)
         elif led:
             peer.send(Leads())
 
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return self.chain.place(peer.member.rank, message, size) if self.servers.get(peer.member.rank) is peer else None
+        rank = peer.member.rank
+        return self.chain.receive_buffer_for(rank, message, size) if self.servers.get(rank) is peer else None
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         rank = peer.member.rank
@@ -125,7 +128,7 @@ class Holder:
             self._put(rank, message.number)
         elif self.servers.get(rank) is peer:
             led = self.chain.leads
-            self._follow(self.chain.received(rank, message, 0 if payload is None else len(payload)))
+            self._follow(self.chain.on_message(rank, message, 0 if payload is None else len(payload)))
             self._after(led)
 
     def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
@@ -134,7 +137,7 @@ class Holder:
         if peers.get(rank) is peer:
             del peers[rank]
             if peers is self.servers:
-                self.chain.lost(rank)
+                self.chain.on_server_disconnected(rank)
                 self._after(self.chain.leads)
                 self.run.world.after(0.05, self._dial, rank)
 
@@ -170,9 +173,9 @@ class Holder:
             client = min(machine.pending)
             payload = memoryview(msgspec.msgpack.encode((client, machine.pending.pop(client))))
             number = machine.version
-            machine.apply(b"", payload, kept=chain.keeps)
+            machine.apply(b"", payload, kept=chain.keeps_payloads)
             self.owed.add(client)
-            if chain.keeps:
+            if chain.keeps_payloads:
                 machine.rooms += 1
                 self._follow(chain.append(number, b"", payload))
 
@@ -192,7 +195,7 @@ class Holder:
                 case ToServer(server=server, message=message, payload=payload):
                     if server in self.servers:
                         self.servers[server].send(message, payload)
-                case CaughtUp() | HandedOver():
+                case ReplicaCaughtUp() | LeadMoved():
                     self.run.tell(self.rank, output)
 
 
@@ -331,7 +334,7 @@ class Chained:
         box.append(act)
         self.world.after(self.network.latency(), lambda: box.popleft()())
 
-    def tell(self, rank: int, said: CaughtUp | HandedOver) -> None:
+    def tell(self, rank: int, said: ReplicaCaughtUp | LeadMoved) -> None:
         """A server says something to the director."""
         self._deliver(("from", rank), lambda: self._heard(rank, said))
 
@@ -389,10 +392,10 @@ class Chained:
         self.filled.clear()
         return True
 
-    def _heard(self, rank: int, said: CaughtUp | HandedOver) -> None:
+    def _heard(self, rank: int, said: ReplicaCaughtUp | LeadMoved) -> None:
         if self.ended:
             return
-        if isinstance(said, HandedOver):
+        if isinstance(said, LeadMoved):
             if self.awaited == rank:
                 self.awaited = None
                 if self._switch():

@@ -14,23 +14,23 @@ import msgspec
 from msgspec.structs import replace
 
 from psctl.job.shard_placement import ShardPlacement
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.client.host_collection import Collecting
-from psctl.ps.dense.client.receive_buffers import Landings
-from psctl.ps.dense.client.unacked_pushes import Outbox
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.client.host_collection import HostCollection
+from psctl.ps.dense.client.receive_buffers import ReceiveBuffers
+from psctl.ps.dense.client.unacked_pushes import UnackedPushes
 from psctl.ps.dense.clock_ledger import Membership
-from psctl.ps.dense.server.aggregation import Joint
-from psctl.ps.dense.server.dense_server import ServerMind
-from psctl.ps.dense.server.dense_shard import ShardMind
-from psctl.ps.dense.server.push_staging import Intake
-from psctl.ps.dense.server.shard_answers import Readers
-from psctl.ps.dense.server.staged_push import Handed
+from psctl.ps.dense.server.aggregation import ClockAggregation
+from psctl.ps.dense.server.dense_server import DenseServer
+from psctl.ps.dense.server.dense_shard import DenseShard
+from psctl.ps.dense.server.push_staging import PushStaging
+from psctl.ps.dense.server.shard_answers import VersionReaders
+from psctl.ps.dense.server.staged_push import StagedTransfer
 from psctl.ps.outputs import Snapshot
-from psctl.ps.replication.chain_downstream import Downstream
-from psctl.ps.tables.server.client_sessions import Opened
-from psctl.ps.tables.server.replicated_tables import TablesMachine
-from psctl.ps.tables.server.table_server import TableMind
-from psctl.ps.tables.table_state import Entry, Part, TableShard
+from psctl.ps.replication.chain_downstream import ChainDownstream
+from psctl.ps.tables.server.client_sessions import OpenedStore
+from psctl.ps.tables.server.replicated_tables import ReplicatedTables
+from psctl.ps.tables.server.table_server import TableServer
+from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
 from tests.simulation.play import Outcome
 from tests.simulation.plays import PLAYS
 
@@ -52,8 +52,8 @@ class Mutant:
 def _as_next(method: Any) -> Any:
     """A push that was taken before counts as the next one."""
 
-    def mutant(self: ShardMind, rank: int, message: Any, *more: Any) -> Any:
-        taken = self._intake.clock_of(rank)
+    def mutant(self: DenseShard, rank: int, message: Any, *more: Any) -> Any:
+        taken = self._staging.clock_of(rank)
         if self.leads and message.clock <= taken:
             message = replace(message, clock=taken + 1)
         return method(self, rank, message, *more)
@@ -64,7 +64,7 @@ def _as_next(method: Any) -> Any:
 def _one_buffer(method: Any) -> Any:
     """All clocks' gradients leave out of one buffer."""
 
-    def mutant(self: ClientMind, *args: Any, **more: Any) -> None:
+    def mutant(self: DenseClient, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
         self._send = [self._send[0]] * len(self._send)
 
@@ -92,9 +92,9 @@ def _anyone_promoted(method: Any) -> Any:
 def _nothing_staged(method: Any) -> Any:
     """The old primary says what it has taken, and does not hand it over."""
 
-    def mutant(self: Joint) -> tuple[bytes, list[memoryview]]:
+    def mutant(self: ClockAggregation) -> tuple[bytes, list[memoryview]]:
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
-        return msgspec.msgpack.encode(Handed(dict(self.taken), orders, [], sorted(self.saves))), []
+        return msgspec.msgpack.encode(StagedTransfer(dict(self.taken), orders, [], sorted(self.saves))), []
 
     return mutant
 
@@ -102,10 +102,10 @@ def _nothing_staged(method: Any) -> Any:
 def _each_its_own(method: Any) -> Any:
     """Each shard counts a dead worker's pushes up to the last that it has itself."""
 
-    def mutant(self: ServerMind, rank: int, clock: int) -> Any:
-        own = [mind.held_of(rank) for mind in self.shards.values() if mind.leads]
-        outputs = self._each(lambda mind: mind.cut(rank, mind.held_of(rank)))
-        return outputs + self._order(self._ledger.left(rank, max(own, default=clock)))
+    def mutant(self: DenseServer, rank: int, clock: int) -> Any:
+        own = [mind.last_clock_of(rank) for mind in self.shards.values() if mind.leads]
+        outputs = self._ask_each(lambda mind: mind.drop_pushes_after(rank, mind.last_clock_of(rank)))
+        return outputs + self._give_orders(self._ledger.remove_rank(rank, max(own, default=clock)))
 
     return mutant
 
@@ -113,7 +113,7 @@ def _each_its_own(method: Any) -> Any:
 def _looser(method: Any) -> Any:
     """A worker reads versions that are one clock older than it may."""
 
-    def mutant(self: Landings, clock: int, exact: bool) -> int:
+    def mutant(self: ReceiveBuffers, clock: int, exact: bool) -> int:
         return max(min(clock, self._terms.base), int(method(self, clock, exact)) - 1)
 
     return mutant
@@ -132,9 +132,9 @@ def _unread(method: Any) -> Any:
 def _late_copy(method: Any) -> Any:
     """A checkpoint's copy is of whatever version is there when its turn comes."""
 
-    def mutant(self: ShardMind) -> Any:
-        due = {version for version in self._intake.saves if self.version is not None and self.version > version}
-        self._intake.saves -= due
+    def mutant(self: DenseShard) -> Any:
+        due = {version for version in self._staging.saves if self.version is not None and self.version > version}
+        self._staging.saves -= due
         copies = [Snapshot(version, self.shard.index, self.state.checkpoint()) for version in sorted(due)]
         self._saved = max([self._saved, *due])
         return copies
@@ -150,7 +150,7 @@ def _for_ever(method: Any) -> Any:
 def _counted_again(method: Any) -> Any:
     """An update that was taken in before counts as the next one."""
 
-    def mutant(self: TableShard, entry: Entry) -> bool:
+    def mutant(self: TableShard, entry: TableEntry) -> bool:
         last = self.sequences.get(entry.worker, -1)
         if entry.what == "update" and entry.sequence <= last:
             entry = replace(entry, sequence=last + 1)
@@ -162,7 +162,7 @@ def _counted_again(method: Any) -> Any:
 def _all_or_nothing(method: Any) -> Any:
     """Of single pushes that came together none counts when one of them had been taken in before."""
 
-    def mutant(self: Part, after: int, until: int) -> Part:
+    def mutant(self: EntryPart, after: int, until: int) -> EntryPart:
         kept = method(self, after, until)
         return kept if kept is self else method(self, until, until)
 
@@ -192,10 +192,10 @@ def _any_term(method: Any) -> Any:
 def _any_session(method: Any) -> Any:
     """A session in which something was not understood goes on."""
 
-    def mutant(self: TableMind, worker: int, message: Any, payload: memoryview) -> Any:
+    def mutant(self: TableServer, worker: int, message: Any, payload: memoryview) -> Any:
         for opened in self.stores.values():
             if worker in opened.sessions:
-                opened.sessions[worker].broken = -1
+                opened.sessions[worker].ignored_until = -1
         return method(self, worker, message, payload)
 
     return mutant
@@ -205,7 +205,7 @@ def _as_first_copied(method: Any) -> Any:
     """What came since a shard was first copied is in no copy of it."""
     copies: dict[int, tuple[Any, Any]] = {}
 
-    def mutant(self: TablesMachine) -> Any:
+    def mutant(self: ReplicatedTables) -> Any:
         return copies.setdefault(id(self), (self, method(self)))[1]
 
     return mutant
@@ -214,7 +214,7 @@ def _as_first_copied(method: Any) -> Any:
 def _nobody_asked(method: Any) -> Any:
     """Of a host's sum that is given up the others are not asked to push for themselves."""
 
-    def mutant(self: Intake, rank: int, message: Any) -> None:
+    def mutant(self: PushStaging, rank: int, message: Any) -> None:
         before = set(self.given_up)
         method(self, rank, message)
         self.given_up = before
@@ -225,7 +225,7 @@ def _nobody_asked(method: Any) -> Any:
 def _each_apart(method: Any) -> Any:
     """Servers sum rank after rank, and not a host first, where its ranks push for themselves."""
 
-    def mutant(self: Joint, pushes: Any) -> None:
+    def mutant(self: ClockAggregation, pushes: Any) -> None:
         for _, staged in pushes:
             self._add(staged)
 
@@ -235,7 +235,7 @@ def _each_apart(method: Any) -> Any:
 def _waits_on(method: Any) -> Any:
     """Who has handed in waits on when the line to its collector breaks."""
 
-    def mutant(self: Collecting, rank: int) -> Any:
+    def mutant(self: HostCollection, rank: int) -> Any:
         self._up.discard(rank)
         return []
 
@@ -243,29 +243,29 @@ def _waits_on(method: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 16),
-    Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 91),
+    Mutant("no dedupe", ((DenseShard, "push_buffer_for", _as_next), (DenseShard, "on_push", _as_next)), 16),
+    Mutant("acknowledge before the replica", ((ChainDownstream, "settled", _at_once),), 91),
     Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
-    Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),), 32),
-    Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),), 83),
-    Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),), 9),
-    Mutant("read older than the staleness allows", ((Landings, "oldest", _looser),), 0),
+    Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _nothing_staged),), 32),
+    Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _each_its_own),), 83),
+    Mutant("gradient overwritten before its acknowledgement", ((DenseClient, "__init__", _one_buffer),), 9),
+    Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _looser),), 0),
     Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
-    Mutant("values stepped while they are read", ((Readers, "may_read", _unread),), 2),
-    Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
-    Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
-    Mutant("nobody is asked when a host's sum is given up", ((Intake, "late", _nobody_asked),), 1127),
-    Mutant("a host is not summed first", ((Joint, "_add_host", _each_apart),), 57),
-    Mutant("a worker waits for a collector that is gone", ((Collecting, "down", _waits_on),), 43),
+    Mutant("values stepped while they are read", ((VersionReaders, "may_read", _unread),), 2),
+    Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _late_copy),), 4),
+    Mutant("orders are kept for ever", ((UnackedPushes, "_drop", _for_ever),), 111),
+    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 1127),
+    Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _each_apart),), 57),
+    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 43),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
-    Mutant("tables: a group dropped whole", ((Part, "only", _all_or_nothing),), 23, what="tables"),
-    Mutant("tables: a group taken in whole", ((Part, "only", _never_a_part),), 23, what="tables"),
-    Mutant("tables: kept where it was lent", ((Opened, "lasting", _as_lent),), 0, what="tables"),
-    Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 9, what="tables"),
+    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 23, what="tables"),
+    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 23, what="tables"),
+    Mutant("tables: kept where it was lent", ((OpenedStore, "lasting_payload", _as_lent),), 0, what="tables"),
+    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 9, what="tables"),
     Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 0, what="tables"),
-    Mutant("tables: lost hand-over delta", ((TablesMachine, "snapshot", _as_first_copied),), 0, what="tables"),
-    Mutant("tables: term ignored", ((TableMind, "_is_led", _any_term),), 107, what="tables"),
-    Mutant("tables: session ignored", ((TableMind, "received", _any_session),), 2, what="tables"),
+    Mutant("tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _as_first_copied),), 0, what="tables"),
+    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 107, what="tables"),
+    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 2, what="tables"),
 )
 
 

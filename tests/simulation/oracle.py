@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import ShardState
 from psctl.ps.messages import Push, PushPart
 from psctl.ps.pieces import bytes_view
@@ -83,12 +83,12 @@ class Oracle:
 
     # ---- while it goes ---------------------------------------------------------------------------------------------
 
-    def read(self, rank: int, clock: int, mind: ClientMind, shards: Sequence[int]) -> None:
+    def read(self, rank: int, clock: int, mind: DenseClient, shards: Sequence[int]) -> None:
         """A worker reads these shards at a clock."""
         for index in shards:
             shard = mind.shards[index]
-            got = _bytes(mind.landing[shard.dtype], shard)
-            version = mind.shown([index])
+            got = _bytes(mind.front[shard.dtype], shard)
+            version = mind.front_version([index])
             if mind.terms.staleness is None:
                 self._count(rank, clock, shard, version - mind.terms.base, got)
                 continue
@@ -251,7 +251,7 @@ class Oracle:
 
     # ---- after it --------------------------------------------------------------------------------------------------
 
-    def judge(self, minds: Mapping[str, Any], servers: Mapping[int, ServerMind],
+    def judge(self, minds: Mapping[str, Any], servers: Mapping[int, DenseServer],
               chains: Sequence[Sequence[int]]) -> None:  # fmt: skip
         """Check what can be said only when all is over.
 
@@ -285,7 +285,7 @@ class Oracle:
         for name, mind in minds.items() if self._scenario.seed % LOOKED == 0 or spec.steps > LONG else ():
             bounded(name, mind, spec.world, len(self.shards))
 
-    def _servers(self, minds: Mapping[int, ServerMind], chains: Sequence[Sequence[int]]) -> None:
+    def _servers(self, minds: Mapping[int, DenseServer], chains: Sequence[Sequence[int]]) -> None:
         """Servers at the end: the primary has all, once, and what its replicas have is the same to the bit."""
         for shard, chain in zip(self.shards, chains, strict=True):
             if not chain or not set(chain) <= minds.keys():

@@ -22,11 +22,11 @@ from psctl.job.membership_messages import (
     WorkerGone,
 )
 from psctl.job.training_messages import Decision, Join, Leave, MemberReady, Welcome
-from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Kinds
-from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
-from psctl.ps.snapshot import Loading, by_parameter, wanted_slices
+from psctl.ps.outputs import HeldPushes, Instruction, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
+from psctl.ps.permits import PARAMETERS
+from psctl.ps.snapshot import ShardLoading, by_parameter, wanted_slices
 from psctl.types import Address, Assignment, Member, ServerAt
 from tests.simulation.kernel import Broken, Process, Task, Until
 from tests.simulation.links import Links
@@ -40,14 +40,14 @@ class Server:
         self.process, self._network = process, network
         self.desk = Desk(self)
         self.links = Links(process, network, self.desk, lambda at: at.rank < process.member.rank)
-        self.mind: ServerMind | None = None
+        self.mind: DenseServer | None = None
         self._coordinator: End | None = None
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._early: list[Any] = []
-        self._loadings: list[tuple[Loading, int]] = []
+        self._loadings: list[tuple[ShardLoading, int]] = []
         self._loaded = False
-        self._address = network.listen(process, self.desk, Kinds, self.desk.allow)
+        self._address = network.listen(process, self.desk, PARAMETERS.union, self.desk.allow)
         network.dial(process, coordinator, Member("coordinator", 0), self, lambda why: process.end(1))
         process.spawn(self._main())
 
@@ -62,7 +62,7 @@ class Server:
         base = decision.resume.step if decision.resume else 0
         terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness, hosts=decision.hosts)
         restored = decision.resume is not None and decision.update == "server"
-        self.mind = ServerMind(terms, decision.shards, self.process.member.rank, restored=restored)
+        self.mind = DenseServer(terms, decision.shards, self.process.member.rank, restored=restored)
         self.desk.open()
         self._told(decision.assignment)
         for message in self._early:
@@ -71,16 +71,16 @@ class Server:
         if restored and decision.resume is not None:
             yield from self._load(self.mind, by_parameter(decision.resume.tensors))
 
-    def _load(self, mind: ServerMind, saved: Any) -> Task:
+    def _load(self, mind: DenseServer, saved: Any) -> Task:
         """Ask for the slices of what is led here, wait until they are here, hand them over."""
         wanted = {index: wanted_slices(mind.terms.layout, mind.shards[index].held, saved) for index in mind.leading}
-        loadings = {index: Loading(slices) for index, slices in wanted.items()}
+        loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
         self._loadings = [(loadings[index], at) for index, slices in wanted.items() for at in range(len(slices))]
         self.tell(LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
         yield Until("the checkpoint's end", lambda: self._loaded)
-        self.desk.follow(mind.loaded(loadings))
+        self.desk.follow(mind.on_loaded(loadings))
 
-    def save(self, save: Save) -> None:
+    def save(self, save: SaveSlices) -> None:
         """Stream a part of a checkpoint to the coordinator."""
         self.tell(SaveBegin(save.step, [copied.slice for copied in save.copied]))
         for index, copied in enumerate(save.copied):
@@ -107,7 +107,7 @@ class Server:
             case CountUntil(rank=rank, clock=clock):
                 self.desk.follow(self._mind.count_until(rank, clock))
             case Members(clock=clock, ranks=ranks):
-                self.desk.follow(self._mind.members(clock, ranks))
+                self.desk.follow(self._mind.set_members(clock, ranks))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Server:
         if not isinstance(message, LoadPart):
             return None
         loading, at = self._loadings[message.index]
-        return loading.place(at)[message.offset : message.offset + size]
+        return loading.buffer_of(at)[message.offset : message.offset + size]
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
@@ -142,7 +142,7 @@ class Server:
         self.process.end(1)
 
     @property
-    def _mind(self) -> ServerMind:
+    def _mind(self) -> DenseServer:
         assert self.mind is not None
         return self.mind
 
@@ -190,7 +190,7 @@ class Desk:
             if who[0] == "server" and peer.member not in self._alive:
                 self._dismiss(peer)
         ranks = {at.rank for at in assignment.servers}
-        self.follow(self._mind.assigned(assignment.epoch, assignment.chains, assignment.copies, ranks))
+        self.follow(self._mind.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
 
     def gone(self, rank: int, incarnation: int) -> None:
         """An incarnation of a worker is dead: it and older ones are refused; what is held of it is told."""
@@ -201,7 +201,7 @@ class Desk:
             self._dismiss(peer)
         self._incarnation[rank] = incarnation
         if self._server.mind is not None:
-            self.follow(self._mind.gone(rank))
+            self.follow(self._mind.on_worker_lost(rank))
 
     def _dismiss(self, peer: End) -> None:
         peer.drop("you were given up for dead")
@@ -240,7 +240,7 @@ class Desk:
             return
         self._peers[who] = peer
         mind = self._mind
-        self.follow(mind.joined(who[1]) if who[0] == "worker" else mind.server_joined(who[1]))
+        self.follow(mind.on_worker_connected(who[1]) if who[0] == "worker" else mind.on_server_connected(who[1]))
 
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return self._placed(peer.member, message, size) if self._speaks(peer) else None
@@ -260,14 +260,14 @@ class Desk:
 
     def _placed(self, member: Member, message: Any, size: int) -> memoryview | None:
         if member.role == "worker":
-            return self._mind.place(member.rank, message, size)
-        return self._mind.place_from(member.rank, message, size)
+            return self._mind.receive_buffer_for(member.rank, message, size)
+        return self._mind.replica_buffer_for(member.rank, message, size)
 
     def _taken(self, member: Member, message: Any, size: int) -> None:
         if member.role == "worker":
-            self.follow(self._mind.received(member.rank, message, size))
+            self.follow(self._mind.on_worker_message(member.rank, message, size))
         else:
-            self.follow(self._mind.received_from(member.rank, message, size))
+            self.follow(self._mind.on_server_message(member.rank, message, size))
 
     def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         self._lost(peer)
@@ -277,7 +277,7 @@ class Desk:
         if self._peers.get(who) is peer:
             del self._peers[who]
             if self._server.mind is not None and who[0] == "worker":
-                self._mind.lost(who[1])
+                self._mind.on_worker_disconnected(who[1])
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
@@ -285,21 +285,21 @@ class Desk:
         """Do what the mind said. Who is not connected misses his message."""
         for instruction in instructions:
             match instruction:
-                case Send(rank=rank, message=message, payload=payload):
+                case ToWorker(rank=rank, message=message, payload=payload):
                     peer = self._peers.get(("worker", rank))
                 case ToServer(server=server, message=message, payload=payload):
                     peer = self._peers.get(("server", server))
-                case CaughtUp(epoch=epoch, shard=shard, server=server):
+                case ReplicaCaughtUp(epoch=epoch, shard=shard, server=server):
                     self._server.tell(ShardCaughtUp(epoch, shard, server))
                     continue
-                case HandedOver(epoch=epoch, shard=shard):
+                case LeadMoved(epoch=epoch, shard=shard):
                     self._server.tell(ShardHandedOver(epoch, shard))
                     continue
-                case Held(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
+                case HeldPushes(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
                     said = LostWorkerClocks(rank, self._incarnation[rank], clocks, versions, aside, apart)
                     self._server.tell(said)
                     continue
-                case Save():
+                case SaveSlices():
                     self._server.save(instruction)
                     continue
                 case _:
@@ -308,6 +308,6 @@ class Desk:
                 peer.send(message, payload)
 
     @property
-    def _mind(self) -> ServerMind:
+    def _mind(self) -> DenseServer:
         assert self._server.mind is not None
         return self._server.mind

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
-from psctl.ps.outputs import CaughtUp, HandedOver
+from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp
 from psctl.ps.tables import table_packing
 from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.server import client_sessions
@@ -107,9 +107,9 @@ class Chaos(World):
     def hear(self) -> None:
         """Tell the coordinator what servers reported; send what follows from it."""
         for rank, output in self.told:
-            if isinstance(output, CaughtUp):
+            if isinstance(output, ReplicaCaughtUp):
                 self.placement.on_caught_up(output.epoch, output.shard, output.server)
-            elif isinstance(output, HandedOver):
+            elif isinstance(output, LeadMoved):
                 self.placement.on_transferred(output.shard, rank)
         self.told.clear()
         self.placement.advance(patient=self.numbers.random() < 0.5)
@@ -159,7 +159,7 @@ class Chaos(World):
         """A worker pushes, reads, ends its clock, marks a step, or is replaced and does its step again."""
         rank = self.numbers.randrange(len(self.clients))
         client = self.clients[rank]
-        if not client.opened or client.behind():
+        if not client.is_open or client.lagging_shards():
             return
         turn = self.turns[rank]
         keys = np.array(sorted(self.numbers.sample(range(KEYS), self.numbers.randint(1, KEYS))))
@@ -204,7 +204,7 @@ class Chaos(World):
         """A worker dies in its step, of which anything may be with the servers; another does the step again."""
         rank = self.numbers.randrange(len(self.clients))
         left = [change.sequence for change in self.clients[rank].outstanding]
-        if self.turns[rank] and self.clients[rank].opened and all(each >> 32 >= self.turns[rank] - 1 for each in left):
+        if self.turns[rank] and self.clients[rank].is_open and all(each >> 32 >= self.turns[rank] - 1 for each in left):
             self.again.add(rank)
             self.join(rank)
 
@@ -237,7 +237,7 @@ class Chaos(World):
             found = self.orders[rank].popleft()
             alive = [at.rank for at in found.servers]
             before, self.known[rank] = self.known[rank], {at.rank: at.incarnation for at in found.servers}
-            self.follow(rank, self.servers[rank].assigned(found.epoch, found.chains, found.copies, alive))
+            self.follow(rank, self.servers[rank].on_assignment(found.epoch, found.chains, found.copies, alive))
             if before != self.known[rank]:
                 self.meet(rank)
 
@@ -254,7 +254,7 @@ def run(world: Chaos) -> None:
         world.look()
     rest(world)
     for rank in sorted(world.again):
-        hold(world.clients[rank].opened, "no ticket left", f"{rank} waits to begin")
+        hold(world.clients[rank].is_open, "no ticket left", f"{rank} waits to begin")
         world.turn(rank, world.turns[rank] - 1, *world.last[rank], again=True)
     for rank in range(len(world.clients)):  # nobody waits for anybody any more
         world.put(rank, world.clients[rank].leave(world.turns[rank], world.ticket()))
@@ -262,7 +262,7 @@ def run(world: Chaos) -> None:
     hold(world.placement.settled, "shards come to rest")
     world.look()
     hold(not world.alone, "no ticket left", f"reads of one row: {world.alone}")
-    left = [(client.outstanding.kept, list(client._reads), client.opened) for client in world.clients]
+    left = [(client.outstanding.kept, list(client._reads), client.is_open) for client in world.clients]
     hold(all(each == (0, [], True) for each in left), "no ticket left", f"kept, reads, opened: {left}")
     last = len(world.clients) - 1
     world.join(last)
@@ -290,7 +290,7 @@ def rest(world: Chaos) -> None:
 
 def encoded(world: Chaos, rank: int, shard: int) -> bytes:
     """Return all that a server has of a shard."""
-    _, (data,) = world.servers[rank].slots[shard].machine.snapshot()
+    _, (data,) = world.servers[rank].shards_here[shard].state.snapshot()
     return bytes(data)
 
 

@@ -31,12 +31,13 @@ from psctl.job.training_messages import (
     WorkerListens,
     WorkersAt,
 )
-from psctl.ps.dense.client.dense_client_state import ClientMind, Out
-from psctl.ps.dense.client.host_collection import Gather, Tell
-from psctl.ps.dense.client.push_path import Say
+from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.client.host_collection import HostSumTask, ToPeer
+from psctl.ps.dense.client.push_path import ClientOutput
 from psctl.ps.dense.host_sums import host_sum
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Beside, HandIn
+from psctl.ps.messages import BetweenPeers, HostPush
+from psctl.ps.outputs import ToServer
 from psctl.ps.pieces import pieces
 from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Address, Assignment, Member, ServerAt
@@ -65,7 +66,7 @@ class Worker:
         self._go = self._closing = False
         self._coordinator: End | None = None
         self._compute = early[self._rank]
-        self.mind: ClientMind | None = None
+        self.mind: DenseClient | None = None
         self.links = Links(process, network, self, lambda at: True)
         self._assignment: Assignment | None = None
         self._memory = Memory(network)
@@ -188,7 +189,7 @@ class Worker:
         """As who reads the state_dict at the end: all clocks of everyone; and nothing is left unacknowledged."""
         yield from self._all()
         mind = self._mind
-        yield Until("acknowledgements", lambda: not mind.unacknowledged(self.step), self.links.away)
+        yield Until("acknowledgements", lambda: not mind.unacknowledged_servers(self.step), self.links.away)
 
     def _start(self, decision: Decision) -> Task:
         base = decision.resume.step if decision.resume else 0
@@ -199,7 +200,7 @@ class Worker:
             raise Broken("hosts", f"{decision.hosts} are said to share hosts, and {self._scenario.groups} do")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
-        self.mind = ClientMind(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
+        self.mind = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
         if any(self._rank in group for group in decision.hosts):
             self._lines = Lines(self.process, self._network, self)
             self._tell(WorkerListens(None, b"secret"))
@@ -210,7 +211,7 @@ class Worker:
         self._optimizer, self._parameters = self._script.optimizer(self._local)
         self.links.assigned(first.servers)
         if self._rank == 0 and decision.resume is None:
-            self._send(self.mind.begin({self._scenario.spec.dtype: self._script.initial}))
+            self._send(self.mind.send_start_values({self._scenario.spec.dtype: self._script.initial}))
         self._pull(base)
         yield from self._wait(base)
         if decision.resume is not None and not decision.resume.checkpoint:
@@ -228,12 +229,12 @@ class Worker:
         yield Sleep(self._compute * (0.5 + self._network.world.random.random()))
         yield from self._wait(clock)
         self._oracle.begins(self._rank, clock)
-        values = self._local if self._scenario.update == "worker" else mind.landing[spec.dtype]
+        values = self._local if self._scenario.update == "worker" else mind.front[spec.dtype]
         gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
         self._spoil(gradient, clock)
-        before = clock - mind.buffers
-        yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged(before), self.links.away)
-        mind.sending(clock)[spec.dtype].copy_(gradient)
+        before = clock - mind.buffer_count
+        yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged_servers(before), self.links.away)
+        mind.send_buffer(clock)[spec.dtype].copy_(gradient)
         self._oracle.computed(self.process.member, clock, gradient, share, (epoch, tuple(mine)))
         if self._scenario.early:
             self._pull(clock + 1)
@@ -246,7 +247,7 @@ class Worker:
             yield from self._norms(clock)
         saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
         if serves:
-            self._send(mind.step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
+            self._send(mind.order_step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
         if saves:
             where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
             self._tell(SaveBegin(clock + 1, [], where if self._rank == 0 else None))
@@ -260,7 +261,7 @@ class Worker:
     def _apply(self, clock: int) -> Task:
         """Step here, as the user's optimizer does with the joint gradient."""
         yield from self._wait(clock + 1)
-        mean = self._mind.landing[self._scenario.spec.dtype].clone()
+        mean = self._mind.front[self._scenario.spec.dtype].clone()
         scale = scale_at(self._scenario.spec, clock)
         if scale is not None:
             mean.mul_(scale)
@@ -275,35 +276,35 @@ class Worker:
         """What rank 0 alone keeps (asp: each rank) goes beside, as it is at the start of the next clock."""
         if self._rank == 0 or self._mind.terms.staleness is None:
             place = self._feed.place if self._feed is not None else Place(self.step, 0, 0)
-            self._send(self._mind.aside(self.step, memoryview(_encode(place))))
+            self._send(self._mind.send_rank_state(self.step, memoryview(_encode(place))))
 
     def _take_aside(self, clock: int) -> Generator[Sleep | Until, None, Place]:
         """As who joins in mid-run: take over what rank 0 left with the servers."""
         mind = self._mind
-        self._send(mind.ask_aside(clock))
-        yield Until(f"the state at clock {clock}", lambda: mind.aside_of(clock) is not None, self.links.away)
-        place = _place(mind.aside_of(clock) or b"")
+        self._send(mind.request_rank_state(clock))
+        yield Until(f"the state at clock {clock}", lambda: mind.rank_state(clock) is not None, self.links.away)
+        place = _place(mind.rank_state(clock) or b"")
         self._oracle.aside(self._rank, clock, place.step)
         return place
 
     def _norms(self, clock: int) -> Task:
         mind = self._mind
-        self._send(mind.ask_norms(clock))
-        yield Until(f"norms of clock {clock}", lambda: not mind.without_norms(clock), self.links.away)
-        assert mind.norms(clock) is not None
+        self._send(mind.request_norms(clock))
+        yield Until(f"norms of clock {clock}", lambda: not mind.servers_without_norms(clock), self.links.away)
+        assert mind.squared_norms(clock) is not None
 
     def _wait(self, clock: int, *, exact: bool = False) -> Task:
         mind = self._mind
-        missing = mind.missing(clock, exact=exact)
-        mind.opened(missing, True)
+        missing = mind.missing_shards(clock, exact=exact)
+        mind.set_waiting(missing, True)
         what = f"values of clock {clock}"
-        yield Until(what, lambda: not mind.missing(clock, missing, exact=exact), self.links.away)
-        mind.opened(missing, False)
-        mind.show()
+        yield Until(what, lambda: not mind.missing_shards(clock, missing, exact=exact), self.links.away)
+        mind.set_waiting(missing, False)
+        mind.copy_to_front()
         self._oracle.read(self._rank, clock, mind, range(len(mind.shards)))
 
     def _pull(self, clock: int, *, exact: bool = False) -> None:
-        self._mind.show()
+        self._mind.copy_to_front()
         self._send(self._mind.pull(clock, exact=exact))
 
     def _present(self, clock: int, shard: int) -> list[bool]:
@@ -319,7 +320,7 @@ class Worker:
     # ---- servers -------------------------------------------------------------------------------------------------
 
     @property
-    def _mind(self) -> ClientMind:
+    def _mind(self) -> DenseClient:
         assert self.mind is not None
         return self.mind
 
@@ -327,14 +328,14 @@ class Worker:
     def _trainable(self) -> list[int]:
         return [index for index, info in enumerate(self._script.layout.parameters) if info.trainable]
 
-    def _send(self, said: Sequence[Say]) -> None:
+    def _send(self, said: Sequence[ClientOutput]) -> None:
         for one in said:
             match one:
-                case Out(server=server, message=message, payload=payload):
+                case ToServer(server=server, message=message, payload=payload):
                     self.links.send(server, message, payload)
-                case Tell(rank=rank, message=message) if self._lines is not None:
+                case ToPeer(rank=rank, message=message) if self._lines is not None:
                     self._lines.send(rank, message)
-                case Gather():
+                case HostSumTask():
                     chance = self._network.world.random
                     self.process.world.after(
                         chance.choice((0.0, chance.random())) * self._scenario.pace, self._sum, one
@@ -342,7 +343,7 @@ class Worker:
 
     # ---- others of this host -------------------------------------------------------------------------------------
 
-    def _sum(self, gather: Gather) -> None:
+    def _sum(self, gather: HostSumTask) -> None:
         """What the thread does that sums."""
         if not self.process.alive:
             return
@@ -350,18 +351,18 @@ class Worker:
             self.process.world.at(self.process.paused_until, self._sum, gather)
             return
         present = host_sum(gather.into, self._held[gather.shard], gather.parts)
-        self._send(self._mind.summed(gather, present))
+        self._send(self._mind.on_host_sum(gather, present))
         self.process.poke()
 
     def line_up(self, rank: int) -> None:
-        self._send(self._mind.line_up(rank))
+        self._send(self._mind.on_peer_connected(rank))
 
     def line_down(self, rank: int) -> None:
-        self._send(self._mind.line_down(rank))
+        self._send(self._mind.on_peer_disconnected(rank))
 
-    def beside(self, rank: int, message: Beside) -> None:
-        data = self._memory.read(message.at) if isinstance(message, HandIn) else None
-        self._send(self._mind.beside(rank, message, data))
+    def beside(self, rank: int, message: BetweenPeers) -> None:
+        data = self._memory.read(message.at) if isinstance(message, HostPush) else None
+        self._send(self._mind.on_peer_message(rank, message, data))
 
     # ---- servers, again ------------------------------------------------------------------------------------------
 
@@ -373,19 +374,19 @@ class Worker:
         if self.mind is not None:
             self.links.assigned(assignment.servers)
             ranks = [at.rank for at in assignment.servers]
-            self._send(self.mind.assigned(assignment.epoch, assignment.owners, ranks))
+            self._send(self.mind.on_assignment(assignment.epoch, assignment.owners, ranks))
 
     def up(self, at: ServerAt, peer: End) -> None:
         """Nothing to say: the server speaks first."""
 
     def down(self, at: ServerAt) -> None:
-        self._send(self._mind.lost(at.rank))
+        self._send(self._mind.on_server_disconnected(at.rank))
 
     def unreachable(self, at: ServerAt, why: str) -> None:
         self._tell(ServerUnreachable(at.rank, at.incarnation, why))
 
     def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
-        return self._mind.place(at.rank, message, size)
+        return self._mind.receive_buffer_for(at.rank, message, size)
 
     def received_from(self, at: ServerAt, message: Any, size: int) -> None:
-        self._send(self._mind.received(at.rank, message, size))
+        self._send(self._mind.on_server_message(at.rank, message, size))

@@ -130,7 +130,7 @@ def test_a_wait_for_everyones_clocks_takes_in_what_has_landed_meanwhile():
             fast.client.wait(clock)
             fast.push(fast.values(), [{"lr": 0.1}])
         slow.push(slow.values(), [{"lr": 0.1}])
-        until(lambda: all(fast.client._mind._landings.each[shard].version == 1 for shard in shards))  # and not shown
+        until(lambda: all(fast.client._mind._received.each[shard].version == 1 for shard in shards))  # and not shown
         waiting = threading.Thread(target=fast.client.wait, args=(2,), kwargs={"exact": True})
         waiting.start()
         slow.client.wait(1)

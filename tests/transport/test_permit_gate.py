@@ -28,10 +28,22 @@ from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
 
 ROLES: tuple[Role, ...] = get_args(Role)
+BETWEEN_PROCESSES = set(of_parameters.Message.__subclasses__()) - set(get_args(of_parameters.BetweenPeers))
+"""Messages of servers and their workers; what workers of one host send each other has no permits."""
+OF_TABLES = {each for each in BETWEEN_PROCESSES if each.__module__ == of_tables.__name__}
+SHARED = {
+    *get_args(of_tables.TableBetween),
+    of_parameters.WaitQuery,
+    of_parameters.WaitAnswer,
+    of_parameters.Refused,
+    of_parameters.SharedMemoryOffer,
+    of_parameters.SharedMemoryAccepted,
+}
+"""Messages of both kinds of connection."""
 TABLES_OF = {
     "coordination": (COORDINATION, set(JobMessage.__subclasses__())),
-    "parameters": (PARAMETERS, set(get_args(of_parameters.Kinds))),
-    "tables": (TABLES, set(get_args(of_tables.TableKinds))),
+    "parameters": (PARAMETERS, BETWEEN_PROCESSES - OF_TABLES),
+    "tables": (TABLES, OF_TABLES | SHARED),
     "tunnels": (torch_store.TUNNELS, {torch_store.Carried, torch_store.NoMore}),
 }
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
@@ -121,7 +133,7 @@ def test_each_message_of_the_protocol_has_one_row(name: str) -> None:
 
 
 def test_each_class_of_message_is_of_some_connection() -> None:
-    within = set(get_args(of_parameters.Beside))  # between workers of a host, over a socket of theirs
+    within = set(get_args(of_parameters.BetweenPeers))  # between workers of a host, over a socket of theirs
     listed = {row.message for permits, _ in TABLES_OF.values() for row in permits.rows} | within
     for room in (of_parameters, of_tables):  # all messages of a job derive from one class: the test before
         for name, found in vars(room).items():
@@ -235,9 +247,9 @@ def test_what_the_same_rows_allow_reaches_the_handler() -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (of_parameters.Begin(0, 0), "Begin is for worker/0"),
-        (of_parameters.Aside(0, 4, 0, rank=0), "Aside: the state of worker/0"),
-        (of_parameters.Aside(0, -4, 0, rank=1), "Aside: a size below 0"),
+        (of_parameters.StartValues(0, 0), "StartValues is for worker/0"),
+        (of_parameters.PutRankState(0, 4, 0, rank=0), "PutRankState: the state of worker/0"),
+        (of_parameters.PutRankState(0, -4, 0, rank=1), "PutRankState: a size below 0"),
         (of_parameters.Push(0, 0, 1.0, b"", 0, covers=(0, 2)), "Push: a sum of 2 workers without the sender"),
         (of_parameters.Forwarded(0, 1, 1, 1), "Forwarded is no message that a worker may send"),
         (of_parameters.Leads(1, [0]), "Leads is no message that a worker may send"),

@@ -28,7 +28,7 @@ _LEAST = 1e-37
 """A scale below this has no finite inverse: its block counts as zeros."""
 
 
-class Values(ABC):
+class ValueCodec(ABC):
     """One way to code values. It has no state: the same values give the same bytes."""
 
     largest = float("inf")
@@ -47,7 +47,7 @@ class Values(ABC):
         """Return the values [start, stop) of a code of `count` values; `start` is a multiple of BLOCK."""
 
 
-class Raw(Values):
+class Raw(ValueCodec):
     """Values as they are, or rounded to another float type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -63,7 +63,7 @@ class Raw(Values):
         return data.view(self._dtype)[start:stop]
 
 
-class _Scaled(Values):
+class _Scaled(ValueCodec):
     """Codes with one float32 a block before them."""
 
     def _scales(self, data: torch.Tensor, count: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ class OneBit(_Scaled):
         return self._spread(data, count, start, stop).mul_(signs.mul_(2).sub_(1))
 
 
-def codec(kind: str, dtype: torch.dtype) -> Values:
+def codec(kind: str, dtype: torch.dtype) -> ValueCodec:
     """Return how values are coded.
 
     Args:

@@ -21,7 +21,7 @@ LONGEST = 256
 """Clocks that ranks can never be apart; orders that far behind will not be agreed on any more."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class StepOrder(msgspec.Struct, frozen=True):
     """How to apply one clock; all ranks agreed on it. `rank`: whose push alone (asp); -1: everyone's."""
 
     groups: list[dict[str, Number]]
@@ -30,7 +30,7 @@ class Order(msgspec.Struct, frozen=True):
     rank: int = -1
 
 
-class Refusal(Exception):
+class JobRefusal(Exception):
     """The job cannot go on; told to every worker."""
 
     def __init__(self, reason: str, hint: str) -> None:
@@ -44,7 +44,7 @@ class Membership(msgspec.Struct, frozen=True):
     changes: tuple[tuple[int, tuple[int, ...]], ...]  # (first clock, ranks in order), clocks rising
 
     @classmethod
-    def first(cls, world: int, clock: int) -> Membership:
+    def initial(cls, world: int, clock: int) -> Membership:
         """Ranks 0 .. world-1, from `clock` on."""
         return cls(((clock, tuple(range(world))),))
 
@@ -66,7 +66,7 @@ class Membership(msgspec.Struct, frozen=True):
         return tuple(sorted({rank for _, ranks in self.changes for rank in ranks}))
 
 
-class Ledger:
+class StepLedger:
     """Step orders of all clocks that some shard may still have to apply.
 
     Args:
@@ -77,14 +77,14 @@ class Ledger:
 
     def __init__(self, membership: Membership, first: int, staleness: int | None) -> None:
         self.next = first  # every clock before it is agreed on
-        self.agreed: dict[int, Order] = {}  # the last ones
+        self.agreed: dict[int, StepOrder] = {}  # the last ones
         self._membership, self._staleness = membership, staleness
         self._steps: dict[int, dict[int, Step]] = {}
         self._given: dict[int, int] = {}  # rank that left -> last clock that counts as ordered by it
         self._held: set[int] = set()  # ranks that are gone, until it is known which of their orders count
         self._last: dict[int, int] = {}  # asp: the newest clock that a rank ordered
 
-    def add(self, rank: int, step: Step) -> list[tuple[int, Order]]:
+    def add(self, rank: int, step: Step) -> list[tuple[int, StepOrder]]:
         """Take in a rank's order; return the clocks that can be applied now and were not before.
 
         Raises:
@@ -93,7 +93,7 @@ class Ledger:
         if self._staleness is None:
             self._last[rank] = max(step.clock, self._last.get(rank, step.clock))
             self.next = min(self._last.get(one, -1) for one in self._membership.at(step.clock)) + 1
-            return [(step.clock, Order(step.groups, step.scale, step.save, rank))]
+            return [(step.clock, StepOrder(step.groups, step.scale, step.save, rank))]
         if step.clock in self.agreed or step.clock < self.next - KEPT - self._staleness:
             return []  # sent again
         self._steps.setdefault(step.clock, {})[rank] = step
@@ -101,11 +101,11 @@ class Ledger:
             del self._steps[old]  # of a server that leads no shard and was out of some rank's reach
         return self._settle()
 
-    def hold(self, rank: int) -> None:
+    def hold_rank(self, rank: int) -> None:
         """A rank is gone: agree on no clock of it before `left`, for what was said to be here of it must stay so."""
         self._held.add(rank)
 
-    def left(self, rank: int, clock: int) -> list[tuple[int, Order]]:
+    def remove_rank(self, rank: int, clock: int) -> list[tuple[int, StepOrder]]:
         """Count a rank's orders up to `clock` as given, drop later ones; returns as `add`."""
         self._given[rank] = clock
         self._held.discard(rank)
@@ -114,12 +114,12 @@ class Ledger:
                 steps.pop(rank, None)
         return self._settle()
 
-    def changed(self, membership: Membership) -> list[tuple[int, Order]]:
+    def set_members(self, membership: Membership) -> list[tuple[int, StepOrder]]:
         """Take over who takes part from now on; returns as `add`."""
         self._membership = membership
         return self._settle()
 
-    def missing(self, clock: int) -> list[int]:
+    def missing_ranks(self, clock: int) -> list[int]:
         """Return the ranks that have not ordered `clock`."""
         if clock < self.next or clock in self.agreed or self._staleness is None:
             return []
@@ -127,8 +127,8 @@ class Ledger:
         ranks, given = self._membership.at(clock), self._given
         return [one for one in ranks if one in self._held or (one not in steps and given.get(one, -1) < clock)]
 
-    def _settle(self) -> list[tuple[int, Order]]:
-        found: list[tuple[int, Order]] = []
+    def _settle(self) -> list[tuple[int, StepOrder]]:
+        found: list[tuple[int, StepOrder]] = []
         for clock in sorted(self._steps):
             steps = self._steps[clock]
             if not steps:
@@ -136,9 +136,9 @@ class Ledger:
             first = min(steps)
             for rank in sorted(steps):
                 _compare(first, steps[first], rank, steps[rank])
-            if self.missing(clock):
+            if self.missing_ranks(clock):
                 continue
-            order = Order(steps[first].groups, steps[first].scale, steps[first].save)
+            order = StepOrder(steps[first].groups, steps[first].scale, steps[first].save)
             self.agreed[clock] = order
             found.append((clock, order))
             self.next = max(self.next, clock + 1)
@@ -159,10 +159,10 @@ def _compare(lowest: int, first: Step, rank: int, other: Step) -> None:
                     f"group {index}: {key} is {ours.get(key)!r} on worker/{lowest} "
                     f"and {theirs.get(key)!r} on worker/{rank}"
                 )
-                raise Refusal(f"optimizer {what} (clock {first.clock})", hint)
+                raise JobRefusal(f"optimizer {what} (clock {first.clock})", hint)
     if not _same(first.scale, other.scale):
         what = f"worker/{lowest} scales the gradient by {first.scale!r}, worker/{rank} by {other.scale!r}"
-        raise Refusal(f"{what} (clock {first.clock})", "clip on every rank, with the same bound")
+        raise JobRefusal(f"{what} (clock {first.clock})", "clip on every rank, with the same bound")
 
 
 def _same(a: Number, b: Number) -> bool:

@@ -23,7 +23,7 @@ BLOCK = 1 << 16
 """Elements that are summed at a time: they stay in the cache while the ranks of a host are gone through."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class RankGradients(msgspec.Struct, frozen=True):
     """One rank's gradients of a shard: they count times `weight`, where `present` has a piece. They are only read."""
 
     rank: int
@@ -54,7 +54,7 @@ def joint_weight(weights: Iterable[float]) -> float:
     return total
 
 
-def host_sum(out: torch.Tensor, held: Sequence[Piece], parts: Sequence[Part], *, onto: bool = False) -> bytes:
+def host_sum(out: torch.Tensor, held: Sequence[Piece], parts: Sequence[RankGradients], *, onto: bool = False) -> bytes:
     """Sum the gradients of one host's ranks; return which pieces any of them has.
 
     Args:
@@ -73,7 +73,7 @@ def host_sum(out: torch.Tensor, held: Sequence[Piece], parts: Sequence[Part], *,
     return present
 
 
-def _runs(held: Sequence[Piece], parts: Sequence[Part]) -> list[tuple[Range, tuple[int, ...]]]:
+def _runs(held: Sequence[Piece], parts: Sequence[RankGradients]) -> list[tuple[Range, tuple[int, ...]]]:
     """Return the stretches of a shard in which the same ranks have gradients."""
     runs: list[tuple[Range, tuple[int, ...]]] = []
     for piece, there in zip(held, zip(*(part.present for part in parts), strict=True), strict=True):
@@ -84,7 +84,7 @@ def _runs(held: Sequence[Piece], parts: Sequence[Part]) -> list[tuple[Range, tup
     return runs
 
 
-def _sum_run(out: torch.Tensor, run: Range, parts: Sequence[Part], *, onto: bool) -> None:
+def _sum_run(out: torch.Tensor, run: Range, parts: Sequence[RankGradients], *, onto: bool) -> None:
     room = torch.empty(min(BLOCK, len(run)), dtype=out.dtype)
     weighted = torch.empty_like(room) if any(part.weight != 1.0 for part in parts) else room
     for start in range(run.start, run.stop, BLOCK):

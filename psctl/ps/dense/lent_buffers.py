@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from psctl.ps.messages import Place
+from psctl.ps.messages import SharedRange
 
 Lent = memoryview | None
 """All bytes of a message where they lie in the memory of who sent it; None: they came with it, or there are none."""
@@ -23,10 +23,10 @@ class Lending:
         """Return a new flat buffer of zeros."""
         return torch.zeros(count, dtype=dtype)
 
-    def place(self, rank: int, tensor: torch.Tensor) -> Place | None:
+    def place_for(self, rank: int, tensor: torch.Tensor) -> SharedRange | None:
         """Return where the other side's process `rank` reads the tensor; None: it must be sent."""
         return None
 
-    def where(self, tensor: torch.Tensor) -> Place | None:
+    def place_on_host(self, tensor: torch.Tensor) -> SharedRange | None:
         """Return where other processes of this host read the tensor; None: none of them can."""
         return None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from psctl.errors import ProtocolError
-from psctl.ps.messages import PART, Aside, AsideIs, AsideOf
-from psctl.ps.outputs import Send, ToServer
+from psctl.ps.messages import PART, PutRankState, RankStateAnswer, RankStateQuery
+from psctl.ps.outputs import ToServer, ToWorker
 
 LARGEST = 1 << 30
 """Bytes of one clock's; buffers are small beside parameters, and sizes are checked before memory is taken."""
 
 
-class _Coming:
+class _IncomingState:
     def __init__(self, clock: int, size: int, rank: int = 0) -> None:
         self.clock, self.rank, self.filled, self.data = clock, rank, 0, bytearray(size)
 
 
-class Asides:
+class RankStates:
     """By rank and clock; who asks for one that is not here waits for it.
 
     Args:
@@ -25,10 +25,10 @@ class Asides:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._whole: dict[int, dict[int, memoryview]] = {}  # rank -> clock -> bytes
-        self._coming: dict[str, _Coming] = {}  # by sender
-        self._wishes: dict[int, AsideOf] = {}  # by the rank that asks
+        self._coming: dict[str, _IncomingState] = {}  # by sender
+        self._wishes: dict[int, RankStateQuery] = {}  # by the rank that asks
 
-    def place(self, sender: str, message: Aside, size: int) -> memoryview | None:
+    def receive_buffer_for(self, sender: str, message: PutRankState, size: int) -> memoryview | None:
         """Return where a part goes; None when it is here already.
 
         Raises:
@@ -39,7 +39,7 @@ class Asides:
         if message.clock in self._of(message.rank) or message.size > LARGEST:
             return None
         if message.offset == 0:
-            self._coming[sender] = _Coming(message.clock, message.size, message.rank)
+            self._coming[sender] = _IncomingState(message.clock, message.size, message.rank)
         coming = self._coming.get(sender)
         if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock):
             return None
@@ -47,10 +47,10 @@ class Asides:
             raise ProtocolError(f"{sender}: bytes beside the gradients out of order", where=sender)
         return memoryview(coming.data)[message.offset : message.offset + size]
 
-    def filled(self, sender: str, message: Aside, size: int) -> bool:
+    def add_bytes(self, sender: str, message: PutRankState, size: int) -> bool:
         """Count a part in; tell whether it became whole."""
         if size == 0 and message.size == 0:
-            self.place(sender, message, 0)
+            self.receive_buffer_for(sender, message, 0)
         coming, whole = self._coming.get(sender), self._of(message.rank)
         if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock) or message.clock in whole:
             return False
@@ -66,70 +66,70 @@ class Asides:
     def _of(self, rank: int) -> dict[int, memoryview]:
         return self._whole.setdefault(rank, {})
 
-    def newest(self, rank: int) -> int:
+    def newest_clock(self, rank: int) -> int:
         """Return the newest clock of a rank's that is here; -1: none."""
         return max(self._of(rank), default=-1)
 
-    def wish(self, rank: int, message: AsideOf) -> None:
+    def on_query(self, rank: int, message: RankStateQuery) -> None:
         """Remember what a rank asks for."""
         self._wishes[rank] = message
 
-    def lost(self, rank: int) -> None:
+    def on_disconnected(self, rank: int) -> None:
         """Forget what a rank asked for and what it had sent in part."""
         self._wishes.pop(rank, None)
         self._coming.pop(f"worker/{rank}", None)
 
-    def answers(self) -> list[Send]:
+    def answers(self) -> list[ToWorker]:
         """Answer what can be answered."""
-        outputs: list[Send] = []
+        outputs: list[ToWorker] = []
         for rank, wish in sorted(self._wishes.items()):
             data = self._of(wish.rank).get(wish.clock)
             if data is not None:
                 del self._wishes[rank]
                 for offset in range(0, max(1, len(data)), PART):
                     part = data[offset : offset + PART]
-                    outputs.append(Send(rank, AsideIs(wish.clock, len(data), offset), part or None))
+                    outputs.append(ToWorker(rank, RankStateAnswer(wish.clock, len(data), offset), part or None))
         return outputs
 
-    def copies(self, server: int, only: Aside | None = None) -> list[ToServer]:
+    def copies(self, server: int, only: PutRankState | None = None) -> list[ToServer]:
         """Pass the one that this is of (None: all) on to another server."""
         outputs: list[ToServer] = []
         for rank, clock, data in [(rank, *one) for rank, some in self._whole.items() for one in sorted(some.items())]:
             if only is None or (rank, clock) == (only.rank, only.clock):
                 for offset in range(0, max(1, len(data)), PART):
                     part = data[offset : offset + PART]
-                    outputs.append(ToServer(server, Aside(clock, len(data), offset, rank), part or None))
+                    outputs.append(ToServer(server, PutRankState(clock, len(data), offset, rank), part or None))
         return outputs
 
 
-class Fetching:
+class RankStateFetch:
     """What a worker asked for, as it comes in: from one server at a time, begun anew by the first part."""
 
     def __init__(self) -> None:
         self.wanted: int | None = None  # clock that was asked for and is not here
         self._server = -1
-        self._coming: _Coming | None = None
+        self._coming: _IncomingState | None = None
         self._whole: tuple[int, memoryview] | None = None
 
     def of(self, clock: int) -> memoryview | None:
         """Return a clock's, once it is here."""
         return self._whole[1] if self._whole is not None and self._whole[0] == clock else None
 
-    def place(self, server: int, message: AsideIs, size: int) -> memoryview | None:
+    def receive_buffer_for(self, server: int, message: RankStateAnswer, size: int) -> memoryview | None:
         """Return where a part goes; None when it is not wanted (any more)."""
         if message.clock != self.wanted or message.size > LARGEST:
             return None
         if message.offset == 0:
-            self._server, self._coming = server, _Coming(message.clock, message.size)
+            self._server, self._coming = server, _IncomingState(message.clock, message.size)
         coming = self._coming
         if coming is None or self._server != server or message.offset != coming.filled:
             return None
         return memoryview(coming.data)[message.offset : message.offset + size]
 
-    def filled(self, server: int, message: AsideIs, size: int) -> None:
+    def add_bytes(self, server: int, message: RankStateAnswer, size: int) -> None:
         """Count a part in."""
         if message.size == 0:
-            self.place(server, message, 0)
+            self.receive_buffer_for(server, message, 0)
         coming = self._coming
         if coming is None or self._server != server or coming.clock != message.clock or message.offset != coming.filled:
             return

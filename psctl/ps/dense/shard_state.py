@@ -18,11 +18,11 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import narrow, rounded
-from psctl.ps.dense.clock_ledger import Order, Refusal
+from psctl.ps.dense.clock_ledger import JobRefusal, StepOrder
 from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.pieces import Piece, Stretch, bytes_view, stretch, torch_dtype
 from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
-from psctl.ps.snapshot import Copied, Loading, copy_shard, dtype_name
+from psctl.ps.snapshot import CopiedSlice, ShardLoading, copy_shard, dtype_name
 from psctl.types import PLAIN, Compression, Layout, Shard
 
 STATES = 8
@@ -52,11 +52,11 @@ class Terms(msgspec.Struct, frozen=True):
         return 2 if self.staleness is None else self.staleness + 2
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ShardEntry(msgspec.Struct, frozen=True):
     """Head of an entry: `clock`, how it is applied, which pieces have a gradient, and whose clock moves on."""
 
     clock: int
-    order: Order
+    order: StepOrder
     present: bytes
     ranks: tuple[int, ...]
 
@@ -78,7 +78,7 @@ class _Head(msgspec.Struct, frozen=True):
     tensors: list[_Tensor]
 
 
-_ENTRY = msgspec.msgpack.Decoder(Entry)
+_ENTRY = msgspec.msgpack.Decoder(ShardEntry)
 _HEAD = msgspec.msgpack.Decoder(_Head)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -107,7 +107,7 @@ class ShardState:
         self._read = read
         self._free: list[torch.Tensor] = []
         self._narrowed: tuple[int | None, torch.Tensor] = (None, self.values)
-        self._left: list[tuple[int, torch.Tensor]] = []  # old versions that someone may be reading
+        self._retired: list[tuple[int, torch.Tensor]] = []  # old versions that someone may be reading
 
     # ---- buffers ------------------------------------------------------------------------------------------------
 
@@ -131,18 +131,18 @@ class ShardState:
         whole = self._made.get(found.data_ptr())
         return found if whole is None else whole.tensor
 
-    def take(self) -> torch.Tensor:
+    def take_buffer(self) -> torch.Tensor:
         """Return a buffer of the shard's size, with anything in it."""
-        if not self._free and self._left:
-            self._free = [buffer for version, buffer in self._left if not self._read(version)]
-            self._left = [(version, buffer) for version, buffer in self._left if self._read(version)]
+        if not self._free and self._retired:
+            self._free = [buffer for version, buffer in self._retired if not self._read(version)]
+            self._retired = [(version, buffer) for version, buffer in self._retired if self._read(version)]
         return self._free.pop() if self._free else self._new()
 
-    def give(self, buffer: torch.Tensor) -> None:
+    def give_buffer(self, buffer: torch.Tensor) -> None:
         """Take a buffer back that nobody reads any more."""
         self._free.append(buffer)
 
-    def travelling(self) -> torch.Tensor:
+    def values_to_send(self) -> torch.Tensor:
         """Return the values as they travel: narrower ones are made once a version, and live until they have left."""
         if self.narrow is None or self.version == self.terms.base:
             return self.values
@@ -152,21 +152,21 @@ class ShardState:
 
     # ---- the state machine ----------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """The values, or what was loaded, are the first version."""
         self.version = self.terms.base
 
-    def loaded(self, loading: Loading) -> None:
+    def on_loaded(self, loading: ShardLoading) -> None:
         """Take over what was loaded from a checkpoint: it is the first version."""
         assert self._optimizer is not None, "servers load only what they step"
         loading.finish(self.held, self.values, self._optimizer)
-        self.start()
+        self.begin()
 
-    def head(self, entry: Entry) -> bytes:
+    def encode_head(self, entry: ShardEntry) -> bytes:
         """Return an entry's head as it goes down the chain."""
         return _encode(entry)
 
-    def room(self, head: bytes, size: int) -> memoryview:
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return where an entry's payload goes.
 
         Raises:
@@ -175,7 +175,7 @@ class ShardState:
         present = self._entry(head).present
         if size != (self.nbytes if any(present) else 0):
             raise ProtocolError(f"shard {self.shard.index}: an entry of {size} bytes where {self.nbytes} belong")
-        return self.bytes_of(self.take()) if size else memoryview(bytearray())
+        return self.bytes_of(self.take_buffer()) if size else memoryview(bytearray())
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
         """Make the next version by an entry that came down the chain; as `enter`, with the gradient's bytes.
@@ -184,9 +184,9 @@ class ShardState:
             ProtocolError: it is no entry of this shard.
             Refusal: as `enter`.
         """
-        self.enter(self._entry(head), self._tensor(payload) if len(payload) else None, kept=kept)
+        self.apply_entry(self._entry(head), self._tensor(payload) if len(payload) else None, kept=kept)
 
-    def enter(self, entry: Entry, gradient: torch.Tensor | None, *, kept: bool) -> None:
+    def apply_entry(self, entry: ShardEntry, gradient: torch.Tensor | None, *, kept: bool) -> None:
         """Make the next version.
 
         Args:
@@ -199,15 +199,15 @@ class ShardState:
         """
         assert self.version is not None, "there are values to step from"
         if gradient is None:
-            gradient = self.take().zero_()
+            gradient = self.take_buffer().zero_()
         elif kept:
-            gradient = self.take().copy_(gradient)
+            gradient = self.take_buffer().copy_(gradient)
         if self._optimizer is None:
-            self._leave(self.version)
+            self._retire(self.version)
             self.values = gradient if self.narrow is None else rounded(gradient, self.narrow)
         else:
             self._step(self._optimizer, gradient, entry)
-            self.give(gradient)
+            self.give_buffer(gradient)
         self.version += 1
         self.present = entry.present
         for rank in entry.ranks:
@@ -216,22 +216,22 @@ class ShardState:
     def release(self, payload: memoryview) -> None:
         """Take back a payload of `room`, or one that was kept, which nobody needs any more."""
         if len(payload):
-            self.give(self._tensor(payload))
+            self.give_buffer(self._tensor(payload))
 
-    def _leave(self, version: int) -> None:
+    def _retire(self, version: int) -> None:
         """Give up the values of `version`, to its readers where there are some."""
         if self._read(version):
-            self._left.append((version, self.values))
+            self._retired.append((version, self.values))
         else:
-            self.give(self.values)
+            self.give_buffer(self.values)
 
-    def _step(self, optimizer: PieceOptimizer, gradient: torch.Tensor, entry: Entry) -> None:
+    def _step(self, optimizer: PieceOptimizer, gradient: torch.Tensor, entry: ShardEntry) -> None:
         assert self.version is not None, "there are values to step from"
         if self._read(self.version):
-            values = self.take().copy_(self.values)
-            self._leave(self.version)
+            values = self.take_buffer().copy_(self.values)
+            self._retire(self.version)
             self.values = values
-            optimizer.point_to(self.values)
+            optimizer.set_values(self.values)
         if entry.order.scale is not None:
             gradient.mul_(entry.order.scale)
         try:
@@ -239,9 +239,9 @@ class ShardState:
         except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
             name = self.terms.layout.optimizer
             reason = f"{name} failed at clock {entry.clock}: {type(error).__name__}: {error}"
-            raise Refusal(reason, "change its settings, or run it on the workers: sync.update: worker") from error
+            raise JobRefusal(reason, "change its settings, or run it on the workers: sync.update: worker") from error
 
-    def _entry(self, head: bytes) -> Entry:
+    def _entry(self, head: bytes) -> ShardEntry:
         try:
             entry = _ENTRY.decode(head)
         except msgspec.DecodeError as error:
@@ -252,7 +252,7 @@ class ShardState:
 
     # ---- copies ---------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> list[Copied]:
+    def checkpoint(self) -> list[CopiedSlice]:
         """Copy parameters and optimizer state as a checkpoint has them."""
         assert self._optimizer is not None, "workers save what they step"
         return copy_shard(self.terms.layout, self.held, self.values, self._optimizer)
@@ -269,7 +269,7 @@ class ShardState:
         return _encode(head), [bytes_view(tensor) for _, tensor in tensors if tensor.numel()]
 
     @property
-    def limit(self) -> int:
+    def copy_limit(self) -> int:
         """Bytes that a copy of the state may take at most."""
         return 2 * STATES * (self.nbytes + 8 * len(self.held)) + 64
 

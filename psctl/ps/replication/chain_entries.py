@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.ps.messages import LARGE, PART, CopyEnd, CopyPart, Forward, ForwardPart
+from psctl.ps.messages import LARGE, PART, Forward, ForwardPart, StateEnd, StatePart
 from psctl.ps.outputs import ChainOutput, ToServer
-from psctl.ps.replication.replicated_state import Replicated
+from psctl.ps.replication.replicated_state import ReplicatedState
 
 
-class Entries:
+class EntryLog:
     """By number; their payloads are the machine's again when they are dropped.
 
     Args:
@@ -17,7 +17,7 @@ class Entries:
         machine: whose they are.
     """
 
-    def __init__(self, shard: int, machine: Replicated) -> None:
+    def __init__(self, shard: int, machine: ReplicatedState) -> None:
         self._shard, self._machine = shard, machine
         self._log: dict[int, tuple[bytes, memoryview]] = {}
 
@@ -57,7 +57,7 @@ COPIED = 1 << 29
 """Bytes that copies under way may take at most, by their upper bounds (a shard's is some five times its size)."""
 
 
-class Copying:
+class CopyBudget:
     """How much one server copies to others at a time, over all of its shards: entries and answers must get through.
 
     Args:
@@ -68,7 +68,7 @@ class Copying:
         self._most = most
         self._under_way: dict[tuple[int, int], int] = {}  # (shard, server) -> bytes
 
-    def begin(self, shard: int, server: int, size: int) -> bool:
+    def start(self, shard: int, server: int, size: int) -> bool:
         """Tell whether a copy may begin; it counts until `end`."""
         others = sum(size for key, size in list(self._under_way.items()) if key != (shard, server))
         if others and others + size > self._most:
@@ -76,7 +76,7 @@ class Copying:
         self._under_way[shard, server] = size
         return True
 
-    def end(self, shard: int, server: int) -> None:
+    def finish(self, shard: int, server: int) -> None:
         """A copy has arrived, or will not."""
         self._under_way.pop((shard, server), None)
 
@@ -87,6 +87,6 @@ def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[C
     base = 0
     for one in data:
         for offset in range(0, len(one), PART):
-            outputs.append(ToServer(server, CopyPart(shard, base + offset), one[offset : offset + PART]))
+            outputs.append(ToServer(server, StatePart(shard, base + offset), one[offset : offset + PART]))
         base += len(one)
-    return [*outputs, ToServer(server, CopyEnd(shard))]
+    return [*outputs, ToServer(server, StateEnd(shard))]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from psctl.errors import ProtocolError
-from psctl.ps.messages import Between, CopyBegin, CopyPart, Forward, ForwardPart, HandOver
-from psctl.ps.replication.replicated_state import Replicated
+from psctl.ps.messages import BetweenServers, Forward, ForwardPart, LeadTransfer, StateCopy, StatePart
+from psctl.ps.replication.replicated_state import ReplicatedState
 
 
-class Incoming:
+class IncomingTransfers:
     """At most one entry and one copy at a time; a new beginning drops what came before.
 
     Args:
@@ -15,13 +15,13 @@ class Incoming:
         machine: where entries' bytes go.
     """
 
-    def __init__(self, shard: int, machine: Replicated) -> None:
+    def __init__(self, shard: int, machine: ReplicatedState) -> None:
         self._shard, self._machine = shard, machine
         self._entry: Forward | None = None
         self._room = memoryview(b"")
         self._entry_filled = 0
         self._sender = -1
-        self._copy: CopyBegin | HandOver | None = None
+        self._copy: StateCopy | LeadTransfer | None = None
         self._source = -1
         self._data = memoryview(b"")
         self._copy_filled = 0
@@ -29,7 +29,7 @@ class Incoming:
     def open_entry(self, server: int, message: Forward) -> None:
         """Begin an entry."""
         self.drop_entry()
-        self._room = self._machine.room(message.head, message.size)
+        self._room = self._machine.entry_buffer(message.head, message.size)
         self._entry, self._entry_filled, self._sender = message, 0, server
 
     def drop_entry(self) -> None:
@@ -52,16 +52,16 @@ class Incoming:
         """Tell whether this entry comes in, from that server."""
         return self._entry == message and self._sender == server
 
-    def open_copy(self, server: int, message: CopyBegin | HandOver | None) -> None:
+    def open_copy(self, server: int, message: StateCopy | LeadTransfer | None) -> None:
         """Begin a copy, or what is handed over; None: one that is not wanted, whose parts are not of the one before."""
         if message is None:
             if self._source == server:
                 self._copy, self._source, self._data = None, -1, memoryview(b"")
-        elif message.size <= self._machine.limit:  # an honest one is not larger
+        elif message.size <= self._machine.copy_limit:  # an honest one is not larger
             self._copy, self._source, self._copy_filled = message, server, 0
             self._data = memoryview(bytearray(message.size))
 
-    def place(self, server: int, message: Between, size: int) -> memoryview | None:
+    def place(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
         """Return where a payload goes; None when it is not wanted.
 
         Raises:
@@ -74,7 +74,7 @@ class Incoming:
             if offset < self._entry_filled:
                 return None  # sent twice
             return self._fits(server, self._room, self._entry_filled, offset, size)
-        if isinstance(message, CopyPart):
+        if isinstance(message, StatePart):
             if self._copy is None or self._source != server:
                 return None
             return self._fits(server, self._data, self._copy_filled, message.offset, size)
@@ -105,7 +105,7 @@ class Incoming:
         if self._source == server:
             self._copy_filled += size
 
-    def copied(self, server: int) -> tuple[CopyBegin | HandOver, memoryview] | None:
+    def copied(self, server: int) -> tuple[StateCopy | LeadTransfer, memoryview] | None:
         """Return the copy that has ended, if it is whole."""
         begin = self._copy
         if begin is None or self._source != server or self._copy_filled < begin.size:

@@ -37,26 +37,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 from psctl.errors import ProtocolError
 from psctl.ps.messages import (
-    Ask,
-    Between,
-    CopyBegin,
-    CopyEnd,
-    CopyPart,
+    BetweenServers,
     Forward,
     Forwarded,
     ForwardPart,
-    HandOver,
-    TookOver,
+    LeadAccepted,
+    LeadTransfer,
+    ReplicaQuery,
+    StateCopy,
+    StateEnd,
+    StatePart,
 )
-from psctl.ps.outputs import ChainOutput, HandedOver, ToServer
-from psctl.ps.replication.chain_downstream import Downstream
-from psctl.ps.replication.chain_entries import Copying, copy_messages
-from psctl.ps.replication.chain_incoming import Incoming
-from psctl.ps.replication.replica_roles import AFTER_HANDING, ROLES, Follower, Role, Standing, place_of
-from psctl.ps.replication.replicated_state import Replicated
+from psctl.ps.outputs import ChainOutput, LeadMoved, ToServer
+from psctl.ps.replication.chain_downstream import ChainDownstream
+from psctl.ps.replication.chain_entries import CopyBudget, copy_messages
+from psctl.ps.replication.chain_incoming import IncomingTransfers
+from psctl.ps.replication.replica_roles import AFTER_HANDING, ROLES, ChainFollower, ReplicaPosition, Role, position_of
+from psctl.ps.replication.replicated_state import ReplicatedState
 
 
-class Chain:
+class ReplicaChain:
     """See the module's docstring. Calls must not overlap.
 
     Args:
@@ -73,45 +73,45 @@ class Chain:
         self,
         shard: int,
         me: int,
-        machine: Replicated,
+        machine: ReplicatedState,
         up: Callable[[int], bool],
         epoch: int = -1,
         window: int = 1,
-        copying: Copying | None = None,
+        copying: CopyBudget | None = None,
     ) -> None:
         self.shard, self.me = shard, me
-        self._now = Standing(me, epoch)
-        self.role: Role = self._now.role
+        self._position = ReplicaPosition(me, epoch)
+        self.role: Role = self._position.role
         """What this server is to the shard."""
         self.leads = False
         """Whether pushes and pulls are answered here: it is the primary."""
         self._machine, self._up = machine, up
-        self._down = Downstream(shard, self._now, machine, up, window, copying or Copying())
-        self._former: int | None = None  # who led when this server did not
-        self._incoming = Incoming(shard, machine)
-        self._handed: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
-        self._offered = False  # handing: HandOver was sent
-        self._given = False  # handing: all that was here was offered to this heir
-        self._handing_since = -1  # the assignment that made the heir the first
-        self._asked: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
-        self._took = ""  # the last copy that was taken
+        self._down = ChainDownstream(shard, self._position, machine, up, window, copying or CopyBudget())
+        self._former_primary: int | None = None  # who led when this server did not
+        self._incoming = IncomingTransfers(shard, machine)
+        self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
+        self._transfer_sent = False  # handing: HandOver was sent
+        self._transferred = False  # handing: all that was here was offered to this heir
+        self._transfer_epoch = -1  # the assignment that made the heir the first
+        self._pending_query: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
+        self._last_copy = ""  # the last copy that was taken
 
     # ---- what the shard asks ----------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
         """The newest assignment that is known here."""
-        return self._now.epoch
+        return self._position.epoch
 
     @property
     def members(self) -> list[int]:
         """The servers of the chain, primary first."""
-        return self._now.chain
+        return self._position.chain
 
     @property
-    def followers(self) -> Mapping[int, Follower]:
+    def followers(self) -> Mapping[int, ChainFollower]:
         """The servers that get entries from here, with what each has."""
-        return self._down.each
+        return self._down.followers
 
     @property
     def acknowledged(self) -> int:
@@ -124,9 +124,9 @@ class Chain:
         return self._down.settled
 
     @property
-    def keeps(self) -> bool:
+    def keeps_payloads(self) -> bool:
         """Whether an entry's payload is needed after it was applied."""
-        return bool(self._down.each) or self._now.role != "primary"
+        return bool(self._down.followers) or self._position.role != "primary"
 
     @property
     def may_append(self) -> bool:
@@ -135,7 +135,7 @@ class Chain:
 
     # ---- the assignment ---------------------------------------------------------------------------------------------
 
-    def assigned(
+    def on_assignment(
         self, epoch: int, chain: Sequence[int], copies: Sequence[int], alive: Callable[[int], bool]
     ) -> list[ChainOutput]:
         """Take over who is in the chain from `epoch` on.
@@ -146,44 +146,44 @@ class Chain:
             copies: those that are to be filled.
             alive: tells whether a server lives.
         """
-        now = self._now
+        now = self._position
         if epoch <= now.epoch or not chain:
             return []
         if now.role != "heir":
-            self._former = now.chain[0] if now.chain else None
+            self._former_primary = now.chain[0] if now.chain else None
         if now.chain[:1] != [chain[0]]:
-            self._handing_since, self._given = epoch, False
+            self._transfer_epoch, self._transferred = epoch, False
         now.epoch, now.chain, now.copies = epoch, list(chain), list(copies)
-        witness = chain[0] if now.role in ("handing", "primary") else self._former
+        witness = chain[0] if now.role in ("handing", "primary") else self._former_primary
         lives = witness is not None and witness != self.me and alive(witness)
-        self._become(ROLES[now.role, place_of(self.me, chain, copies)][0 if lives else 1])
-        self._offered = False
+        self._set_role(ROLES[now.role, position_of(self.me, chain, copies)][0 if lives else 1])
+        self._transfer_sent = False
         self._incoming.drop_older(epoch)
-        outputs = self._take_over()
-        known = set(self._down.each)
-        self._down.follow_anew()
+        outputs = self._accept_lead()
+        known = set(self._down.followers)
+        self._down.update_followers()
         self._down.prune()
         outputs += self._down.bring_all(known)
-        asked = self._asked is not None and self._asked[1] <= epoch
-        if self._asked is not None and asked:
-            if self.leads and self._asked[0] != self.me:
-                outputs.append(ToServer(self._asked[0], TookOver(self.shard, epoch)))
-            self._asked = None
-        for server, message in self._down.due():
-            outputs += self._acked(server, message)
-        return outputs + self._tell_up(missed=asked) + self._hand()
+        asked = self._pending_query is not None and self._pending_query[1] <= epoch
+        if self._pending_query is not None and asked:
+            if self.leads and self._pending_query[0] != self.me:
+                outputs.append(ToServer(self._pending_query[0], LeadAccepted(self.shard, epoch)))
+            self._pending_query = None
+        for server, message in self._down.due_reports():
+            outputs += self._on_acknowledged(server, message)
+        return outputs + self._acknowledge(missed=asked) + self._transfer_lead()
 
-    def _become(self, role: Role) -> None:
-        self._now.role = self.role = role
+    def _set_role(self, role: Role) -> None:
+        self._position.role = self.role = role
         self.leads = role == "primary"
         if role == "primary":
-            self._now.void = False  # nobody is left who has more
+            self._position.void = False  # nobody is left who has more
         if role == "none":
             self._down.log.clear()
             self._incoming.drop_older(self.epoch)
             self._incoming.drop_copy(self.epoch)
-            if self._handed is not None and self._handed[1] < self.epoch:
-                self._handed = None
+            if self._transfer is not None and self._transfer[1] < self.epoch:
+                self._transfer = None
 
     # ---- down -------------------------------------------------------------------------------------------------------
 
@@ -191,73 +191,75 @@ class Chain:
         """Forward the entry that the primary has just applied; `payload` is kept until `release`."""
         return self._down.append(number, head, payload)
 
-    def fill(self) -> list[ChainOutput]:
+    def start_waiting_copies(self) -> list[ChainOutput]:
         """Begin copies that had to wait for others."""
-        return self._down.fill() if self._down.each else []
+        return self._down.start_waiting_copies() if self._down.followers else []
 
-    def begun(self) -> list[ChainOutput]:
+    def on_first_version(self) -> list[ChainOutput]:
         """The machine has its first version: pass it on."""
-        return self._down.bring_all() + self._hand()
+        return self._down.bring_all() + self._transfer_lead()
 
-    def joined(self, server: int) -> list[ChainOutput]:
+    def on_server_connected(self, server: int) -> list[ChainOutput]:
         """A connection to a server is made: say again what may have been lost with the one before."""
-        return self._down.bring(server, again=True) + self._tell_up(server) + self._hand(again=server)
+        return self._down.bring(server, again=True) + self._acknowledge(server) + self._transfer_lead(again=server)
 
-    def lost(self, server: int) -> None:
+    def on_server_disconnected(self, server: int) -> None:
         """The connection to a server is gone."""
-        self._down.lost(server)
+        self._down.on_server_disconnected(server)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def place(self, server: int, message: Between, size: int) -> memoryview | None:
+    def receive_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
         """Return where a payload goes; None when it is not wanted.
 
         Raises:
             ProtocolError: it does not fit; nothing was changed.
         """
         if isinstance(message, Forward):
-            self._open(server, message)
+            self._open_entry(server, message)
         return self._incoming.place(server, message, size)
 
-    def received(self, server: int, message: Between, size: int) -> list[ChainOutput]:
+    def on_message(self, server: int, message: BetweenServers, size: int) -> list[ChainOutput]:
         """Take in what another server said; a payload, if any, stands where `place` said.
 
         Raises:
             ProtocolError: as `place`.
         """
-        if self.leads and isinstance(message, Forward | Ask) and message.epoch >= self.epoch:
-            return [ToServer(server, TookOver(self.shard, message.epoch))]  # who would hand over need not
+        if self.leads and isinstance(message, Forward | ReplicaQuery) and message.epoch >= self.epoch:
+            return [ToServer(server, LeadAccepted(self.shard, message.epoch))]  # who would hand over need not
         match message:
             case Forward() | ForwardPart():
-                return self._entry(server, message, size)
-            case Ask():
+                return self._on_entry(server, message, size)
+            case ReplicaQuery():
                 if message.epoch <= self.epoch:
-                    return self._tell_up(missed=True)  # a copy that was sent before, and is not the one taken, is lost
-                self._asked = (server, message.epoch)
+                    return self._acknowledge(
+                        missed=True
+                    )  # a copy that was sent before, and is not the one taken, is lost
+                self._pending_query = (server, message.epoch)
                 return []
             case Forwarded():
-                return self._acked(server, message)
-            case CopyBegin() | HandOver():
-                meant = self._meant(server, message.epoch)
+                return self._on_acknowledged(server, message)
+            case StateCopy() | LeadTransfer():
+                meant = self._is_expected(server, message.epoch)
                 self._incoming.open_copy(server, message if meant else None)
                 return []
-            case CopyPart():
+            case StatePart():
                 self._incoming.copy_filled(server, size)
                 return []
-            case CopyEnd():
-                return self._filled(server)
-            case TookOver():
-                return self._took_over(message)
+            case StateEnd():
+                return self._on_copy_end(server)
+            case LeadAccepted():
+                return self._on_lead_accepted(message)
             case _:
                 raise ProtocolError(f"server/{server}: {type(message).__name__} is not about a chain")
 
-    def _meant(self, server: int, epoch: int) -> bool:
+    def _is_expected(self, server: int, epoch: int) -> bool:
         """Tell whether a copy may be taken: from the future, or from whom this server follows."""
-        if epoch > self.epoch or (server == self._before_me and self.role != "none"):
+        if epoch > self.epoch or (server == self._predecessor and self.role != "none"):
             return True
         return epoch == self.epoch and self.role in ("copying", "member", "heir", "primary")
 
-    def _open(self, server: int, message: Forward) -> None:
+    def _open_entry(self, server: int, message: Forward) -> None:
         """Begin an entry, if it is the next one and of no older epoch; else what comes in from others goes on."""
         if message.epoch < self.epoch or (message.epoch == self.epoch and self.role in ("none", "primary")):
             return
@@ -266,107 +268,107 @@ class Chain:
         if message.number == self._down.version:
             self._incoming.open_entry(server, message)
 
-    def _entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
+    def _on_entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
         if isinstance(message, Forward):
             if size == 0:
-                self._open(server, message)
+                self._open_entry(server, message)
             if not self._incoming.is_open(server, message):
                 missed = message.number > self._down.version
-                return self._tell_up(missed=missed) if message.epoch >= self.epoch else []
+                return self._acknowledge(missed=missed) if message.epoch >= self.epoch else []
         whole = self._incoming.entry_filled(server, message, size)
         if whole is None:
             return []
         begin, payload = whole
         self._machine.apply(begin.head, payload, kept=True)
-        return self.append(begin.number, begin.head, payload) + self._tell_up()
+        return self.append(begin.number, begin.head, payload) + self._acknowledge()
 
     @property
-    def _before_me(self) -> int | None:
+    def _predecessor(self) -> int | None:
         """Whom this server follows."""
-        return self._former if self.role == "heir" else self._now.before
+        return self._former_primary if self.role == "heir" else self._position.before
 
-    def _tell_up(self, only: int | None = None, *, missed: bool = False) -> list[ChainOutput]:
+    def _acknowledge(self, only: int | None = None, *, missed: bool = False) -> list[ChainOutput]:
         """Acknowledge to whom this server follows (if it is `only`)."""
-        source = self._before_me
+        source = self._predecessor
         if source is None or source == self.me or only not in (None, source):
             return []
         has = self._down.version
-        heir = self._now.chain[0] if self.role == "handing" else None  # it is before this server, too
-        if heir is not None and (has < 0 or self._down.each[heir].has < has):
+        heir = self._position.chain[0] if self.role == "handing" else None  # it is before this server, too
+        if heir is not None and (has < 0 or self._down.followers[heir].has < has):
             return []  # it would be ahead of its predecessors
-        after = [one.acked for server, one in self._down.each.items() if one.counts and server != heir]
-        return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._took, missed))]
+        after = [one.acked for server, one in self._down.followers.items() if one.counts and server != heir]
+        return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._last_copy, missed))]
 
-    def _acked(self, server: int, message: Forwarded) -> list[ChainOutput]:
-        outputs, changed = self._down.heard(server, message)
-        return outputs + (self._tell_up() if changed else []) + self._hand()
+    def _on_acknowledged(self, server: int, message: Forwarded) -> list[ChainOutput]:
+        outputs, changed = self._down.on_forwarded(server, message)
+        return outputs + (self._acknowledge() if changed else []) + self._transfer_lead()
 
-    def _filled(self, server: int) -> list[ChainOutput]:
+    def _on_copy_end(self, server: int) -> list[ChainOutput]:
         whole = self._incoming.copied(server)
-        if whole is None or not self._meant(server, whole[0].epoch):
-            return self._tell_up(missed=True)
+        if whole is None or not self._is_expected(server, whole[0].epoch):
+            return self._acknowledge(missed=True)
         begin, data = whole
-        if isinstance(begin, HandOver):
-            self._handed = (server, begin.epoch, begin.head, data)
-            return self._take_over()
+        if isinstance(begin, LeadTransfer):
+            self._transfer = (server, begin.epoch, begin.head, data)
+            return self._accept_lead()
         if self.role == "primary" and begin.epoch <= self.epoch:
             return []
-        self._took = begin.copy
+        self._last_copy = begin.copy
         if self.role == "primary":
             return []  # handing by that assignment
         if self.role == "handing":  # what it has is the newest, or void
-            return self._tell_up()
-        first, self._now.void = self._down.version < 0, False
+            return self._acknowledge()
+        first, self._position.void = self._down.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
         self._incoming.drop_entry()
         self._down.log.clear()
-        outputs = self.begun() if first else []
-        return outputs + self._down.renewed() + self._tell_up()
+        outputs = self.on_first_version() if first else []
+        return outputs + self._down.on_new_version() + self._acknowledge()
 
     # ---- hand-over --------------------------------------------------------------------------------------------------
 
-    def _hand(self, again: int | None = None) -> list[ChainOutput]:
+    def _transfer_lead(self, again: int | None = None) -> list[ChainOutput]:
         """Hand over when the heir, and all that count, have all."""
         if self.role != "handing":
             return []
-        first = self._now.chain[0]
-        heir = self._down.each.get(first)
+        first = self._position.chain[0]
+        heir = self._down.followers.get(first)
         if heir is None or heir.told < self.epoch or not self.settled or not self._up(first):
             return []
-        if self._offered and again != first:
+        if self._transfer_sent and again != first:
             return []
-        self._offered = self._given = True
-        head, data = self._machine.staged()
+        self._transfer_sent = self._transferred = True
+        head, data = self._machine.staged_state()
         version = self._machine.version
         assert version is not None, "it is settled"
-        begin = HandOver(self.shard, version, self.epoch, sum(len(one) for one in data), head)
+        begin = LeadTransfer(self.shard, version, self.epoch, sum(len(one) for one in data), head)
         return [ToServer(first, begin), *copy_messages(first, self.shard, data)]
 
-    def _take_over(self) -> list[ChainOutput]:
-        if self._handed is None or self._handed[1] > self.epoch:
+    def _accept_lead(self) -> list[ChainOutput]:
+        if self._transfer is None or self._transfer[1] > self.epoch:
             return []
-        (source, epoch, head, data), self._handed = self._handed, None
+        (source, epoch, head, data), self._transfer = self._transfer, None
         if epoch < self.epoch or self.role not in ("heir", "primary"):
             return []
-        outputs: list[ChainOutput] = [ToServer(source, TookOver(self.shard, epoch))]
+        outputs: list[ChainOutput] = [ToServer(source, LeadAccepted(self.shard, epoch))]
         if self.role == "primary":
             return outputs  # again, after a broken connection
-        self._machine.restage(head, data)
-        self._become("primary")
-        self._former = self.me
-        known = set(self._down.each)
-        self._down.follow_anew()
-        for server in set(self._down.each) - known:
+        self._machine.restore_staged(head, data)
+        self._set_role("primary")
+        self._former_primary = self.me
+        known = set(self._down.followers)
+        self._down.update_followers()
+        for server in set(self._down.followers) - known:
             outputs += self._down.bring(server, again=True)
         return outputs
 
-    def _took_over(self, message: TookOver) -> list[ChainOutput]:
-        now = self._now
-        if now.role != "handing" or message.epoch < self._handing_since:
+    def _on_lead_accepted(self, message: LeadAccepted) -> list[ChainOutput]:
+        now = self._position
+        if now.role != "handing" or message.epoch < self._transfer_epoch:
             return []
-        if not (self.settled or self._given):  # who leads began without what is only here
+        if not (self.settled or self._transferred):  # who leads began without what is only here
             now.void = True
             self._down.log.clear()
-        self._become(AFTER_HANDING[place_of(self.me, now.chain, now.copies)])
-        self._down.follow_anew()
-        return [HandedOver(self.epoch, self.shard), *self._tell_up(missed=True)]
+        self._set_role(AFTER_HANDING[position_of(self.me, now.chain, now.copies)])
+        self._down.update_followers()
+        return [LeadMoved(self.epoch, self.shard), *self._acknowledge(missed=True)]

@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 Role = Literal["none", "copying", "member", "heir", "primary", "handing"]
-Place = Literal["out", "copy", "chain", "head"]
+ChainPosition = Literal["out", "copy", "chain", "head"]
 
-ROLES: dict[tuple[Role, Place], tuple[Role, Role]] = {
+ROLES: dict[tuple[Role, ChainPosition], tuple[Role, Role]] = {
     # (role before, place now): role if the former primary lives (for who led until now: if the new one does), else
     ("none", "out"): ("none", "none"),
     ("none", "copy"): ("copying", "copying"),
@@ -38,17 +38,17 @@ ROLES: dict[tuple[Role, Place], tuple[Role, Role]] = {
     ("handing", "head"): ("primary", "primary"),
 }
 
-AFTER_HANDING: dict[Place, Role] = {"out": "none", "copy": "copying", "chain": "member", "head": "primary"}
+AFTER_HANDING: dict[ChainPosition, Role] = {"out": "none", "copy": "copying", "chain": "member", "head": "primary"}
 
 
-def place_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> Place:
+def position_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> ChainPosition:
     """Return where an assignment has a server."""
     if server in chain:
         return "head" if chain[0] == server else "chain"
     return "copy" if server in copies else "out"
 
 
-class Standing(msgspec.Struct):
+class ReplicaPosition(msgspec.Struct):
     """What one server is to one shard in the newest assignment that it knows."""
 
     me: int
@@ -68,7 +68,7 @@ class Standing(msgspec.Struct):
         return None
 
 
-class Follower(msgspec.Struct):
+class ChainFollower(msgspec.Struct):
     """What is known of a server that gets entries from here."""
 
     counts: bool  # entries wait for its acknowledgement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Replicated(Protocol):
+class ReplicatedState(Protocol):
     """A state machine: the same entries take the same version to the same next one, on every server."""
 
     @property
@@ -13,10 +13,10 @@ class Replicated(Protocol):
         """How many entries are applied; None: it has no state yet."""
 
     @property
-    def limit(self) -> int:
+    def copy_limit(self) -> int:
         """Bytes that a copy, or what is handed over, may take at most."""
 
-    def room(self, head: bytes, size: int) -> memoryview:
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return where an entry's payload of `size` bytes goes; `release` gives it back."""
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
@@ -31,8 +31,8 @@ class Replicated(Protocol):
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Become what another's `snapshot` was."""
 
-    def staged(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
         """Return what is taken in and not applied; in the form of `snapshot`."""
 
-    def restage(self, head: bytes, data: memoryview) -> None:
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Take over what another's `staged` returned."""

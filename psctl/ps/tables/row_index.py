@@ -108,7 +108,7 @@ def rounds(keys: Keys) -> Sequence[Keys]:
     return [np.flatnonzero(turn == each) for each in range(int(turn.max()) + 1)]
 
 
-class Index:
+class KeyIndex:
     """From 64-bit keys to slots 0, 1, 2 ... in the order in which keys came."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Index:
             slots, at = slots[lost], (at[lost] + 1) & (len(self._places) - 1)
 
 
-class Rows:
+class TableRows:
     """The rows of one table that are held somewhere.
 
     Args:
@@ -189,7 +189,7 @@ class Rows:
 
     def __init__(self, width: int, dtype: torch.dtype, beside: int) -> None:
         self.width, self.dtype, self.beside = width, dtype, beside
-        self._index = Index()
+        self._index = KeyIndex()
         self._room = 0
         self._lists: dict[int, tuple[Keys, Keys]] = {}
         self._words: tuple[torch.Tensor, Array] | None = None

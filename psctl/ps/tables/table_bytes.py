@@ -9,16 +9,16 @@ import msgspec
 import torch
 
 from psctl.ps.table_messages import StoreSpec, TableSpec
-from psctl.ps.tables.row_index import Rows
-from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_packing import Reader, lanes_arrays, pack
-from psctl.ps.tables.table_state import Entry, Part, TableShard, What
+from psctl.ps.tables.row_index import TableRows
+from psctl.ps.tables.table_kinds import TableKind
+from psctl.ps.tables.table_packing import PayloadReader, lanes_arrays, pack
+from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard, What
 
-KindOf = Callable[[str, TableSpec | None], Kind]
+KindOf = Callable[[str, TableSpec | None], TableKind]
 """Returns the kind of a table by its name, or as an entry says what it is."""
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _PartBytes(msgspec.Struct, frozen=True):
     what: str
     table: str
     spec: TableSpec | None
@@ -33,7 +33,7 @@ class _Entry(msgspec.Struct, frozen=True):
     worker: int
     sequence: int
     clock: int
-    parts: list[_Part]
+    parts: list[_PartBytes]
     what: What
 
 
@@ -52,7 +52,7 @@ _STATES = msgspec.msgpack.Decoder(list[_State])
 _ENTRY = msgspec.msgpack.Decoder(_Entry)
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: TableEntry) -> bytes:
     """Return an entry as the bytes that go down a chain."""
     parts = []
     for part in entry.parts:
@@ -61,11 +61,11 @@ def encode_entry(entry: Entry) -> bytes:
         arrays += [] if part.lanes is None else lanes_arrays(part.lanes)
         count, numbered = -1 if part.keys is None else len(part.keys), part.numbers is not None
         data = bytes(pack(arrays))
-        parts.append(_Part(part.what, part.table, part.spec, count, data, part.function, part.arguments, numbered))
+        parts.append(_PartBytes(part.what, part.table, part.spec, count, data, part.function, part.arguments, numbered))
     return _ENCODER.encode(_Entry(entry.worker, entry.sequence, entry.clock, parts, entry.what))
 
 
-def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> Entry:
+def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> TableEntry:
     """Return the entry that `encode_entry` made bytes of.
 
     Args:
@@ -73,11 +73,11 @@ def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> Entry:
     """
     found = _ENTRY.decode(data)
     parts = [_part(part, kind_of) for part in found.parts]
-    return Entry(found.worker, found.sequence, found.clock, parts, found.what)
+    return TableEntry(found.worker, found.sequence, found.clock, parts, found.what)
 
 
-def _part(part: _Part, kind_of: KindOf) -> Part:
-    reader = Reader(memoryview(part.payload))
+def _part(part: _PartBytes, kind_of: KindOf) -> EntryPart:
+    reader = PayloadReader(memoryview(part.payload))
     keys = None if part.count < 0 else reader.keys(part.count)
     numbers = reader.keys(part.count) if part.numbered else None
     lanes = None
@@ -85,7 +85,7 @@ def _part(part: _Part, kind_of: KindOf) -> Part:
         kind = kind_of(part.table, part.spec)
         beside = kind.held_beside if part.what == "start" else kind.beside
         lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, beside)
-    return Part(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
+    return EntryPart(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
 
 
 def staged_entries(shard: TableShard) -> list[bytes]:
@@ -110,7 +110,7 @@ def _state(shard: TableShard) -> _State:
     return _State(shard.spec, tables, shard.sequences, shard.clocks, shard.marks, staged, shard.restored)
 
 
-def _rows(rows: Rows) -> tuple[int, bytes]:
+def _rows(rows: TableRows) -> tuple[int, bytes]:
     count = len(rows)
     return count, bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count)))]))
 
@@ -126,7 +126,7 @@ def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableSha
 
 def _shard(state: _State, shard: TableShard) -> TableShard:
     for spec, count, payload in state.tables:
-        table, reader = shard.table(spec), Reader(memoryview(payload))
+        table, reader = shard.table(spec), PayloadReader(memoryview(payload))
         kind = table.kind
         slots = table.rows.add(reader.keys(count).copy())
         lanes = reader.lanes(count, spec.width, kind.dtype, kind.held_beside)

@@ -11,7 +11,7 @@ from psctl.errors import UsageError
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.table_messages import TableSpec
 from psctl.ps.tables.reductions import Lanes, Reduction
-from psctl.ps.tables.row_index import Keys, Rows
+from psctl.ps.tables.row_index import Keys, TableRows
 
 LARGEST = 64 << 20
 """Bytes that a row may have: as many as one message carries."""
@@ -30,7 +30,7 @@ class Functions(Protocol):
         """Return a user's function by its module:function."""
 
 
-class Kind:
+class TableKind:
     """A table's spec with its functions in hand.
 
     Raises:
@@ -53,29 +53,29 @@ class Kind:
         if self.row > LARGEST:
             what = f"a row of shape {list(spec.shape)} has {self.row} bytes, more than {LARGEST}"
             raise UsageError(what, "push large tensors under a name: those are cut into blocks")
-        self.single = 0 < self.row <= SINGLE and spec.blocks == 1
+        self.may_wait = 0 < self.row <= SINGLE and spec.blocks == 1
         """Rows that are pushed one by one may leave together (single_key_batches.py)."""
         self.joins_values = not self.beside and not spec.reduce.startswith("logical")
         """What is pushed is joined as it is."""
         self.adds = spec.reduce == "sum" and not spec.apply
 
-    def rows(self) -> Rows:
+    def rows(self) -> TableRows:
         """Return an empty table."""
-        return Rows(self.spec.width, self.dtype, self.held_beside)
+        return TableRows(self.spec.width, self.dtype, self.held_beside)
 
-    def room(self, count: int) -> Lanes:
+    def read_buffer(self, count: int) -> Lanes:
         """Return memory for so many rows of a reader; of those that are not there the values are anything."""
         beside = torch.zeros(count, self.held_beside, dtype=torch.int64) if self.held_beside else None
         return Lanes(torch.empty(count, self.spec.width, dtype=self.dtype), beside)
 
-    def given(self, count: int) -> Lanes:
+    def push_buffer(self, count: int) -> Lanes:
         """Return memory for so many rows that are pushed."""
         beside = torch.zeros(count, self.beside, dtype=torch.int64) if self.beside else None
         return Lanes(torch.empty(count, self.spec.width, dtype=self.dtype), beside)
 
-    def start(self, keys: Keys) -> Lanes:
+    def initial_rows(self, keys: Keys) -> Lanes:
         """Return what absent rows are."""
-        lanes = Rows(self.spec.width, self.dtype, self.held_beside).empty(len(keys))
+        lanes = TableRows(self.spec.width, self.dtype, self.held_beside).empty(len(keys))
         if self._initial is not None:
             lanes.values.copy_(self._initial(torch.from_numpy(keys.copy()), self.spec.width).view(lanes.values.shape))
         elif isinstance(self.spec.initial, int | float):
@@ -94,7 +94,7 @@ class Kind:
         absent = None if there.all() else torch.from_numpy(~there)
         if absent is not None and self.starts:
             old = Lanes(old.values.clone(), None if old.beside is None else old.beside.clone())
-            old.put(absent, self.start(keys[~there]))
+            old.put(absent, self.initial_rows(keys[~there]))
         if self._apply is not None:
             return Lanes(self._apply(old.values, self.reduction.finish(pushed)).view(old.values.shape))
         joined = self.reduction.join(old, pushed)
@@ -106,7 +106,7 @@ class Kind:
         """Return what a reader sees: absent rows as they begin, means divided."""
         if not there.all():
             lanes = Lanes(lanes.values.clone(), lanes.beside)
-            lanes.values[torch.from_numpy(~there)] = self.start(keys[~there]).values
+            lanes.values[torch.from_numpy(~there)] = self.initial_rows(keys[~there]).values
         if self.spec.apply:
             return lanes
         return Lanes(self.reduction.finish(lanes), lanes.beside)

@@ -46,7 +46,7 @@ def pack(arrays: Sequence[Array]) -> memoryview:
     where = _together(arrays)
     if where is not None:
         return where
-    writer = Writer(sum(padded(array.nbytes) for array in arrays))
+    writer = PayloadWriter(sum(padded(array.nbytes) for array in arrays))
     for array in arrays:
         writer.array(array)
     return writer.whole.data
@@ -81,7 +81,7 @@ def private(size: int) -> Array:
     return np.empty(size, dtype=np.uint8)
 
 
-class Writer:
+class PayloadWriter:
     """Puts arrays and rows into a new payload, one behind the other.
 
     Args:
@@ -94,7 +94,7 @@ class Writer:
         self.at = 0
         """Bytes that are filled."""
 
-    def room(self, size: int) -> Array:
+    def reserve(self, size: int) -> Array:
         """Return the next so many bytes."""
         start, self.at = self.at, self.at + padded(size)
         self.whole[start + size : self.at] = 0
@@ -102,7 +102,7 @@ class Writer:
 
     def array(self, array: Array) -> None:
         """Copy an array."""
-        self.room(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        self.reserve(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
     def rows(self, words: Array, beside: torch.Tensor | None, rows: Keys) -> None:
         """Copy these rows.
@@ -114,12 +114,12 @@ class Writer:
         """
         for each in (words,) if beside is None else (beside.numpy(), words):
             (count,), width = rows.shape, each.shape[1]
-            room = self.room(count * width * each.itemsize).view(each.dtype).reshape(count, width)
+            room = self.reserve(count * width * each.itemsize).view(each.dtype).reshape(count, width)
             if room.size:
                 each.take(rows, 0, room, "clip")
 
 
-class Reader:
+class PayloadReader:
     """Takes arrays out of a payload in the order in which they were packed.
 
     Raises:
@@ -156,7 +156,7 @@ class Reader:
 
 
 def lanes_arrays(lanes: Lanes) -> list[Array]:
-    """Return rows as arrays to pack, as `Reader.lanes` reads them."""
+    """Return rows as arrays to pack, as `PayloadReader.lanes` reads them."""
     values = bytes_of(lanes.values)
     return [values] if lanes.beside is None else [lanes.beside.contiguous().numpy(), values]
 
@@ -177,7 +177,7 @@ def in_parts(message: Any, payload: memoryview | None) -> Iterator[tuple[Any, me
         yield More(offset), payload[offset : offset + LARGE]
 
 
-class Assembly:
+class PayloadAssembly:
     """Puts the parts of a peer's messages together again; one a connection.
 
     Args:

@@ -28,7 +28,7 @@ from psctl.errors import UsageError
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes, Reduction
 from psctl.ps.tables.row_index import Keys, rounds
-from psctl.ps.tables.table_kinds import Functions, Kind
+from psctl.ps.tables.table_kinds import Functions, TableKind
 
 FOREVER = 1 << 62
 """The clock, and the mark, of a worker that has left: nobody waits for it."""
@@ -50,7 +50,7 @@ def last_of(place: int) -> int:
 What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
 
 
-class Part(msgspec.Struct, frozen=True):
+class EntryPart(msgspec.Struct, frozen=True):
     """What an entry does to one table. `numbers`: of single pushes the sequence of each; their keys ascend."""
 
     what: str
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True):
     arguments: dict[str, Any] = {}
     numbers: Keys | None = None
 
-    def only(self, after: int, until: int) -> Part:
+    def only(self, after: int, until: int) -> EntryPart:
         """Return this without those single pushes that are not numbered in (after, until]."""
         if self.numbers is None:
             return self
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, keys=self.keys[kept], lanes=lanes, numbers=self.numbers[kept])
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TableEntry(msgspec.Struct, frozen=True):
     """One entry of one worker in one shard.
 
     update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
@@ -87,14 +87,14 @@ class Entry(msgspec.Struct, frozen=True):
     worker: int
     sequence: int
     clock: int
-    parts: list[Part]
+    parts: list[EntryPart]
     what: What = "update"
 
 
-class Table:
+class ShardTable:
     """Rows of one table in one shard, with the number of the change that each last saw."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: TableKind) -> None:
         self.kind = kind
         self.rows = kind.rows()
         self.changes = 0
@@ -116,7 +116,7 @@ class Table:
         self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
         self.stamp(slots)
 
-    def join(self, part: Part) -> None:
+    def join(self, part: EntryPart) -> None:
         """Join what was pushed: by one call, or row by row, where a key may stand several times."""
         assert part.keys is not None
         assert part.lanes is not None
@@ -180,13 +180,13 @@ class TableShard:
 
     def __init__(self, spec: StoreSpec, functions: Functions) -> None:
         self.spec = spec
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, ShardTable] = {}
         self.sequences: dict[int, int] = {}
         """The last entry of each worker."""
         self.clocks: dict[int, int] = dict.fromkeys(spec.group, 0)
         self.marks: dict[int, int] = {}
         """The newest step that each worker has marked."""
-        self.staged: dict[int, dict[int, list[Entry]]] = {}
+        self.staged: dict[int, dict[int, list[TableEntry]]] = {}
         """By clock, by worker: its updates in order."""
         self.restored = False
         """It comes from a checkpoint, and who opens it says what it is from now on."""
@@ -202,19 +202,19 @@ class TableShard:
         """The newest step that all have marked."""
         return min(self.marks.values(), default=FOREVER)
 
-    def holds(self, worker: int) -> bool:
+    def is_held_back(self, worker: int) -> bool:
         """Whether a worker's entries wait until the others have marked the step that it has marked."""
         return FOREVER > self.marks.get(worker, -1) > self.cut
 
-    def kind(self, name: str, spec: TableSpec | None) -> Kind:
+    def kind(self, name: str, spec: TableSpec | None) -> TableKind:
         """Return a table's kind, also of one that is not made yet."""
         found = self.tables.get(name)
         if found is None or (spec is not None and found.kind.spec != spec):
             assert spec is not None, "an entry says what its table is, or it is there"
-            return Kind(spec, self._functions)
+            return TableKind(spec, self._functions)
         return found.kind
 
-    def table(self, spec: TableSpec) -> Table:
+    def table(self, spec: TableSpec) -> ShardTable:
         """Return a table, which is made when it is not there.
 
         Raises:
@@ -222,19 +222,19 @@ class TableShard:
         """
         found = self.tables.get(spec.name)
         if found is None:
-            found = self.tables[spec.name] = Table(Kind(spec, self._functions))
+            found = self.tables[spec.name] = ShardTable(TableKind(spec, self._functions))
         elif found.kind.spec != spec:
             raise differs(found.kind.spec, spec)
         return found
 
-    def apply(self, entry: Entry) -> bool:
+    def apply(self, entry: TableEntry) -> bool:
         """Take in an entry; False when it was taken in before.
 
         Raises:
             Exception: what a user's function raised.
         """
         if entry.what == "open":
-            return self._opened(entry.worker, entry.clock, entry.sequence)
+            return self._on_open(entry.worker, entry.clock, entry.sequence)
         last = self.sequences.get(entry.worker, -1)
         new = entry.sequence > last
         if new:
@@ -261,12 +261,12 @@ class TableShard:
             elif self.spec.staleness == 0 and entry.worker in self.clocks:
                 staged.append(part)
             else:
-                self._do(part)
+                self._apply_part(part)
         if staged:
             self.stage(msgspec.structs.replace(entry, parts=staged))
         return True
 
-    def stage(self, entry: Entry) -> None:
+    def stage(self, entry: TableEntry) -> None:
         """Keep an update until its clock is complete."""
         self.staged.setdefault(entry.clock, {}).setdefault(entry.worker, []).append(entry)
 
@@ -275,7 +275,7 @@ class TableShard:
             if worker in workers:
                 workers[worker] = [each for entry in workers[worker] for each in _until(entry, last)]
 
-    def _opened(self, worker: int, step: int, after: int) -> bool:
+    def _on_open(self, worker: int, step: int, after: int) -> bool:
         marked = self.marks.get(worker)
         back = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) <= after
         if marked is not None and not back:
@@ -297,7 +297,7 @@ class TableShard:
         if spec.staleness != 0:
             self._apply(list(self.staged))
 
-    def _do(self, part: Part) -> None:
+    def _apply_part(self, part: EntryPart) -> None:
         table = self.tables[part.table]
         if part.what == "call":
             table.call(self._functions.function(part.function), part.keys, part.arguments)
@@ -323,10 +323,10 @@ class TableShard:
                     self.tables[name].push(keys, lanes)
             for part in parts:
                 if part.what == "call":
-                    self._do(part)
+                    self._apply_part(part)
 
 
-def _until(entry: Entry, last: int) -> list[Entry]:
+def _until(entry: TableEntry, last: int) -> list[TableEntry]:
     """Return what of an entry is numbered up to `last`, if anything."""
     if entry.sequence <= last:
         return [entry]

@@ -32,37 +32,37 @@ from enum import Enum
 import msgspec
 import torch
 
-from psctl.ps.dense.host_sums import Part
-from psctl.ps.messages import Alone, Beside, HandIn, Place
+from psctl.ps.dense.host_sums import RankGradients
+from psctl.ps.messages import BetweenPeers, HostPush, PushAlone, SharedRange
 
 
-class Tell(msgspec.Struct, frozen=True):
+class ToPeer(msgspec.Struct, frozen=True):
     """An instruction: send this to the worker `rank` of this host."""
 
     rank: int
-    message: Beside
+    message: BetweenPeers
 
 
-class Gather(msgspec.Struct, frozen=True):
+class HostSumTask(msgspec.Struct, frozen=True):
     """An instruction: sum these (host_sums.py), on a thread that may take its time, then say so (`summed`)."""
 
     shard: int
     clock: int
-    parts: tuple[Part, ...]
+    parts: tuple[RankGradients, ...]
     into: torch.Tensor
 
 
-class Apart(msgspec.Struct, frozen=True):
+class SeparatePush(msgspec.Struct, frozen=True):
     """An instruction: push this worker's own gradients."""
 
     shard: int
     clock: int
 
 
-Act = Tell | Gather | Apart
+Act = ToPeer | HostSumTask | SeparatePush
 
 
-class State(Enum):
+class CollectionState(Enum):
     """Of a push that is the collector's; see the module's docstring."""
 
     GATHERING = 1
@@ -70,7 +70,7 @@ class State(Enum):
     SENT = 3
 
 
-class Collecting:
+class HostCollection:
     """One worker's part in it. Calls must not overlap.
 
     Args:
@@ -84,13 +84,13 @@ class Collecting:
     def __init__(
         self, rank: int, group: Sequence[int], shards: int, base: int, room: Callable[[int, int], torch.Tensor]
     ) -> None:  # fmt: skip
-        self._rank, self._group, self._room = rank, tuple(group), room
+        self._rank, self._group, self._sum_buffer = rank, tuple(group), room
         self._up: set[int] = set()  # of the group, to whom a line is up
         self._pushed = [base - 1] * shards  # the last clock that this worker has pushed, or handed in
-        self._apart = [base - 1] * shards  # clocks up to this one go apart
-        self._parts: dict[tuple[int, int], dict[int, Part]] = {}  # (shard, clock): what is to be summed
-        self._state: dict[tuple[int, int], State] = {}  # of those that this worker has pushed
-        self._handed: set[tuple[int, int]] = set()  # what its collector is to take along
+        self._separate_until = [base - 1] * shards  # clocks up to this one go apart
+        self._gradients: dict[tuple[int, int], dict[int, RankGradients]] = {}  # (shard, clock): what is to be summed
+        self._state: dict[tuple[int, int], CollectionState] = {}  # of those that this worker has pushed
+        self._lent_out: set[tuple[int, int]] = set()  # what its collector is to take along
 
     def collector(self, shard: int) -> int:
         """Return who pushes a shard for all."""
@@ -102,7 +102,7 @@ class Collecting:
 
     # ---- this worker's own pushes ---------------------------------------------------------------------------------
 
-    def push(self, shard: int, clock: int, part: Part, at: Place | None) -> list[Act]:
+    def add_own(self, shard: int, clock: int, part: RankGradients, at: SharedRange | None) -> list[Act]:
         """Take in that this worker's gradients stand there.
 
         Args:
@@ -112,61 +112,61 @@ class Collecting:
         collector, key = self.collector(shard), (shard, clock)
         if collector != self._rank:
             if collector not in self._up:
-                return [Apart(shard, clock)]
+                return [SeparatePush(shard, clock)]
             if at is None:
-                return [Tell(collector, Alone(shard, clock)), Apart(shard, clock)]
-            self._handed.add(key)
-            return [Tell(collector, HandIn(shard, clock, part.weight, part.present, at))]
-        if at is None or not self._complete or clock <= self._apart[shard]:
-            return [*self._break_up(key), Apart(shard, clock)]
-        self._state[key] = State.GATHERING
-        self._parts.setdefault(key, {})[self._rank] = part
-        return self._gathered(key)
+                return [ToPeer(collector, PushAlone(shard, clock)), SeparatePush(shard, clock)]
+            self._lent_out.add(key)
+            return [ToPeer(collector, HostPush(shard, clock, part.weight, part.present, at))]
+        if at is None or not self._complete or clock <= self._separate_until[shard]:
+            return [*self._break_up(key), SeparatePush(shard, clock)]
+        self._state[key] = CollectionState.GATHERING
+        self._gradients.setdefault(key, {})[self._rank] = part
+        return self._sum_if_complete(key)
 
-    def _gathered(self, key: tuple[int, int]) -> list[Act]:
-        parts = self._parts[key]
-        if self._state.get(key) is not State.GATHERING or len(parts) < len(self._group):
+    def _sum_if_complete(self, key: tuple[int, int]) -> list[Act]:
+        parts = self._gradients[key]
+        if self._state.get(key) is not CollectionState.GATHERING or len(parts) < len(self._group):
             return []
-        self._state[key] = State.SUMMING
+        self._state[key] = CollectionState.SUMMING
         shard, clock = key
-        return [Gather(shard, clock, tuple(parts[rank] for rank in self._group), self._room(clock, shard))]
+        return [HostSumTask(shard, clock, tuple(parts[rank] for rank in self._group), self._sum_buffer(clock, shard))]
 
-    def summed(self, shard: int, clock: int) -> bool:
+    def on_host_sum(self, shard: int, clock: int) -> bool:
         """Take in that a Gather is done; tell whether its sum is to be pushed."""
-        if self._state.get((shard, clock)) is not State.SUMMING:
+        if self._state.get((shard, clock)) is not CollectionState.SUMMING:
             return False
-        self._state[shard, clock] = State.SENT
+        self._state[shard, clock] = CollectionState.SENT
         return True
 
-    def taken(self, shard: int, clock: int) -> None:
+    def on_push_staged(self, shard: int, clock: int) -> None:
         """Take in that this worker's pushes of a shard up to `clock` are whole at its server."""
         for key in [key for key in self._state if key[0] == shard and key[1] <= clock]:
-            del self._state[key], self._parts[key]
-        self._handed.difference_update([key for key in self._handed if key[0] == shard and key[1] <= clock])
+            del self._state[key], self._gradients[key]
+        self._lent_out.difference_update([key for key in self._lent_out if key[0] == shard and key[1] <= clock])
 
     # ---- what others of the host say ------------------------------------------------------------------------------
 
-    def handed_in(self, shard: int, clock: int, part: Part) -> list[Act]:
+    def on_host_push(self, shard: int, clock: int, part: RankGradients) -> list[Act]:
         """Take in what a member hands in."""
         key = shard, clock
-        if clock <= self._pushed[shard] and self._state.get(key) is not State.GATHERING:
-            return [Tell(part.rank, Alone(shard, clock))]  # ours has left
-        if not self._complete or clock <= self._apart[shard]:
-            return [Tell(part.rank, Alone(shard, clock)), *self._goes_apart(key)]
-        self._parts.setdefault(key, {})[part.rank] = part
-        return self._gathered(key)
+        if clock <= self._pushed[shard] and self._state.get(key) is not CollectionState.GATHERING:
+            return [ToPeer(part.rank, PushAlone(shard, clock))]  # ours has left
+        if not self._complete or clock <= self._separate_until[shard]:
+            return [ToPeer(part.rank, PushAlone(shard, clock)), *self._separate(key)]
+        self._gradients.setdefault(key, {})[part.rank] = part
+        return self._sum_if_complete(key)
 
-    def alone(self, rank: int, shard: int, clock: int) -> list[Act]:
+    def on_push_alone(self, rank: int, shard: int, clock: int) -> list[Act]:
         """Take in that a member pushes for itself, or is to."""
         if self.collector(shard) == self._rank:
-            self._parts.get((shard, clock), {}).pop(rank, None)
-            return self._goes_apart((shard, clock))
-        if rank != self.collector(shard) or (shard, clock) not in self._handed:
+            self._gradients.get((shard, clock), {}).pop(rank, None)
+            return self._separate((shard, clock))
+        if rank != self.collector(shard) or (shard, clock) not in self._lent_out:
             return []
-        self._handed.remove((shard, clock))
-        return [Apart(shard, clock)]
+        self._lent_out.remove((shard, clock))
+        return [SeparatePush(shard, clock)]
 
-    def up(self, rank: int, outstanding: Iterable[tuple[int, int]]) -> list[Act]:
+    def on_peer_connected(self, rank: int, outstanding: Iterable[tuple[int, int]]) -> list[Act]:
         """Take in that there is a line to a worker of the group.
 
         Args:
@@ -174,47 +174,47 @@ class Collecting:
         """
         self._up.add(rank)
         gone = {*outstanding, *enumerate(self._pushed)}  # who begins in mid-run pushes nothing before that
-        return [Tell(rank, Alone(*key)) for key in sorted(gone) if self.collector(key[0]) == rank]
+        return [ToPeer(rank, PushAlone(*key)) for key in sorted(gone) if self.collector(key[0]) == rank]
 
-    def down(self, rank: int) -> list[Act]:
+    def on_peer_disconnected(self, rank: int) -> list[Act]:
         """Take in that the line to a worker of the group is broken: nobody waits for it."""
         self._up.discard(rank)
         acts: list[Act] = []
-        for key in sorted(key for key in self._handed if self.collector(key[0]) == rank):
-            self._handed.remove(key)
-            acts.append(Apart(*key))
+        for key in sorted(key for key in self._lent_out if self.collector(key[0]) == rank):
+            self._lent_out.remove(key)
+            acts.append(SeparatePush(*key))
         for shard in range(len(self._pushed)):
             if self.collector(shard) == self._rank:  # whoever takes its place may have pushed the next clock already
                 for clock in (self._pushed[shard], self._pushed[shard] + 1):
-                    acts += self._goes_apart((shard, clock))
+                    acts += self._separate((shard, clock))
         return acts
 
-    def _goes_apart(self, key: tuple[int, int]) -> list[Act]:
+    def _separate(self, key: tuple[int, int]) -> list[Act]:
         """Nobody waits for anybody with this push any more, if it has not left."""
         shard, clock = key
         state = self._state.get(key)
-        if state is State.SENT or (state is None and clock <= self._pushed[shard]):
+        if state is CollectionState.SENT or (state is None and clock <= self._pushed[shard]):
             return []
-        self._apart[shard] = max(self._apart[shard], clock)
-        return [*self._break_up(key), *([Apart(shard, clock)] if state is not None else [])]
+        self._separate_until[shard] = max(self._separate_until[shard], clock)
+        return [*self._break_up(key), *([SeparatePush(shard, clock)] if state is not None else [])]
 
     # ---- servers --------------------------------------------------------------------------------------------------
 
-    def again(self, shard: int) -> list[Tell]:
+    def break_up_shard(self, shard: int) -> list[ToPeer]:
         """Take in that a shard's server wants all that is outstanding, or is lost: everyone goes apart.
 
         This worker's own pushes are not among what is returned: whoever calls knows when they can leave.
         """
-        tells: list[Tell] = []
-        for key in sorted(key for key in self._handed if key[0] == shard):
-            self._handed.remove(key)
-            tells.append(Tell(self.collector(shard), Alone(*key)))
+        tells: list[ToPeer] = []
+        for key in sorted(key for key in self._lent_out if key[0] == shard):
+            self._lent_out.remove(key)
+            tells.append(ToPeer(self.collector(shard), PushAlone(*key)))
         for key in sorted(key for key in self._state if key[0] == shard):
             tells += self._break_up(key)
         return tells
 
-    def _break_up(self, key: tuple[int, int]) -> list[Tell]:
+    def _break_up(self, key: tuple[int, int]) -> list[ToPeer]:
         """Let those who have handed in a push go apart."""
         self._state.pop(key, None)
-        members = self._parts.pop(key, {})
-        return [Tell(rank, Alone(*key)) for rank in self._group if rank in members and rank in self._up]
+        members = self._gradients.pop(key, {})
+        return [ToPeer(rank, PushAlone(*key)) for rank in self._group if rank in members and rank in self._up]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psctl.ps.dense.client.receive_buffers import wrong
-from psctl.ps.messages import NormsOf
+from psctl.ps.messages import NormsAnswer
 from psctl.ps.pieces import Piece
 
 
@@ -22,7 +22,7 @@ class JointNorms:
         self._held = held
         self._squares: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> of each piece
 
-    def filled(self, server: int, message: NormsOf) -> None:
+    def on_answer(self, server: int, message: NormsAnswer) -> None:
         """Take in what a server says of a shard.
 
         Raises:
@@ -32,14 +32,14 @@ class JointNorms:
             raise wrong(server, message.shard, f"norms of {len(message.squares)} pieces")
         self._squares.setdefault(message.clock, {})[message.shard] = message.squares
 
-    def missing(self, clock: int) -> list[int]:
+    def missing_shards(self, clock: int) -> list[int]:
         """Return the shards whose norms of `clock` are not here."""
         found = self._squares.get(clock, {})
         return [shard for shard in range(len(self._held)) if shard not in found]
 
-    def of(self, clock: int) -> dict[int, float] | None:
+    def by_parameter(self, clock: int) -> dict[int, float] | None:
         """Return the squares of `clock` by parameter, summed in piece order; None when some shard's are missing."""
-        if self.missing(clock):
+        if self.missing_shards(clock):
             return None
         each = [
             one

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.ps.dense.client.dense_client_state import ClientMind
+from psctl.ps.dense.client.dense_client_state import DenseClient
 
 PART = 4
 """What has landed is copied when it is this part of what was missing the last time,"""
@@ -17,7 +17,7 @@ LEAST = 4 << 20
 """and so many bytes at least."""
 
 
-class Missing:
+class PendingValues:
     """The shards whose values a wait still misses; all calls but `landed` under what guards the mind.
 
     Args:
@@ -27,22 +27,22 @@ class Missing:
         exact: as ClientMind.missing has it.
     """
 
-    def __init__(self, mind: ClientMind, clock: int, shards: Sequence[int], *, exact: bool) -> None:
+    def __init__(self, mind: DenseClient, clock: int, shards: Sequence[int], *, exact: bool) -> None:
         self._mind, self._clock, self._exact = mind, clock, exact
         self._sizes, self._before = mind.sizes, list(shards)
-        self.left = mind.missing(clock, shards, exact)
+        self.left = mind.missing_shards(clock, shards, exact)
         self._enough = 0  # bytes that may be left when it is time to copy
 
-    def landed(self) -> list[int]:
+    def newly_arrived(self) -> list[int]:
         """Return those that have landed since the last call, and at first those that had before."""
         landed, self._before = sorted(set(self._before).difference(self.left)), self.left
         total = self._bytes()
         self._enough = total - max(LEAST, total // PART) if total >= 2 * LEAST else 0
         return landed
 
-    def servers(self) -> set[int]:
+    def servers_waited_for(self) -> set[int]:
         """Return whom the wait is for; nobody when it is time to copy what has landed."""
-        self.left = self._mind.missing(self._clock, self.left, self._exact)
+        self.left = self._mind.missing_shards(self._clock, self.left, self._exact)
         if self._enough and self._bytes() <= self._enough:
             return set()
         return {self._mind.owners[shard] for shard in self.left} if self.left else set()

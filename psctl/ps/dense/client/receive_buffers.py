@@ -29,7 +29,7 @@ from psctl.ps.shards import spaces
 from psctl.types import Shard
 
 
-class Take(Protocol):
+class ValueSink(Protocol):
     """Copies values to where they belong."""
 
     def __call__(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
@@ -52,7 +52,7 @@ def flat_buffers(
     return {dtype: new(size, torch_dtype(dtype)) for dtype, size in wanted if only is None or dtype in only}
 
 
-class Landing:
+class ShardValues:
     """What one shard's values are at."""
 
     def __init__(self, base: int) -> None:
@@ -62,51 +62,51 @@ class Landing:
         self.wanted = base - 1  # `clocks` wanted at least
         self.version = base - 1  # newest version that is whole here
         self.clocks = base - 1  # everyone's clocks before it are in that; the version itself, but under asp
-        self.shown = base - 1  # version in the front
-        self.shown_clocks = base - 1
+        self.front_version = base - 1  # version in the front
+        self.front_clocks = base - 1
         self.incoming: int | None = None  # version whose bytes are coming in
-        self.coming_clocks = base - 1
+        self.incoming_clocks = base - 1
         self.filled = 0
         self.direct = False  # the incoming bytes go to the front
-        self.open = False  # the user waits: the front may be written
+        self.waiting = False  # the user waits: the front may be written
         self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, where its server has it
         self.present: dict[int, bytes] = {}  # by version, the last two
 
     @property
-    def held(self) -> int:
+    def whole_version(self) -> int:
         """The newest version that is whole in this worker's own memory."""
-        return self.version if self.lent is None else self.shown
+        return self.version if self.lent is None else self.front_version
 
 
-class Landings:
+class ReceiveBuffers:
     """All shards' values. Calls must not overlap, except `show` (see there)."""
 
     def __init__(self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]]) -> None:
         self.front = flat_buffers(terms)
-        self.each = [Landing(terms.base) for _ in shards]
+        self.each = [ShardValues(terms.base) for _ in shards]
         self._back = flat_buffers(terms)
         self._backs: dict[tuple[int, bool], Stretch] = {}
         self._terms, self._shards, self._held = terms, shards, held
         self.unanswered = 0
         """Shards whose pull waits for an answer."""
-        self.take: Take | None = None
+        self.sink: ValueSink | None = None
         """Takes what has landed, in the place of the front; set when nothing is on its way to the front."""
 
-    def oldest(self, clock: int, exact: bool) -> int:
+    def oldest_version(self, clock: int, exact: bool) -> int:
         """Return how many of everyone's clocks the values for clock `clock` must hold at least; never less than the
         start values do."""
         base, staleness = self._terms.base, 0 if exact else self._terms.staleness
         return max(base, clock - staleness if staleness is not None else base) if clock >= base else clock
 
-    def ask(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
+    def note_pull(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
         """Note that clock `clock` will read the shard; tell whether it must be pulled."""
         landing, asp = self.each[shard], self._terms.staleness is None
-        assert landing.shown == landing.version, "show before pull"
+        assert landing.front_version == landing.version, "show before pull"
         assert not landing.pending or self._terms.staleness != 0, f"shard {shard}: the last pull is unanswered"
         assert clock >= landing.asked + (0 if exact and self._terms.staleness != 0 else 1), (
             f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
         )
-        landing.wanted = max(landing.wanted, self.oldest(clock, exact))
+        landing.wanted = max(landing.wanted, self.oldest_version(clock, exact))
         anyway = not exact if asp else eager
         if landing.pending or not (anyway or landing.clocks < landing.wanted):
             return False
@@ -114,17 +114,17 @@ class Landings:
         self.unanswered += 1
         return True
 
-    def again(self, shard: int) -> bool:
+    def restart(self, shard: int) -> bool:
         """Tell whether a pull of the shard is unanswered; what had come in of the answer is forgotten."""
         landing = self.each[shard]
         landing.incoming = None
         return landing.pending
 
-    def lost(self, shard: int) -> None:
+    def on_owner_lost(self, shard: int) -> None:
         """What comes in will not be continued."""
         self.each[shard].incoming = None
 
-    def place(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
+    def receive_buffer_for(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
         """Return where a payload lands; None when it is not wanted (any more).
 
         Raises:
@@ -149,29 +149,29 @@ class Landings:
             raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
         return whole[offset : offset + size]
 
-    def _begin(self, server: int, landing: Landing, message: Values) -> bool:
+    def _begin(self, server: int, landing: ShardValues, message: Values) -> bool:
         asp = self._terms.staleness is None
-        if message.clock > landing.asked or (not asp and message.version < self.oldest(message.clock, False)):
+        if message.clock > landing.asked or (not asp and message.version < self.oldest_version(message.clock, False)):
             raise wrong(server, message.shard, f"version {message.version}, which was not asked for")
         if len(message.present) != len(self._held[message.shard]):
             raise wrong(server, message.shard, f"values of {len(message.present)} pieces")
         landing.incoming = None
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # asked twice around a broken connection, answered twice
-        landing.incoming, landing.coming_clocks = message.version, message.clocks
+        landing.incoming, landing.incoming_clocks = message.version, message.clocks
         landing.filled, landing.direct = 0, False
-        if landing.open and self.take is None:
+        if landing.waiting and self.sink is None:
             landing.direct = self._narrow(self._shards[message.shard], message.version) is None
         return True
 
-    def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
+    def add_bytes(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
         """Count bytes in, or take in all of them where they are lent; tell whether the shard's values are whole.
 
         Raises:
             ProtocolError: as `place`.
         """
         if lent is not None and isinstance(message, Values):
-            return self._lend(server, message, lent)
+            return self._use_lent(server, message, lent)
         landing = self.each[message.shard]
         if size == 0 and isinstance(message, Values):
             self._begin(server, landing, message)
@@ -179,17 +179,17 @@ class Landings:
         if landing.incoming != message.version or offset != landing.filled:
             return False
         if isinstance(message, Values):
-            self._presence(landing, message)
+            self._note_presence(landing, message)
         landing.filled += size
         if landing.filled < len(self._target(landing, message.shard, message.version).bytes):
             return False
         landing.lent = None
-        self._whole(landing, message.version)
+        self._on_whole(landing, message.version)
         if landing.direct:
-            landing.shown, landing.shown_clocks = landing.version, landing.clocks
+            landing.front_version, landing.front_clocks = landing.version, landing.clocks
         return True
 
-    def _lend(self, server: int, message: Values, lent: memoryview) -> bool:
+    def _use_lent(self, server: int, message: Values, lent: memoryview) -> bool:
         landing, shard = self.each[message.shard], self._shards[message.shard]
         if not self._begin(server, landing, message):
             return False
@@ -197,26 +197,26 @@ class Landings:
         assert message.at is not None, "it says where they lie"
         if len(lent) != len(shard.range) * dtype.itemsize or not len(lent) or message.at.offset % dtype.itemsize:
             raise wrong(server, message.shard, f"{len(lent)} bytes at {message.at} where {len(shard.range)} belong")
-        self._presence(landing, message)
+        self._note_presence(landing, message)
         landing.lent = message.version, torch.frombuffer(lent, dtype=dtype)
-        self._whole(landing, message.version)
+        self._on_whole(landing, message.version)
         return True
 
-    def _presence(self, landing: Landing, message: Values) -> None:
+    def _note_presence(self, landing: ShardValues, message: Values) -> None:
         landing.present[message.version] = message.present
         for old in [version for version in landing.present if version < message.version - 1]:
             del landing.present[old]
 
-    def _whole(self, landing: Landing, version: int) -> None:
-        landing.version, landing.clocks, landing.incoming = version, landing.coming_clocks, None
+    def _on_whole(self, landing: ShardValues, version: int) -> None:
+        landing.version, landing.clocks, landing.incoming = version, landing.incoming_clocks, None
         landing.answered = landing.asked
         before, landing.pending = landing.pending, landing.clocks < landing.wanted  # pulled again
         self.unanswered += landing.pending - before
 
-    def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
+    def missing_shards(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
         staleness, missing = self._terms.staleness, []
-        asp, oldest = staleness is None, clock if staleness == 0 else self.oldest(clock, exact)
+        asp, oldest = staleness is None, clock if staleness == 0 else self.oldest_version(clock, exact)
         for shard in range(len(self.each)) if shards is None else shards:
             one = self.each[shard]
             if (one.answered < clock or one.clocks < oldest) if asp else one.version < oldest:
@@ -225,7 +225,7 @@ class Landings:
                 missing.append(shard)
         return missing
 
-    def show(self, shards: Sequence[int] | None = None) -> None:
+    def copy_to_front(self, shards: Sequence[int] | None = None) -> None:
         """Bring landed values to the front, or have them taken.
 
         May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
@@ -233,14 +233,14 @@ class Landings:
         """
         for shard in range(len(self.each)) if shards is None else shards:
             landing, where = self.each[shard], self._shards[shard]
-            if landing.shown < landing.version:
+            if landing.front_version < landing.version:
                 part = 0, where.range.start, len(where.range)
                 version, source = landing.lent or (landing.version, self._back_of(shard, landing.version).tensor)
-                if self.take is None:
+                if self.sink is None:
                     self.front[where.dtype].narrow(*part).copy_(source)
-                elif not self.take(shard, source, landing.present[version], landing.clocks):
+                elif not self.sink(shard, source, landing.present[version], landing.clocks):
                     continue
-                landing.shown, landing.shown_clocks = version, landing.clocks
+                landing.front_version, landing.front_clocks = version, landing.clocks
 
     def presence(self, clock: int) -> list[bool]:
         """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""
@@ -257,7 +257,7 @@ class Landings:
         terms = self._terms
         return narrow(terms.compression, terms.update, torch_dtype(shard.dtype)) if version > terms.base else None
 
-    def _target(self, landing: Landing, shard: int, version: int) -> Stretch:
+    def _target(self, landing: ShardValues, shard: int, version: int) -> Stretch:
         """Return where the bytes of a version go."""
         if landing.direct:
             where = self._shards[shard]

@@ -21,7 +21,7 @@ from psctl.ps.shards import spaces
 from psctl.types import Shard
 
 
-class Sending:
+class SendBuffers:
     """See the module's docstring. Called by the user's thread, except `of` and `room`.
 
     Args:
@@ -52,7 +52,7 @@ class Sending:
             for name in coded:
                 self.residual[name] = torch.zeros(spaces(terms.layout)[name], dtype=residual_dtype(types[name]))
 
-    def flat(self, clock: int) -> dict[str, torch.Tensor]:
+    def gradients(self, clock: int) -> dict[str, torch.Tensor]:
         """Return where the gradients of `clock` are filled in, by dtype."""
         return self._flat[clock % self._turns]
 
@@ -70,11 +70,11 @@ class Sending:
         seed = clock, self._rank, shard
         self._sizes[turn][shard] = one.encode(gradients, held, present, residual, codes[shard], seed)
 
-    def size(self, clock: int, shard: int) -> int:
+    def code_size(self, clock: int, shard: int) -> int:
         """Return the bytes of a shard's code; -1: it travels as it is."""
         return self._sizes[clock % self._turns].get(shard, -1)
 
-    def of(self, clock: int, shard: int) -> Stretch:
+    def sent_bytes(self, clock: int, shard: int) -> Stretch:
         """Return what travels of a shard that has a gradient."""
         turn = clock % self._turns
         if shard in self._codes[turn]:
@@ -84,7 +84,7 @@ class Sending:
             found = self._plain[turn][shard] = stretch(self._part(self._flat[turn], shard))
         return found
 
-    def room(self, clock: int, shard: int) -> torch.Tensor:
+    def sum_buffer(self, clock: int, shard: int) -> torch.Tensor:
         """Return where a host's sum of a shard is made; it stands as long as the send buffer of its clock."""
         sums, one = self._sums[clock % self._turns], self._shards[shard]
         if shard not in sums:

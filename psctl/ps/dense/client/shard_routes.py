@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Route:
+class ShardRoutes:
     """By shard. Calls must not overlap.
 
     Args:
@@ -20,13 +20,13 @@ class Route:
 
     def __init__(self, owners: Sequence[int], servers: Sequence[int]) -> None:
         self.owners, self.servers = list(owners), list(servers)
-        self.heard: set[int] = set()  # servers that said Leads on this connection
-        self.shut: set[int] = set(range(len(self.owners)))  # shards that are not open
+        self.ready_servers: set[int] = set()  # servers that said Leads on this connection
+        self.closed_shards: set[int] = set(range(len(self.owners)))  # shards that are not open
         self._epoch = -1
         self._since = [-1] * len(self.owners)  # the assignment that made the owner lead
         self._led: dict[int, dict[int, int]] = {}  # server -> shard -> newest assignment by which it leads
 
-    def assigned(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> tuple[list[int], list[int]]:
+    def on_assignment(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> tuple[list[int], list[int]]:
         """Take over an assignment; return the shards whose owner changed, and those of them that are open."""
         if epoch <= self._epoch:
             return [], []
@@ -35,24 +35,24 @@ class Route:
         self._epoch, self.owners, self.servers = epoch, list(owners), list(servers)
         for shard in changed:
             self._since[shard] = since
-            self.shut.add(shard)
+            self.closed_shards.add(shard)
         return changed, self._open(changed)
 
-    def leads(self, server: int, epoch: int, shards: Sequence[int]) -> list[int]:
+    def on_leads(self, server: int, epoch: int, shards: Sequence[int]) -> list[int]:
         """Take in that a server leads shards; return those for which it is to be sent what is outstanding."""
-        self.heard.add(server)
+        self.ready_servers.add(server)
         self._led.setdefault(server, {}).update(dict.fromkeys(shards, epoch))
         return self._open([shard for shard in shards if self.owners[shard] == server])
 
     def _open(self, shards: Sequence[int]) -> list[int]:
         found = [s for s in shards if self._led.get(self.owners[s], {}).get(s, -2) >= self._since[s]]
-        self.shut.difference_update(found)
+        self.closed_shards.difference_update(found)
         return found
 
-    def lost(self, server: int) -> list[int]:
+    def on_server_lost(self, server: int) -> list[int]:
         """Take in that the connection to a server is gone; return its shards."""
-        self.heard.discard(server)
+        self.ready_servers.discard(server)
         self._led.pop(server, None)
         mine = [shard for shard, owner in enumerate(self.owners) if owner == server]
-        self.shut.update(mine)
+        self.closed_shards.update(mine)
         return mine

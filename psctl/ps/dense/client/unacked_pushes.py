@@ -9,14 +9,14 @@ leave.
 
 from __future__ import annotations
 
-from psctl.ps.dense.client.shard_routes import Route
+from psctl.ps.dense.client.shard_routes import ShardRoutes
 from psctl.ps.messages import Push, Step
 
 KEPT = 8
 """Clocks for which an order is kept, though all is Pushed, for a server that could not be reached."""
 
 
-class Outbox:
+class UnackedPushes:
     """Bookkeeping of pushes and step orders, without their bytes. Calls must not overlap.
 
     Args:
@@ -24,42 +24,44 @@ class Outbox:
         ordered: each clock has an order.
     """
 
-    def __init__(self, route: Route, *, ordered: bool = True) -> None:
+    def __init__(self, route: ShardRoutes, *, ordered: bool = True) -> None:
         self._route, self._ordered = route, ordered
         self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> what is not Pushed
-        self._made: dict[int, int] = {}  # clock -> how many pushes there were
-        self._untaken: dict[int, set[int]] = {}  # clock -> shards
-        self._behind: dict[int, dict[int, int]] = {}  # clock -> server -> how many of its shards are untaken
-        self._beside: dict[int, set[int]] = {}  # clock -> shards that go in a host sum
+        self._push_count: dict[int, int] = {}  # clock -> how many pushes there were
+        self._unstaged: dict[int, set[int]] = {}  # clock -> shards
+        self._unstaged_by_server: dict[
+            int, dict[int, int]
+        ] = {}  # clock -> server -> how many of its shards are untaken
+        self._in_host_sum: dict[int, set[int]] = {}  # clock -> shards that go in a host sum
         self._steps: dict[int, Step] = {}
         self._sent: dict[int, set[int]] = {}  # clock -> servers that have the order
 
-    def push(self, push: Push) -> None:
+    def add_push(self, push: Push) -> None:
         """Remember a push that leaves, or would if its shard were open."""
         self._pushes.setdefault(push.clock, {})[push.shard] = push
-        self._made[push.clock] = self._made.get(push.clock, 0) + 1
+        self._push_count[push.clock] = self._push_count.get(push.clock, 0) + 1
         if self._ordered:
-            self._take_back(push.clock, push.shard)
+            self._mark_unstaged(push.clock, push.shard)
 
-    def _take_back(self, clock: int, shard: int) -> None:
-        untaken = self._untaken.setdefault(clock, set())
+    def _mark_unstaged(self, clock: int, shard: int) -> None:
+        untaken = self._unstaged.setdefault(clock, set())
         if shard not in untaken:
             untaken.add(shard)
-            behind, owner = self._behind.setdefault(clock, {}), self._route.owners[shard]
+            behind, owner = self._unstaged_by_server.setdefault(clock, {}), self._route.owners[shard]
             behind[owner] = behind.get(owner, 0) + 1
 
-    def beside(self, clock: int, shard: int) -> None:
+    def note_in_host_sum(self, clock: int, shard: int) -> None:
         """Note that a push is to go in a host sum."""
         if self._ordered:
-            self._beside.setdefault(clock, set()).add(shard)
+            self._in_host_sum.setdefault(clock, set()).add(shard)
 
-    def alone(self, clock: int, shard: int) -> None:
+    def note_separate(self, clock: int, shard: int) -> None:
         """Note that a push goes in no host sum."""
-        self._beside.get(clock, set()).discard(shard)
+        self._in_host_sum.get(clock, set()).discard(shard)
 
-    def untaken(self, clock: int, shard: int) -> Push | None:
+    def unstaged(self, clock: int, shard: int) -> Push | None:
         """Return a push that is not Taken (where nothing is ordered: not Pushed); None where it is."""
-        if self._ordered and shard not in self._untaken.get(clock, ()):
+        if self._ordered and shard not in self._unstaged.get(clock, ()):
             return None
         return self._pushes.get(clock, {}).get(shard)
 
@@ -68,51 +70,59 @@ class Outbox:
         """By shard and clock, what is not Pushed."""
         return [(shard, clock) for clock, pushes in self._pushes.items() for shard in pushes]
 
-    def step(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Remember an order; `orders` says when it leaves."""
         for old in [clock for clock in self._steps if clock < step.clock - KEPT and not self._pushes.get(clock)]:
             self._drop(old)
         self._steps[step.clock] = step
         self._sent[step.clock] = set()
 
-    def taken(self, clock: int, shard: int) -> None:
+    def on_staged(self, clock: int, shard: int) -> None:
         """Take in that a push is whole at its primary."""
-        untaken = self._untaken.get(clock)
+        untaken = self._unstaged.get(clock)
         if untaken is None or shard not in untaken:
             return
         untaken.discard(shard)
-        self.alone(clock, shard)
-        behind, owner = self._behind[clock], self._route.owners[shard]
+        self.note_separate(clock, shard)
+        behind, owner = self._unstaged_by_server[clock], self._route.owners[shard]
         behind[owner] -= 1
         if not behind[owner]:
             del behind[owner]
 
-    def pushed(self, clock: int, shard: int) -> None:
+    def on_pushed(self, clock: int, shard: int) -> None:
         """Take in that a shard's pushes up to `clock` are on all of its chain."""
         for known in [known for known in self._pushes if known <= clock]:
             if self._pushes[known].pop(shard, None) is not None and self._ordered:
-                self.taken(known, shard)
+                self.on_staged(known, shard)
             if not self._pushes[known] and (known in self._steps or not self._ordered):
                 self._forget(known)
 
     def _forget(self, clock: int) -> None:
         """All of the clock is done, if all of it was pushed and its order is with everyone who leads a shard."""
         owners = self._route.owners
-        if self._made[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
+        if self._push_count[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
             self._drop(clock)
 
     def _drop(self, clock: int) -> None:
-        for book in (self._pushes, self._made, self._untaken, self._behind, self._beside, self._steps, self._sent):
+        for book in (
+            self._pushes,
+            self._push_count,
+            self._unstaged,
+            self._unstaged_by_server,
+            self._in_host_sum,
+            self._steps,
+            self._sent,
+        ):
             book.pop(clock, None)
 
-    def unacknowledged(self, clock: int) -> set[int]:
+    def servers_behind(self, clock: int) -> set[int]:
         """Return the servers that have not acknowledged all pushes up to `clock`."""
         if not self._pushes:
             return set()
         owners = self._route.owners
         return {owners[shard] for known, shards in self._pushes.items() if known <= clock for shard in shards}
 
-    def unsettled(self) -> set[int]:
+    def unsettled_servers(self) -> set[int]:
         """Return the servers that have not acknowledged all of some clock that was ordered, or not heard its order."""
         if not self._ordered:
             return {self._route.owners[shard] for pushes in self._pushes.values() for shard in pushes}
@@ -122,25 +132,25 @@ class Outbox:
             found.update(set(self._route.owners) - self._sent[clock])
         return found
 
-    def holds(self, clock: int) -> bool:
+    def has_unacknowledged(self, clock: int) -> bool:
         """Tell whether some push up to `clock` is not acknowledged."""
         return any(pushes and known <= clock for known, pushes in self._pushes.items())
 
-    def moved(self) -> None:
+    def on_assignment(self) -> None:
         """Count anew whose shards are untaken: owners have changed."""
-        for clock, untaken in self._untaken.items():
+        for clock, untaken in self._unstaged.items():
             behind: dict[int, int] = {}
             for shard in untaken:
                 owner = self._route.owners[shard]
                 behind[owner] = behind.get(owner, 0) + 1
-            self._behind[clock] = behind
+            self._unstaged_by_server[clock] = behind
 
-    def again(self, shard: int) -> list[Push]:
+    def to_resend(self, shard: int) -> list[Push]:
         """Return the shard's pushes that must be sent again, the oldest first; none of them counts as taken."""
         clocks = sorted(clock for clock, pushes in self._pushes.items() if shard in pushes)
         for clock in clocks if self._ordered else ():
-            self._take_back(clock, shard)
-            self.alone(clock, shard)
+            self._mark_unstaged(clock, shard)
+            self.note_separate(clock, shard)
         return [self._pushes[clock][shard] for clock in clocks]
 
     def forget_orders(self, server: int) -> None:
@@ -148,17 +158,17 @@ class Outbox:
         for sent in self._sent.values():
             sent.discard(server)
 
-    def orders(self) -> list[tuple[int, Step]]:
+    def ready_orders(self) -> list[tuple[int, Step]]:
         """Return the orders that may leave now, with their servers; they count as sent."""
         found: list[tuple[int, Step]] = []
         for clock in sorted(self._steps) if self._steps else ():
-            behind = self._behind.get(clock, {})
-            if len(behind) > 1 or self._beside.get(clock):
+            behind = self._unstaged_by_server.get(clock, {})
+            if len(behind) > 1 or self._in_host_sum.get(clock):
                 continue
             for server in self._route.servers:
-                if server in self._sent[clock] or server not in self._route.heard or behind.keys() - {server}:
+                if server in self._sent[clock] or server not in self._route.ready_servers or behind.keys() - {server}:
                     continue
-                if any(self._route.owners[shard] == server for shard in self._route.shut):
+                if any(self._route.owners[shard] == server for shard in self._route.closed_shards):
                     continue
                 self._sent[clock].add(server)
                 found.append((server, self._steps[clock]))

@@ -1,6 +1,6 @@
 """Which gradient a shard can apply next: the joint mean of a clock (bsp, ssp), or one worker's push (asp).
 
-Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
+Theory. bsp and ssp (`ClockAggregation`): at version v, clock v is under way:
 
     push of rank r   staged in a buffer of its own until whole
     sum              ranks join in their order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
@@ -11,9 +11,9 @@ Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
     mean             the sum divided by the sum of weights
 
 A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
-are asked again. asp (`EachPush`): a rank's push is ready when it is whole and its order is in; the oldest first. When a
-checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are applied, so that
-the checkpoint holds the same clocks of everyone.
+are asked again. asp (`AsyncAggregation`): a rank's push is ready when it is whole and its order is in; the oldest
+first. When a checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are
+applied, so that the checkpoint holds the same clocks of all ranks.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from psctl.ps.dense.clock_ledger import Membership, Order
-from psctl.ps.dense.host_sums import Part, host_sum, in_turn, joint_weight
-from psctl.ps.dense.server.push_staging import Intake, Ready
-from psctl.ps.dense.server.staged_push import Handed, Staged
-from psctl.ps.dense.shard_state import Entry, ShardState
+from psctl.ps.dense.clock_ledger import Membership, StepOrder
+from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
+from psctl.ps.dense.server.push_staging import PushStaging, ReadyGradient
+from psctl.ps.dense.server.staged_push import StagedPush, StagedTransfer
+from psctl.ps.dense.shard_state import ShardEntry, ShardState
 from psctl.ps.pieces import bytes_view
 
-SUM = Order([], None, False)
+SUM = StepOrder([], None, False)
 """How every clock is applied where workers step."""
 
 NEAR = 1e-9
 """Relative; a sum of weights as near to the number of workers as this differs by rounding only."""
 
 
-class Joint(Intake):
+class ClockAggregation(PushStaging):
     """bsp and ssp: one step a clock, when every member's push of it is in."""
 
     def __init__(self, state: ShardState, membership: Membership) -> None:
         super().__init__(state, membership)
         terms = state.terms
         self._hosts = terms.hosts if self._coder is None and terms.staleness == 0 else ()
-        self._turns: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # of which ranks, and how they go
-        self._no_sum()
+        self._sum_order: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # of which ranks, and how they go
+        self._reset_sum()
 
-    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+    def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
         ranks = self.membership.at(clock)
-        if ranks is not self._turns[0]:
-            self._turns = ranks, in_turn(self._hosts, ranks)
-        return self._turns[1]
+        if ranks is not self._sum_order[0]:
+            self._sum_order = ranks, in_turn(self._hosts, ranks)
+        return self._sum_order[1]
 
-    def _no_sum(self) -> None:
+    def _reset_sum(self) -> None:
         self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of those in turn
-        self._first: Staged | None = None  # or that sum is this alone, as it was lent
+        self._first: StagedPush | None = None  # or that sum is this alone, as it was lent
         self._next = 0
         self._covered: tuple[int, ...] = ()  # ranks in it that came in host sums
         self._weight = 0.0
-        self._joint = bytes(len(self._state.held))
+        self._sum_present = bytes(len(self._state.held))
         self._divided = False
 
     @property
@@ -69,13 +69,13 @@ class Joint(Intake):
     def _done(self, rank: int) -> int:
         return (self._state.terms.base if self._state.version is None else self._state.version) - 1
 
-    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+    def clock_mean(self) -> tuple[torch.Tensor, bytes] | None:
         if self._state.version is None:
             return None
         clock = self._state.version
-        turns = self.in_turn(clock)
+        turns = self.sum_order(clock)
         while self._next < len(turns):
-            if not self._join(clock, turns[self._next]):
+            if not self._add_turn(clock, turns[self._next]):
                 return None
             self._next += 1
         if not self._divided:
@@ -86,9 +86,9 @@ class Joint(Intake):
                 total.div_(by)
             self._divided = True
         assert self._sum is not None, "a clock has at least one member"
-        return self._sum, self._joint
+        return self._sum, self._sum_present
 
-    def _join(self, clock: int, ranks: tuple[int, ...]) -> bool:
+    def _add_turn(self, clock: int, ranks: tuple[int, ...]) -> bool:
         """Add the pushes of a host, or of a rank that shares its host with nobody, if they are all here."""
         if len(ranks) == 1:
             one = self._staged.get((clock, ranks[0]))
@@ -111,48 +111,48 @@ class Joint(Intake):
         self._add_host(whole)
         return True
 
-    def _add_host(self, pushes: Sequence[tuple[int, Staged]]) -> None:
+    def _add_host(self, pushes: Sequence[tuple[int, StagedPush]]) -> None:
         """Add the host sum of ranks that pushed by themselves."""
-        parts = [Part(rank, staged.weight, staged.present, staged.buffer) for rank, staged in pushes]
+        parts = [RankGradients(rank, staged.weight, staged.present, staged.buffer) for rank, staged in pushes]
         first, rest = pushes[0][1], [staged for _, staged in pushes]
         self._weight += joint_weight(part.weight for part in parts)
         begun = self._sum is not None or self._first is not None
         if begun:
             total = self._own_sum()
         elif first.lent:
-            total = self._state.take()
+            total = self._state.take_buffer()
         else:
             total, rest = first.buffer, rest[1:]
         present = host_sum(total, self._state.held, parts, onto=begun)
-        self._joint = bytes(a | b for a, b in zip(self._joint, present, strict=True)) if begun else present
+        self._sum_present = bytes(a | b for a, b in zip(self._sum_present, present, strict=True)) if begun else present
         self._sum = total
         for staged in rest:
-            self._give(staged)
+            self._release(staged)
 
-    def _add(self, staged: Staged) -> None:
+    def _add(self, staged: StagedPush) -> None:
         """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
         held, whole = self._state.held, all(staged.present)
         self._weight += staged.weight
         if self._coder is not None:  # read and summed in one pass
-            self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
-            self._sum = self._state.take().zero_() if self._sum is None else self._sum
-            self.add(staged, self._sum, staged.weight)
+            self._sum_present = bytes(a | b for a, b in zip(self._sum_present, staged.present, strict=True))
+            self._sum = self._state.take_buffer().zero_() if self._sum is None else self._sum
+            self.add_code(staged, self._sum, staged.weight)
             return
         if staged.weight != 1.0 and not staged.covers:  # a host sum is weighted already
-            staged = Staged(1.0, staged.present, staged.expected, self.own(staged).mul_(staged.weight))
+            staged = StagedPush(1.0, staged.present, staged.expected, self.own_gradient(staged).mul_(staged.weight))
         if self._sum is None and self._first is None:
-            self._joint = staged.present
+            self._sum_present = staged.present
             if staged.lent and whole:
                 self._first = staged
                 return
-            self._sum = self.own(staged)
+            self._sum = self.own_gradient(staged)
             for piece, there in () if whole else zip(held, staged.present, strict=True):
                 if not there:
                     self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
             return
-        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+        self._sum_present = bytes(a | b for a, b in zip(self._sum_present, staged.present, strict=True))
         if whole and self._first is not None:
-            self._sum = torch.add(self._first.buffer, staged.buffer, out=self._state.take())
+            self._sum = torch.add(self._first.buffer, staged.buffer, out=self._state.take_buffer())
             self._first = None
         elif whole:
             self._own_sum().add_(staged.buffer)
@@ -162,52 +162,56 @@ class Joint(Intake):
                 if there:
                     where = (0, piece.at.start, len(piece.at))
                     total.narrow(*where).add_(staged.buffer.narrow(*where))
-        self._give(staged)
+        self._release(staged)
 
     def _own_sum(self) -> torch.Tensor:
         if self._first is not None:
-            self._sum, self._first = self.own(self._first), None
+            self._sum, self._first = self.own_gradient(self._first), None
         assert self._sum is not None, "someone was summed"
         return self._sum
 
-    def ready(self) -> Ready | None:
+    def next_ready(self) -> ReadyGradient | None:
         if not self._staged and self._sum is None and self._first is None:
             return None  # nothing of the clock under way is here
-        found = self.mean()
+        found = self.clock_mean()
         if found is None or self._state.version is None:
             return None
         clock = self._state.version
         order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
         if order is None:
             return None
-        ready = Ready(Entry(clock, order, found[1], self._turns[0]), found[0])
-        self._no_sum()
+        ready = ReadyGradient(ShardEntry(clock, order, found[1], self._sum_order[0]), found[0])
+        self._reset_sum()
         return ready
 
-    def cut(self, rank: int, clock: int) -> None:
+    def drop_and_undo(self, rank: int, clock: int) -> None:
         now = self._state.version
         self.drop_after(rank, clock)
-        if now is not None and now > clock and any(rank in ranks for ranks in self.in_turn(now)[: self._next]):
+        if now is not None and now > clock and any(rank in ranks for ranks in self.sum_order(now)[: self._next]):
             self._undo(now)
 
-    def changed(self, membership: Membership) -> None:
+    def set_members(self, membership: Membership) -> None:
         now = self._state.version
-        before = () if now is None else self.in_turn(now)[: self._next]
+        before = () if now is None else self.sum_order(now)[: self._next]
         self.membership = membership
-        if now is not None and before != self.in_turn(now)[: self._next]:
+        if now is not None and before != self.sum_order(now)[: self._next]:
             self._undo(now)
         for clock, rank in [key for key, one in self._staged.items() if one.covers]:
-            if self._staged[clock, rank].covers not in self.in_turn(clock):
+            if self._staged[clock, rank].covers not in self.sum_order(clock):
                 self.drop(clock, rank)
 
-    def apart_of(self, rank: int) -> int:
-        return min(super().apart_of(rank), self._done(-1)) if rank in self._covered else super().apart_of(rank)
+    def last_separate_clock_of(self, rank: int) -> int:
+        return (
+            min(super().last_separate_clock_of(rank), self._done(-1))
+            if rank in self._covered
+            else super().last_separate_clock_of(rank)
+        )
 
     def _undo(self, clock: int) -> None:
         """Discard the sum and what is staged of its clock: who pushed it still has it, and pushes it again."""
         if self._sum is not None:
-            self._state.give(self._sum)
-        self._no_sum()
+            self._state.give_buffer(self._sum)
+        self._reset_sum()
         for one in {*self.membership.everyone, *self.taken}:
             if self.clock_of(one) >= clock:
                 self.drop_after(one, clock - 1)
@@ -216,27 +220,27 @@ class Joint(Intake):
     def clear(self) -> None:
         super().clear()
         if self._sum is not None:
-            self._state.give(self._sum)
-        self._no_sum()
+            self._state.give_buffer(self._sum)
+        self._reset_sum()
 
-    def _with_sum(self, handed: Handed) -> Handed:
+    def _add_sum_to(self, handed: StagedTransfer) -> StagedTransfer:
         if self._sum is None and self._first is None:
             return handed
-        under_way = {"summed": self._next, "weight": self._weight, "joint": self._joint, "divided": self._divided}
+        under_way = {"summed": self._next, "weight": self._weight, "joint": self._sum_present, "divided": self._divided}
         under_way["covered"] = self._covered
         return msgspec.structs.replace(handed, **under_way)
 
     def _sum_bytes(self) -> list[memoryview]:
         return [bytes_view(self._own_sum())] if self._sum is not None or self._first is not None else []
 
-    def _take_sum(self, handed: Handed, data: memoryview) -> None:
-        self._sum = self._state.take()
+    def _take_sum(self, handed: StagedTransfer, data: memoryview) -> None:
+        self._sum = self._state.take_buffer()
         bytes_view(self._sum)[:] = data
-        self._next, self._weight, self._joint = handed.summed, handed.weight, handed.joint
+        self._next, self._weight, self._sum_present = handed.summed, handed.weight, handed.joint
         self._divided, self._covered = handed.divided, handed.covered
 
 
-class EachPush(Intake):
+class AsyncAggregation(PushStaging):
     """asp: one step a push."""
 
     @property
@@ -246,10 +250,10 @@ class EachPush(Intake):
     def _done(self, rank: int) -> int:
         return self.applied_of(rank)
 
-    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+    def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
         return tuple((rank,) for rank in self.membership.at(clock))
 
-    def ready(self) -> Ready | None:
+    def next_ready(self) -> ReadyGradient | None:
         held_from = min(self.saves, default=None)
         for (clock, rank), staged in self._staged.items():
             order = self._orders.get((clock, rank))
@@ -258,23 +262,23 @@ class EachPush(Intake):
             if clock != self._done(rank) + 1:
                 continue
             del self._staged[clock, rank], self._orders[clock, rank]
-            gradient = self.own(staged)
+            gradient = self.own_gradient(staged)
             for piece, there in zip(self._state.held, staged.present, strict=True):
                 if not there:
                     gradient.narrow(0, piece.at.start, len(piece.at)).zero_()
-            return Ready(Entry(clock, order, staged.present, (rank,)), gradient)
+            return ReadyGradient(ShardEntry(clock, order, staged.present, (rank,)), gradient)
         return None
 
-    def cut(self, rank: int, clock: int) -> None:
+    def drop_and_undo(self, rank: int, clock: int) -> None:
         self.drop_after(rank, self._done(rank))
 
-    def missing(self, needed: int) -> list[int]:
+    def missing_ranks(self, needed: int) -> list[int]:
         return [rank for rank in self.membership.changes[-1][1] if self.applied_of(rank) < needed - 1]
 
 
-def intake(state: ShardState, membership: Membership) -> Intake:
+def intake(state: ShardState, membership: Membership) -> PushStaging:
     """Return the way that the job's consistency asks for."""
-    return EachPush(state, membership) if state.terms.staleness is None else Joint(state, membership)
+    return AsyncAggregation(state, membership) if state.terms.staleness is None else ClockAggregation(state, membership)
 
 
 def square(gradient: torch.Tensor) -> float:

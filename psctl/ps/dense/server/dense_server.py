@@ -26,40 +26,40 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.clock_ledger import Ledger, Membership, Order, Refusal
+from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, StepOrder
 from psctl.ps.dense.lent_buffers import Lending, Lent
-from psctl.ps.dense.rank_state_store import Asides
-from psctl.ps.dense.server.checkpoint_parts import Gathering
-from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.rank_state_store import RankStates
+from psctl.ps.dense.server.checkpoint_parts import CheckpointParts
+from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
-    Aside,
-    AsideOf,
-    Because,
-    Begin,
-    Between,
+    BetweenServers,
     FromWorker,
     Leads,
-    Norms,
+    NormsQuery,
     Pull,
     Push,
     PushPart,
+    PutRankState,
+    RankStateQuery,
     Refused,
     SaveNow,
+    StartValues,
     Step,
-    Why,
+    WaitAnswer,
+    WaitQuery,
 )
-from psctl.ps.outputs import Held, Instruction, Output, Send, Snapshot
+from psctl.ps.outputs import HeldPushes, Instruction, Output, Snapshot, ToWorker
 from psctl.ps.pieces import pieces
-from psctl.ps.replication.chain_entries import Copying
-from psctl.ps.snapshot import Loading
+from psctl.ps.replication.chain_entries import CopyBudget
+from psctl.ps.snapshot import ShardLoading
 from psctl.types import Shard
 
 LEDGER = -1
 """What `guard` is asked for around all that is not one shard's."""
 
 
-class ServerMind:
+class DenseServer:
     """Everything that one server knows; see the module's docstring for who may call it when.
 
     Args:
@@ -82,16 +82,16 @@ class ServerMind:
         restored: bool = False,
     ) -> None:
         self.terms, self.rank, self.epoch = terms, rank, -1
-        self.shards: dict[int, ShardMind] = {}
+        self.shards: dict[int, DenseShard] = {}
         self._all, self._held, self._restored = list(shards), pieces(terms.layout, shards), restored
         self._guard, self._lending = guard, lending
-        self._membership = Membership.first(terms.world, terms.base)
-        self._ledger = Ledger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
-        self._asides = Asides(terms.buffers)
-        self._aside_to: set[int] = set()  # servers that have all asides that are here
+        self._membership = Membership.initial(terms.world, terms.base)
+        self._ledger = StepLedger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
+        self._rank_states = RankStates(terms.buffers)
+        self._rank_states_sent_to: set[int] = set()  # servers that have all asides that are here
         self._workers: set[int] = set()  # connected
         self._servers: set[int] = set()
-        self._gathering, self._copying = Gathering(terms.base), Copying()
+        self._checkpoint_parts, self._copy_budget = CheckpointParts(terms.base), CopyBudget()
         self._refused: Refused | None = None
 
     @property
@@ -107,7 +107,7 @@ class ServerMind:
 
     # ---- the coordinator's word -------------------------------------------------------------------------------------
 
-    def assigned(
+    def on_assignment(
         self, epoch: int, chains: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], alive: Iterable[int]
     ) -> list[Instruction]:
         """Take over an assignment.
@@ -127,83 +127,83 @@ class ServerMind:
         outputs: list[Instruction] = []
         for index in sorted(self.shards):
             chain, filled = chains[index], copies[index]
-            word = partial(ShardMind.assigned, epoch=epoch, chain=chain, copies=filled, alive=living.__contains__)
-            outputs += self._to(index, word)
+            word = partial(DenseShard.on_assignment, epoch=epoch, chain=chain, copies=filled, alive=living.__contains__)
+            outputs += self._ask_shard(index, word)
         return outputs
 
-    def gone(self, rank: int) -> list[Instruction]:
+    def on_worker_lost(self, rank: int) -> list[Instruction]:
         """Say what is here of a dead worker, whose connection is `lost`; no more of it is agreed on before the cut."""
         with self._guard(LEDGER):
-            self._ledger.hold(rank)
+            self._ledger.hold_rank(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
         clocks, versions, apart = dict[int, int](), dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):
                 if mind.leads:
-                    clocks[index] = mind.held_of(rank)
-                    if mind.apart_of(rank) < clocks[index]:
-                        apart[index] = mind.apart_of(rank)
+                    clocks[index] = mind.last_clock_of(rank)
+                    if mind.last_separate_clock_of(rank) < clocks[index]:
+                        apart[index] = mind.last_separate_clock_of(rank)
                     versions[index] = max(agreed, self.terms.base if mind.version is None else mind.version)
         with self._guard(LEDGER):
-            aside = self._asides.newest(rank) if 0 in clocks else -1
-        return [Held(rank, clocks, versions, aside, apart)]
+            aside = self._rank_states.newest_clock(rank) if 0 in clocks else -1
+        return [HeldPushes(rank, clocks, versions, aside, apart)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
         """Drop what a dead worker pushed after `clock`; what it ordered up to then counts as given."""
-        outputs = self._each(lambda mind: mind.cut(rank, clock))
+        outputs = self._ask_each(lambda mind: mind.drop_pushes_after(rank, clock))
         with self._guard(LEDGER):
-            orders = self._ledger.left(rank, clock)
-        return outputs + self._order(orders)
+            orders = self._ledger.remove_rank(rank, clock)
+        return outputs + self._give_orders(orders)
 
-    def members(self, clock: int, ranks: Sequence[int]) -> list[Instruction]:
+    def set_members(self, clock: int, ranks: Sequence[int]) -> list[Instruction]:
         """Let these ranks, and no others, take part from `clock` on."""
         with self._guard(LEDGER):
             membership = self._membership = self._membership.changed(clock, ranks)
-        outputs = self._each(lambda mind: mind.members(membership), all_roles=True)
+        outputs = self._ask_each(lambda mind: mind.set_members(membership), all_roles=True)
         with self._guard(LEDGER):
-            orders = self._ledger.changed(membership)
-        return outputs + self._order(orders)
+            orders = self._ledger.set_members(membership)
+        return outputs + self._give_orders(orders)
 
     # ---- workers ----------------------------------------------------------------------------------------------------
 
-    def joined(self, rank: int) -> list[Instruction]:
+    def on_worker_connected(self, rank: int) -> list[Instruction]:
         """Take in that a worker connected; what came over an older connection in part is forgotten."""
         if rank not in self._membership.everyone:
             raise ProtocolError(f"worker/{rank} is none of the job's {len(self._membership.everyone)} workers")
-        self.lost(rank)
+        self.on_worker_disconnected(rank)
         self._workers.add(rank)
-        told: list[Instruction] = [Send(rank, Leads(self.epoch, self.leading))]
-        return [*told, Send(rank, self._refused)] if self._refused else told
+        told: list[Instruction] = [ToWorker(rank, Leads(self.epoch, self.leading))]
+        return [*told, ToWorker(rank, self._refused)] if self._refused else told
 
-    def lost(self, rank: int) -> None:
+    def on_worker_disconnected(self, rank: int) -> None:
         """Take in that a worker's connection is gone."""
         self._workers.discard(rank)
         for index, mind in list(self.shards.items()):
             with self._guard(index):
-                mind.lost(rank)
+                mind.on_worker_disconnected(rank)
         with self._guard(LEDGER):
-            self._asides.lost(rank)
+            self._rank_states.on_disconnected(rank)
 
-    def place(self, rank: int, message: FromWorker, size: int) -> memoryview | None:
+    def receive_buffer_for(self, rank: int, message: FromWorker, size: int) -> memoryview | None:
         """Return where a message's payload of `size` bytes goes; None when it is not wanted.
 
         Raises:
             ProtocolError: the message is against the protocol; end the connection, nothing was changed.
         """
-        if isinstance(message, Aside):
+        if isinstance(message, PutRankState):
             with self._guard(LEDGER):
-                return self._asides.place(f"worker/{rank}", message, size)
-        if not isinstance(message, Begin | Push | PushPart):
+                return self._rank_states.receive_buffer_for(f"worker/{rank}", message, size)
+        if not isinstance(message, StartValues | Push | PushPart):
             raise ProtocolError(f"worker/{rank}: {type(message).__name__} with a payload", where=f"worker/{rank}")
         mind = self.shards.get(message.shard) or self._shard(f"worker/{rank}", message.shard)
         if mind is None:
             return None
         with self._guard(message.shard):
-            if isinstance(message, Begin):
-                return mind.place_begin(rank, message.offset, size)
-            return mind.place(rank, message, size)
+            if isinstance(message, StartValues):
+                return mind.start_values_buffer(rank, message.offset, size)
+            return mind.push_buffer_for(rank, message, size)
 
-    def received(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
+    def on_worker_message(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
         """Take in a message whose payload, if any, stands where `place` said, or is `lent`; return what is to be done.
 
         Raises:
@@ -212,37 +212,41 @@ class ServerMind:
         if self._refused is not None:
             return []
         try:
-            return self._taken_in(rank, message, size, lent)
-        except Refusal as refusal:
+            return self._dispatch(rank, message, size, lent)
+        except JobRefusal as refusal:
             return self._refuse(refusal)
 
-    def _refuse(self, refusal: Refusal) -> list[Instruction]:
+    def _refuse(self, refusal: JobRefusal) -> list[Instruction]:
         self._refused = Refused(refusal.reason, refusal.hint)
-        return [Send(rank, self._refused) for rank in self._membership.everyone]
+        return [ToWorker(rank, self._refused) for rank in self._membership.everyone]
 
-    def _taken_in(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
+    def _dispatch(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
         match message:
             case Push() | PushPart():
-                return self._for(rank, message.shard, lambda mind: mind.pushed(rank, message, size, lent))
-            case Begin():
-                return self._for(rank, message.shard, lambda mind: mind.begun(rank, message.offset, size))
+                return self._ask_if_here(rank, message.shard, lambda mind: mind.on_push(rank, message, size, lent))
+            case StartValues():
+                return self._ask_if_here(
+                    rank, message.shard, lambda mind: mind.on_start_values(rank, message.offset, size)
+                )
             case Step():
                 return self._step(rank, message)
             case SaveNow():
                 if not self.leading and self.terms.update == "server":
-                    return [*self._gathering.nothing(message.version)]
-                return self._each(lambda mind: mind.save(rank, message.version))
+                    return [*self._checkpoint_parts.empty_part(message.version)]
+                return self._ask_each(lambda mind: mind.save_version(rank, message.version))
             case Pull():
                 if len(message.have) != len(message.shards):
                     raise ProtocolError(f"worker/{rank}: a pull that does not say what it has", where=f"worker/{rank}")
-                asked = [self._for(rank, index, lambda mind: mind.pull(rank, message)) for index in message.shards]
+                asked = [
+                    self._ask_if_here(rank, index, lambda mind: mind.on_pull(rank, message)) for index in message.shards
+                ]
                 return [output for outputs in asked for output in outputs]
-            case Norms():
-                return self._each(lambda mind: mind.norms(rank, message.clock))
-            case Aside() | AsideOf():
-                return self._aside(rank, message, size)
-            case Why():
-                return [Send(rank, Because(message.clock, self._missing(message.clock)))]
+            case NormsQuery():
+                return self._ask_each(lambda mind: mind.on_norms_query(rank, message.clock))
+            case PutRankState() | RankStateQuery():
+                return self._on_rank_state(rank, message, size)
+            case WaitQuery():
+                return [ToWorker(rank, WaitAnswer(message.clock, self._missing_ranks(message.clock)))]
 
     def _step(self, rank: int, message: Step) -> list[Instruction]:
         groups = len(self.terms.layout.groups) if self.terms.update == "server" else 0
@@ -251,78 +255,80 @@ class ServerMind:
             raise ProtocolError(f"worker/{rank} {what}", where=f"worker/{rank}")
         with self._guard(LEDGER):
             orders = self._ledger.add(rank, message)
-        return self._order(orders)
+        return self._give_orders(orders)
 
-    def _order(self, orders: Sequence[tuple[int, Order]]) -> list[Instruction]:
+    def _give_orders(self, orders: Sequence[tuple[int, StepOrder]]) -> list[Instruction]:
         outputs: list[Instruction] = []
         for clock, order in orders:
             if order.save and not self.leading:
-                outputs += self._gathering.nothing(clock + 1)
-            outputs += self._each(partial(ShardMind.ordered, clock=clock, order=order))
+                outputs += self._checkpoint_parts.empty_part(clock + 1)
+            outputs += self._ask_each(partial(DenseShard.on_step_order, clock=clock, order=order))
         return outputs
 
-    def _aside(self, rank: int, message: Aside | AsideOf, size: int) -> list[Instruction]:
+    def _on_rank_state(self, rank: int, message: PutRankState | RankStateQuery, size: int) -> list[Instruction]:
         with self._guard(LEDGER):
-            if isinstance(message, AsideOf):
-                self._asides.wish(rank, message)
-                return [*self._asides.answers()]
-            if not self._asides.filled(f"worker/{rank}", message, size):
+            if isinstance(message, RankStateQuery):
+                self._rank_states.on_query(rank, message)
+                return [*self._rank_states.answers()]
+            if not self._rank_states.add_bytes(f"worker/{rank}", message, size):
                 return []
-            copies = [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message)]
-            return [*self._asides.answers(), *copies]
+            copies = [one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)]
+            return [*self._rank_states.answers(), *copies]
 
     # ---- servers ----------------------------------------------------------------------------------------------------
 
-    def server_joined(self, server: int) -> list[Instruction]:
+    def on_server_connected(self, server: int) -> list[Instruction]:
         """Take in that a connection to a server is made, whoever dialled; say again what may have been lost."""
         self._servers.add(server)
         with self._guard(LEDGER):
-            self._aside_to.discard(server)
-        return self._each(lambda mind: mind.server_joined(server), all_roles=True)
+            self._rank_states_sent_to.discard(server)
+        return self._ask_each(lambda mind: mind.on_server_connected(server), all_roles=True)
 
-    def server_lost(self, server: int) -> list[Instruction]:
+    def on_server_disconnected(self, server: int) -> list[Instruction]:
         """Take in that the connection to a server is gone."""
         self._servers.discard(server)
-        return self._each(lambda mind: mind.server_lost(server), all_roles=True)
+        return self._ask_each(lambda mind: mind.on_server_disconnected(server), all_roles=True)
 
-    def place_from(self, server: int, message: Between, size: int) -> memoryview | None:
+    def replica_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
         """Return where another server's payload goes; None when it is not wanted.
 
         Raises:
             ProtocolError: as `place`.
         """
-        if isinstance(message, Aside):
+        if isinstance(message, PutRankState):
             with self._guard(LEDGER):
-                return self._asides.place(f"server/{server}", message, size)
+                return self._rank_states.receive_buffer_for(f"server/{server}", message, size)
         mind = self._shard(f"server/{server}", message.shard, made=True)
         assert mind is not None, "it was made"
         with self._guard(message.shard):
-            return mind.place_from(server, message, size)
+            return mind.replica_buffer_for(server, message, size)
 
-    def received_from(self, server: int, message: Between, size: int = 0) -> list[Instruction]:
+    def on_server_message(self, server: int, message: BetweenServers, size: int = 0) -> list[Instruction]:
         """Take in what another server said; a payload, if any, stands where `place_from` said.
 
         Raises:
             ProtocolError: as `place`.
         """
-        if isinstance(message, Aside):
+        if isinstance(message, PutRankState):
             with self._guard(LEDGER):
-                if not self._asides.filled(f"server/{server}", message, size):
+                if not self._rank_states.add_bytes(f"server/{server}", message, size):
                     return []
-                return [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message)]
+                return [
+                    one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)
+                ]
         try:
-            return self._to(message.shard, lambda mind: mind.received_from(server, message, size))
-        except Refusal as refusal:
+            return self._ask_shard(message.shard, lambda mind: mind.on_server_message(server, message, size))
+        except JobRefusal as refusal:
             return self._refuse(refusal)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
-    def loaded(self, loadings: Mapping[int, Loading]) -> list[Instruction]:
+    def on_loaded(self, loadings: Mapping[int, ShardLoading]) -> list[Instruction]:
         """Take over what a checkpoint held, by shard."""
-        found = [self._to(index, partial(ShardMind.loaded, loading=one)) for index, one in loadings.items()]
+        found = [self._ask_shard(index, partial(DenseShard.on_loaded, loading=one)) for index, one in loadings.items()]
         return [output for outputs in found for output in outputs]
 
-    def _gather(self, outputs: Sequence[Output]) -> list[Instruction]:
+    def _gather_checkpoint(self, outputs: Sequence[Output]) -> list[Instruction]:
         """Pass all on; turn the last shard's snapshot of a step into one Save."""
         instructions: list[Instruction] = []
         for output in outputs:
@@ -331,12 +337,12 @@ class ServerMind:
                 continue
             with self._guard(LEDGER):
                 owed = [index for index in self.leading if self.shards[index].led_from < output.step]
-                instructions += self._gathering.add(output, owed)
+                instructions += self._checkpoint_parts.add(output, owed)
         return instructions
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _shard(self, who: str, index: int, *, made: bool = False) -> ShardMind | None:
+    def _shard(self, who: str, index: int, *, made: bool = False) -> DenseShard | None:
         """Return a shard's mind, made when it is asked for; None when it is not here.
 
         One that is made knows the newest assignment, in which it is nothing: it waits for the next one.
@@ -346,21 +352,21 @@ class ServerMind:
         if index in self.shards or not made:
             return self.shards.get(index)
         with self._guard(LEDGER):
-            found = ShardMind(
+            found = DenseShard(
                 self.terms, self._all[index], self._held[index], self.rank, self._servers.__contains__,
-                self._membership, self.epoch, self._copying, self._lending, restored=self._restored,
+                self._membership, self.epoch, self._copy_budget, self._lending, restored=self._restored,
             )  # fmt: skip
             self.shards = {**self.shards, index: self.shards.get(index, found)}
         return self.shards[index]
 
-    def _for(self, rank: int, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
-        return self._to(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
+    def _ask_if_here(self, rank: int, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
+        return self._ask_shard(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
 
-    def _each(self, ask: Callable[[ShardMind], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
-        asked = [self._to(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
+    def _ask_each(self, ask: Callable[[DenseShard], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
+        asked = [self._ask_shard(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
         return [output for outputs in asked for output in outputs]
 
-    def _to(self, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
+    def _ask_shard(self, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
         """Ask one shard; see to what changes when it comes to be led here, or is not held any more."""
         mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert mind is not None, "it was made"
@@ -368,33 +374,33 @@ class ServerMind:
             led, before = mind.chain.leads, mind.chain.role
             found = ask(mind)
             leads, role, followers = mind.chain.leads, mind.chain.role, mind.chain.followers.keys()
-        outputs = self._gather(found)
+        outputs = self._gather_checkpoint(found)
         if leads and not led:
-            outputs += self._now_leads(index)
+            outputs += self._on_lead(index)
         if role == "none" and before != "none":
             self.shards = {other: one for other, one in self.shards.items() if other != index}
-        if index == 0 and followers != self._aside_to:
+        if index == 0 and followers != self._rank_states_sent_to:
             with self._guard(LEDGER):
-                for server in sorted(followers - self._aside_to):
+                for server in sorted(followers - self._rank_states_sent_to):
                     if server in self._servers:
-                        outputs += self._asides.copies(server)
-                self._aside_to = followers & self._servers
+                        outputs += self._rank_states.copies(server)
+                self._rank_states_sent_to = followers & self._servers
         return outputs
 
-    def _now_leads(self, index: int) -> list[Instruction]:
+    def _on_lead(self, index: int) -> list[Instruction]:
         """Give a shard what is agreed on already, and tell the workers."""
         with self._guard(LEDGER):
             agreed = list(self._ledger.agreed.items())
-        outputs: list[Instruction] = [Send(rank, Leads(self.epoch, [index])) for rank in sorted(self._workers)]
+        outputs: list[Instruction] = [ToWorker(rank, Leads(self.epoch, [index])) for rank in sorted(self._workers)]
         for clock, order in agreed:
-            outputs += self._to(index, partial(ShardMind.ordered, clock=clock, order=order))
+            outputs += self._ask_shard(index, partial(DenseShard.on_step_order, clock=clock, order=order))
         return outputs
 
-    def _missing(self, clock: int) -> list[int]:
+    def _missing_ranks(self, clock: int) -> list[int]:
         ranks: set[int] = set()
         for index, mind in list(self.shards.items()):
             with self._guard(index):
-                ranks.update(mind.missing(clock))
+                ranks.update(mind.missing_ranks(clock))
         with self._guard(LEDGER):
-            ranks.update(self._ledger.missing(clock - (self.terms.staleness or 0) - 1))
+            ranks.update(self._ledger.missing_ranks(clock - (self.terms.staleness or 0) - 1))
         return sorted(ranks)

@@ -22,20 +22,20 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import coder
-from psctl.ps.dense.clock_ledger import Membership, Order
-from psctl.ps.dense.server.staged_push import Handed, HandedPush, Staged, read_handed
-from psctl.ps.dense.shard_state import Entry, ShardState
+from psctl.ps.dense.clock_ledger import Membership, StepOrder
+from psctl.ps.dense.server.staged_push import StagedPush, StagedTransfer, TransferredPush, read_handed
+from psctl.ps.dense.shard_state import ShardEntry, ShardState
 from psctl.ps.messages import Push, PushPart
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ReadyGradient(msgspec.Struct, frozen=True):
     """A gradient that can be applied now, and how."""
 
-    entry: Entry
+    entry: ShardEntry
     gradient: torch.Tensor
 
 
-class Intake(ABC):
+class PushStaging(ABC):
     """What both ways have in common.
 
     Args:
@@ -52,8 +52,8 @@ class Intake(ABC):
         self._coder = coder(state.terms.compression, state.values.dtype)
         self._limit = self._coder.limit(state.held) if self._coder is not None else state.nbytes
         self._spare: list[torch.Tensor] = []  # room for codes
-        self._staged: dict[tuple[int, int], Staged] = {}  # (clock, rank), in order of arrival
-        self._orders: dict[tuple[int, int], Order] = {}  # (clock, rank; -1: everyone's)
+        self._staged: dict[tuple[int, int], StagedPush] = {}  # (clock, rank), in order of arrival
+        self._orders: dict[tuple[int, int], StepOrder] = {}  # (clock, rank; -1: everyone's)
 
     def clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is whole here."""
@@ -71,7 +71,7 @@ class Intake(ABC):
 
     # ---- pushes ---------------------------------------------------------------------------------------------------
 
-    def place(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
+    def receive_buffer_for(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
         """Return where a push's bytes go; None when they are not wanted.
 
         Raises:
@@ -82,43 +82,43 @@ class Intake(ABC):
         staged, offset = self._staged.get((message.clock, rank)), 0
         if isinstance(message, Push):
             if message.at is not None:
-                raise self.wrong(rank, "a push that lies elsewhere, with bytes")
-            if not self._begins(rank, message):
+                raise self.error(rank, "a push that lies elsewhere, with bytes")
+            if not self._is_next(rank, message):
                 return None
-            room, expected = self._room(), self._expected(message)
+            room, expected = self._new_buffer(), self._expected(message)
             view = self._state.bytes_of(room)
-            staged = Staged(message.weight, message.present, expected, room, message.covers, view=view)
+            staged = StagedPush(message.weight, message.present, expected, room, message.covers, view=view)
             self._staged[message.clock, rank] = staged
         elif staged is None or staged.void:
             return None
         else:
             offset = message.offset
             if offset != staged.filled:
-                raise self.wrong(rank, f"part of clock {message.clock} at byte {offset}, out of order")
+                raise self.error(rank, f"part of clock {message.clock} at byte {offset}, out of order")
         if offset + size > staged.expected:
             self._forget(message.clock, rank)
-            raise self.wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
+            raise self.error(rank, f"push of {offset + size} bytes where {staged.expected} belong")
         return staged.bytes[offset : offset + size]
 
-    def _begins(self, rank: int, message: Push) -> bool:
+    def _is_next(self, rank: int, message: Push) -> bool:
         """Tell whether this push is the next one; what came of it before a broken connection is forgotten."""
         self._forget(message.clock, rank)
-        if not self._counts(message.clock, message.covers or (rank,)):
+        if not self._is_valid_sum(message.clock, message.covers or (rank,)):
             return False
         self._check(rank, message)
         return True
 
-    def _counts(self, clock: int, ranks: tuple[int, ...]) -> bool:
+    def _is_valid_sum(self, clock: int, ranks: tuple[int, ...]) -> bool:
         """Tell whether a push of these ranks is the next one of each; a host sum: also, of all of the host."""
         if len(ranks) == 1:
             return clock == self.clock_of(ranks[0]) + 1 and ranks[0] in self.membership.at(clock)
-        return all(clock == self.clock_of(rank) + 1 for rank in ranks) and ranks in self.in_turn(clock)
+        return all(clock == self.clock_of(rank) + 1 for rank in ranks) and ranks in self.sum_order(clock)
 
     @abstractmethod
-    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+    def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of a clock as they are summed."""
 
-    def lend(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
+    def add_lent(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
         """Take in a push that stands in its worker's memory and stays there until it is Pushed; return whose clock
         has come in: its own, or nobody's.
 
@@ -126,44 +126,44 @@ class Intake(ABC):
             ProtocolError: as `place`.
         """
         assert message.at is not None, "it says where it lies"
-        if not self._begins(rank, message):
+        if not self._is_next(rank, message):
             return ()
-        dtype, size = self._room_type, self._state.nbytes if self._coder is None else message.size
+        dtype, size = self._buffer_dtype, self._state.nbytes if self._coder is None else message.size
         align = dtype.itemsize if self._coder is None else 8
         if len(lent) != size or not size or message.at.offset % align or not any(message.present):
-            raise self.wrong(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
-        staged = Staged(message.weight, message.present, size, torch.frombuffer(lent, dtype=dtype), lent=True)
-        self._read_well(rank, staged)
+            raise self.error(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
+        staged = StagedPush(message.weight, message.present, size, torch.frombuffer(lent, dtype=dtype), lent=True)
+        self._check_code(rank, staged)
         self._staged[message.clock, rank] = staged
         self.taken[rank] = message.clock
         return (rank,)
 
-    def filled(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
+    def add_bytes(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
         """Count a push's bytes in; return whose clocks have come in with it."""
         if size == 0 and isinstance(message, Push):
-            self.place(rank, message, 0)
+            self.receive_buffer_for(rank, message, 0)
         staged = self._staged.get((message.clock, rank))
         if staged is None or staged.void or message.clock <= self.clock_of(rank):
-            self.late(rank, message)
+            self.give_up(rank, message)
             return ()
         staged.filled += size
         if not staged.whole:
             return ()
         try:
-            self._read_well(rank, staged)
+            self._check_code(rank, staged)
         except ProtocolError:
             self._forget(message.clock, rank)
             raise
         if not staged.covers:
             self.taken[rank] = message.clock
             return (rank,)
-        if not self._counts(message.clock, staged.covers):  # some of the host were heard meanwhile, or have left
-            self.late(rank, message)
+        if not self._is_valid_sum(message.clock, staged.covers):  # some of the host were heard meanwhile, or have left
+            self.give_up(rank, message)
             return ()
         self.taken.update(dict.fromkeys(staged.covers, message.clock))
         return staged.covers
 
-    def late(self, rank: int, message: Push | PushPart) -> None:
+    def give_up(self, rank: int, message: Push | PushPart) -> None:
         """Give up what is here of a push that does not count (any more): so much of it, and no more, has come in."""
         staged = self._staged.get((message.clock, rank))
         covers = message.covers if isinstance(message, Push) else staged.covers if staged is not None else ()
@@ -173,13 +173,13 @@ class Intake(ABC):
         self.given_up.update(one for one in waiting if one in self.membership.everyone)
 
     @property
-    def _room_type(self) -> torch.dtype:
+    def _buffer_dtype(self) -> torch.dtype:
         return self._state.values.dtype if self._coder is None else torch.uint8
 
-    def _room(self) -> torch.Tensor:
+    def _new_buffer(self) -> torch.Tensor:
         """Return where a push comes in."""
         if self._coder is None:
-            return self._state.take()
+            return self._state.take_buffer()
         return self._spare.pop() if self._spare else torch.empty(self._limit, dtype=torch.uint8)
 
     def _expected(self, message: Push) -> int:
@@ -188,7 +188,7 @@ class Intake(ABC):
             return 0
         return self._state.nbytes if self._coder is None else message.size
 
-    def _read_well(self, rank: int, staged: Staged) -> None:
+    def _check_code(self, rank: int, staged: StagedPush) -> None:
         """Look whether a push that is whole can be summed.
 
         Raises:
@@ -199,22 +199,22 @@ class Intake(ABC):
         try:
             self._coder.check(staged.buffer[: staged.expected], self._state.held, staged.present)
         except ValueError as error:
-            raise self.wrong(rank, f"a push that is no code of its gradients: {error}") from None
+            raise self.error(rank, f"a push that is no code of its gradients: {error}") from None
 
     def _check(self, rank: int, message: Push) -> None:
         terms, held = self._state.terms, self._state.held
         if self._state.version is None:
-            raise self.wrong(rank, "push before there are start values")
+            raise self.error(rank, "push before there are start values")
         if terms.staleness is not None and message.clock > self._state.version + terms.staleness + 1:
-            raise self.wrong(rank, f"push of clock {message.clock} at version {self._state.version}")
+            raise self.error(rank, f"push of clock {message.clock} at version {self._state.version}")
         if len(message.present) != len(held) or message.present.strip(b"\x00\x01"):
-            raise self.wrong(rank, f"push for {len(message.present)} pieces where {len(held)} are")
+            raise self.error(rank, f"push for {len(message.present)} pieces where {len(held)} are")
         if (message.size >= 0) != (self._coder is not None) or message.size > self._limit:
-            raise self.wrong(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
+            raise self.error(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
         if not (math.isfinite(message.weight) and message.weight >= 0):
-            raise self.wrong(rank, f"push with weight {message.weight}")
+            raise self.error(rank, f"push with weight {message.weight}")
         if message.covers and (rank not in message.covers or message.at is not None):
-            raise self.wrong(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
+            raise self.error(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
 
     def drop(self, clock: int, rank: int) -> None:
         """Let a staged push count no more; a host sum: for none of its ranks."""
@@ -233,31 +233,31 @@ class Intake(ABC):
         """Give up a staged push for which no bytes are coming in."""
         staged = self._staged.pop((clock, rank), None)
         if staged is not None:
-            self._give(staged)
+            self._release(staged)
 
-    def _give(self, staged: Staged) -> None:
+    def _release(self, staged: StagedPush) -> None:
         if staged.lent:
             return
         if self._coder is None:
-            self._state.give(staged.buffer)
+            self._state.give_buffer(staged.buffer)
         else:
             self._spare.append(staged.buffer)
 
-    def own(self, staged: Staged) -> torch.Tensor:
+    def own_gradient(self, staged: StagedPush) -> torch.Tensor:
         """Return a staged push's gradients where they may be changed; the push is given up."""
         if self._coder is None:
-            return self._state.take().copy_(staged.buffer) if staged.lent else staged.buffer
-        total = self._state.take().zero_()
-        self.add(staged, total, 1.0)
+            return self._state.take_buffer().copy_(staged.buffer) if staged.lent else staged.buffer
+        total = self._state.take_buffer().zero_()
+        self.add_code(staged, total, 1.0)
         return total
 
-    def add(self, staged: Staged, total: torch.Tensor, weight: float) -> None:
+    def add_code(self, staged: StagedPush, total: torch.Tensor, weight: float) -> None:
         """Add a staged push that is a code, times `weight`, to a sum; the push is given up."""
         assert self._coder is not None, "others are added piece by piece"
         self._coder.add(staged.buffer[: staged.expected], self._state.held, staged.present, total, weight)
-        self._give(staged)
+        self._release(staged)
 
-    def drop_partial(self, rank: int) -> None:
+    def drop_incoming(self, rank: int) -> None:
         """Forget what a rank had pushed in part."""
         for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
             self._forget(clock, owner)
@@ -278,7 +278,7 @@ class Intake(ABC):
     def clocks(self) -> int:
         """The clock before which everyone's clocks are in the values."""
 
-    def ordered(self, clock: int, order: Order) -> None:
+    def add_order(self, clock: int, order: StepOrder) -> None:
         """Take in how to apply a clock."""
         if clock > self._done(order.rank):
             self._orders[clock, order.rank] = order
@@ -290,45 +290,45 @@ class Intake(ABC):
         """Return the last applied clock: of a rank, or (-1) of everyone."""
 
     @abstractmethod
-    def ready(self) -> Ready | None:
+    def next_ready(self) -> ReadyGradient | None:
         """Return the next gradient to apply, and give it up."""
 
-    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+    def clock_mean(self) -> tuple[torch.Tensor, bytes] | None:
         """Return the joint mean of the clock under way and its presence, once it is known."""
         return None
 
-    def cut(self, rank: int, clock: int) -> None:
+    def drop_and_undo(self, rank: int, clock: int) -> None:
         """Drop a rank's pushes after `clock`, and sums that hold them: the others push that clock again."""
         self.drop_after(rank, clock)
 
-    def changed(self, membership: Membership) -> None:
+    def set_members(self, membership: Membership) -> None:
         """Take over who takes part; sums of others are dropped."""
         self.membership = membership
 
-    def apart_of(self, rank: int) -> int:
+    def last_separate_clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is whole here, but for what is in a host sum and not applied."""
         within = [clock for (clock, _), one in self._staged.items() if one.whole and rank in one.covers]
         return min([self.clock_of(rank), *(clock - 1 for clock in within)])
 
-    def missing(self, needed: int) -> list[int]:
+    def missing_ranks(self, needed: int) -> list[int]:
         """Return the ranks whose pushes before clock `needed` are not all here."""
         return [rank for rank in self.membership.at(max(0, needed - 1)) if self.clock_of(rank) < needed - 1]
 
     # ---- hand-over ------------------------------------------------------------------------------------------------
 
-    def staged(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
         """Return all that is taken and not applied: a head, and bytes that stay as they are."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
         pushes = [
-            HandedPush(clock, rank, one.weight, one.present, one.expected, one.covers)
+            TransferredPush(clock, rank, one.weight, one.present, one.expected, one.covers)
             for (clock, rank), one in whole.items()
         ]
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
-        head = self._with_sum(Handed(dict(self.taken), orders, pushes, sorted(self.saves)))
+        head = self._add_sum_to(StagedTransfer(dict(self.taken), orders, pushes, sorted(self.saves)))
         data = [one.bytes[: one.expected] for one in whole.values() if one.expected]
         return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
 
-    def restage(self, head: bytes, data: memoryview) -> None:
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Take over what another server's `staged` returned.
 
         Raises:
@@ -343,13 +343,13 @@ class Intake(ABC):
         if handed.summed >= 0:
             self._take_sum(handed, data[:first])
         for push, size in zip(handed.pushes, sizes, strict=True):
-            one = self._staged[push.clock, push.rank] = Staged(
-                push.weight, push.present, size, self._room(), push.covers
+            one = self._staged[push.clock, push.rank] = StagedPush(
+                push.weight, push.present, size, self._new_buffer(), push.covers
             )
             one.bytes[:size] = data[first : first + size]
             one.filled, first = size, first + size
         for clock, order in handed.orders:
-            self.ordered(clock, order)
+            self.add_order(clock, order)
         self.taken, self.saves = handed.taken, set(handed.saves)
 
     def clear(self) -> None:
@@ -361,15 +361,15 @@ class Intake(ABC):
         self.given_up.clear()
         self.taken = {}
 
-    def _with_sum(self, handed: Handed) -> Handed:
+    def _add_sum_to(self, handed: StagedTransfer) -> StagedTransfer:
         return handed
 
     def _sum_bytes(self) -> list[memoryview]:
         return []
 
-    def _take_sum(self, handed: Handed, data: memoryview) -> None:
+    def _take_sum(self, handed: StagedTransfer, data: memoryview) -> None:
         raise ProtocolError(f"shard {self._state.shard.index}: a sum where there is none")
 
-    def wrong(self, rank: int, what: str) -> ProtocolError:
+    def error(self, rank: int, what: str) -> ProtocolError:
         """Return the error that says what a worker did."""
         return ProtocolError(f"worker/{rank}, shard {self._state.shard.index}: {what}", where=f"worker/{rank}")

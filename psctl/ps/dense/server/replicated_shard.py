@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from psctl.ps.dense.server.push_staging import Intake
+from psctl.ps.dense.server.push_staging import PushStaging
 from psctl.ps.dense.shard_state import ShardState
 
 
-class ShardMachine:
+class ReplicatedShard:
     """A shard of parameters: its state, and what it has taken in."""
 
-    def __init__(self, state: ShardState, intake: Intake) -> None:
+    def __init__(self, state: ShardState, intake: PushStaging) -> None:
         self._state, self._intake = state, intake
 
     @property
@@ -18,15 +18,15 @@ class ShardMachine:
         return self._state.version
 
     @property
-    def limit(self) -> int:
+    def copy_limit(self) -> int:
         """Bytes that a copy, or what is handed over, may take at most."""
         terms = self._state.terms
         ranks = len(self._intake.membership.everyone)
-        return max(self._state.limit, (ranks * terms.buffers + 1) * self._state.nbytes)
+        return max(self._state.copy_limit, (ranks * terms.buffers + 1) * self._state.nbytes)
 
-    def room(self, head: bytes, size: int) -> memoryview:
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return where an entry's payload goes."""
-        return self._state.room(head, size)
+        return self._state.entry_buffer(head, size)
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
         """Apply an entry."""
@@ -44,10 +44,10 @@ class ShardMachine:
         """Become what another's `snapshot` was."""
         self._state.restore(version, head, data)
 
-    def staged(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
         """Return what is taken in and not applied."""
-        return self._intake.staged()
+        return self._intake.staged_state()
 
-    def restage(self, head: bytes, data: memoryview) -> None:
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Take over what another's `staged` returned."""
-        self._intake.restage(head, data)
+        self._intake.restore_staged(head, data)

@@ -9,11 +9,11 @@ import msgspec
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.clock_ledger import Order
+from psctl.ps.dense.clock_ledger import StepOrder
 from psctl.ps.pieces import bytes_view
 
 
-class Staged:
+class StagedPush:
     """A push while it comes in and until the sum takes it; a `lent` one stands in the worker's own memory.
 
     `covers`: whose host sum it is; (): its sender's alone. `view`: the buffer's bytes, where they are known.
@@ -35,7 +35,7 @@ class Staged:
         return self.filled == self.expected
 
 
-class HandedPush(msgspec.Struct, frozen=True):
+class TransferredPush(msgspec.Struct, frozen=True):
     """A staged push as it is handed over; its bytes follow when any piece is present."""
 
     clock: int
@@ -46,12 +46,12 @@ class HandedPush(msgspec.Struct, frozen=True):
     covers: tuple[int, ...] = ()
 
 
-class Handed(msgspec.Struct, frozen=True):
+class StagedTransfer(msgspec.Struct, frozen=True):
     """What is handed over: the vector clock, orders (by clock and rank), staged pushes, saves, the sum under way."""
 
     taken: dict[int, int]
-    orders: list[tuple[int, Order]]
-    pushes: list[HandedPush]
+    orders: list[tuple[int, StepOrder]]
+    pushes: list[TransferredPush]
     saves: list[int]
     summed: int = -1  # hosts and single ranks in the sum (host_sums.in_turn); -1: there is none
     weight: float = 0.0
@@ -60,10 +60,10 @@ class Handed(msgspec.Struct, frozen=True):
     covered: tuple[int, ...] = ()  # ranks in the sum that came in host sums
 
 
-_HANDED = msgspec.msgpack.Decoder(Handed)
+_HANDED = msgspec.msgpack.Decoder(StagedTransfer)
 
 
-def read_handed(head: bytes, shard: int) -> Handed:
+def read_handed(head: bytes, shard: int) -> StagedTransfer:
     """Return what another server's head of a hand-over says.
 
     Raises:

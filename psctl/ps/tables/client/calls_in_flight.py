@@ -14,40 +14,43 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from psctl.ps.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
-from psctl.ps.tables.client.key_routes import Route, Routes, Stop
-from psctl.ps.tables.client.row_cache import Own, overlay
+from psctl.ps.outputs import ToServer
+from psctl.ps.table_messages import (
+    DescribeTable,
+    Fetch,
+    FinishClock,
+    MarkStep,
+    OpenStore,
+    ReadSection,
+    StoreSpec,
+    Update,
+    UpdateSection,
+)
+from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes, RouteStop
+from psctl.ps.tables.client.row_cache import OwnPush, overlay
 from psctl.ps.tables.reductions import Array, Lanes, words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
-from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_packing import LIMIT, Reader, Room, Writer, lanes_size, pack
+from psctl.ps.tables.table_kinds import TableKind
+from psctl.ps.tables.table_packing import LIMIT, PayloadReader, PayloadWriter, Room, lanes_size, pack
 
 
-class Out(msgspec.Struct, frozen=True):
-    """An instruction: send this to a server. Payloads may be longer than a part (table_packing.in_parts)."""
-
-    server: int
-    message: Any
-    payload: memoryview | None = None
-
-
-class Piece(msgspec.Struct, frozen=True, eq=False):
+class ShardChange(msgspec.Struct, frozen=True, eq=False):
     """What a change does in one shard: the section without its digest, and what its payload holds: keys, rows."""
 
-    section: Section
+    section: UpdateSection
     keys: Keys | None
     digest: bytes
     rows: Array | None = None
 
 
-class Change(msgspec.Struct, eq=False):
+class TableChange(msgspec.Struct, eq=False):
     """An update, a clock or a mark until all shards have it. `owns` are what it lays over reads."""
 
     ticket: int
     clock: int
-    shards: dict[int, list[Piece]]
+    shards: dict[int, list[ShardChange]]
     """By shard that does not have it yet, its pieces."""
-    owns: list[Own]
+    owns: list[OwnPush]
     bytes: int = 0
     sequence: int = -1
     what: Literal["update", "clock", "mark"] = "update"
@@ -55,10 +58,10 @@ class Change(msgspec.Struct, eq=False):
     """Tickets of single pushes that leave together; the newest's sequence is the change's."""
 
 
-class Want(msgspec.Struct, eq=False):
+class WantedRows(msgspec.Struct, eq=False):
     """One table's part of a read: unique keys, and what was found so far."""
 
-    kind: Kind
+    kind: TableKind
     keys: Keys
     there: Array
     lanes: Lanes
@@ -68,36 +71,36 @@ class Want(msgspec.Struct, eq=False):
     """Where each key of the call stands among the unique ones; None: as they are."""
 
 
-class Scan(msgspec.Struct, eq=False):
+class RangeScan(msgspec.Struct, eq=False):
     """A read of all rows there are of a range of keys, which ascends; `descending`: the call's own went down."""
 
-    kind: Kind
+    kind: TableKind
     window: range
     descending: bool
     found: list[tuple[Keys, Array, Lanes]] = msgspec.field(default_factory=list)
 
 
-class Place(msgspec.Struct, frozen=True, eq=False):
+class ReadPart(msgspec.Struct, frozen=True, eq=False):
     """What a read asks of one shard, and where its rows go: `at` are places in the want."""
 
-    asked: Asked
+    asked: ReadSection
     keys: Keys
     digest: bytes
-    want: Want | Scan
+    want: WantedRows | RangeScan
     at: Keys
 
 
-class Read(msgspec.Struct, eq=False):
+class TableRead(msgspec.Struct, eq=False):
     """A read until all shards are answered; by shard what is asked. `singles`: tickets of the reads that it is for."""
 
     ticket: int
     clock: int
-    wants: list[Want | Scan]
-    shards: dict[int, list[Place]]
+    wants: list[WantedRows | RangeScan]
+    shards: dict[int, list[ReadPart]]
     singles: list[int] = []
 
 
-class Voice:
+class ServerSession:
     """Speaks to one server of a store."""
 
     def __init__(self, spec: StoreSpec, server: int) -> None:
@@ -108,7 +111,7 @@ class Voice:
         self._lists: set[bytes] = set()
         self._told: set[tuple[int, str]] = set()
 
-    def anew(self, step: int, after: int) -> Out:
+    def start(self, step: int, after: int) -> ToServer:
         """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so.
 
         Args: as Open's.
@@ -118,19 +121,19 @@ class Voice:
         self._lists.clear()
         self._told.clear()
         self.shards.clear()
-        return Out(self.server, Open(self._spec, self.session, step, after))
+        return ToServer(self.server, OpenStore(self._spec, self.session, step, after))
 
-    def update(self, change: Change, kinds: dict[str, Kind], shards: set[int]) -> list[Out]:
+    def update(self, change: TableChange, kinds: dict[str, TableKind], shards: set[int]) -> list[ToServer]:
         """Return a change's message about these shards; none when it has nothing for them."""
         to = [shard for shard in change.shards if shard in shards]
         if not to:
             return []
         store, session, term = self._spec.name, self.session, self.term
         if change.what == "clock":
-            return [Out(self.server, Advance(store, session, term, to, change.sequence, change.clock))]
+            return [ToServer(self.server, FinishClock(store, session, term, to, change.sequence, change.clock))]
         if change.what == "mark":
-            return [Out(self.server, Mark(store, session, term, to, change.sequence, change.clock))]
-        sections: list[Section] = []
+            return [ToServer(self.server, MarkStep(store, session, term, to, change.sequence, change.clock))]
+        sections: list[UpdateSection] = []
         arrays: list[Array] = []
         for piece in [piece for shard in to for piece in change.shards[shard]]:
             told = (piece.section.shard, piece.section.table)
@@ -142,11 +145,11 @@ class Voice:
                 arrays.append(piece.rows)
         payload = pack(arrays)
         message = Update(store, session, term, change.sequence, change.clock, sections, len(payload))
-        return [Out(self.server, message, payload)]
+        return [ToServer(self.server, message, payload)]
 
-    def fetch(self, read: Read, shards: set[int]) -> list[Out]:
+    def fetch(self, read: TableRead, shards: set[int]) -> list[ToServer]:
         """Return a read's message about these shards."""
-        sections: list[Asked] = []
+        sections: list[ReadSection] = []
         arrays: list[Array] = []
         for place in [place for shard, each in read.shards.items() if shard in shards for place in each]:
             known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
@@ -156,15 +159,17 @@ class Voice:
         payload = pack(arrays)
         name, session = self._spec.name, self.session
         return [
-            Out(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload)
+            ToServer(
+                self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload
+            )
         ]
 
-    def describe(self, ticket: int, table: str, shards: set[int]) -> list[Out]:
+    def describe(self, ticket: int, table: str, shards: set[int]) -> list[ToServer]:
         """Return the question what a table is, by these shards."""
         if not shards:
             return []
-        message = Describe(self._spec.name, self.session, self.term, sorted(shards), ticket, table)
-        return [Out(self.server, message)]
+        message = DescribeTable(self._spec.name, self.session, self.term, sorted(shards), ticket, table)
+        return [ToServer(self.server, message)]
 
     def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
         """Return the hash under which the server knows these keys; else add them to what is sent and return none."""
@@ -179,23 +184,25 @@ class Voice:
 
 
 def pieces(
-    parts: Sequence[tuple[Kind, Route, Lanes]], what: Any, clock: int, room: Room
-) -> tuple[dict[int, list[Piece]], list[Own]]:
+    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Any, clock: int, room: Room
+) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
     """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
-    shards: dict[int, list[Piece]] = {}
-    owns: list[Own] = []
+    shards: dict[int, list[ShardChange]] = {}
+    owns: list[OwnPush] = []
     size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
-    writer = Writer(size, room)
+    writer = PayloadWriter(size, room)
     for kind, route, lanes in parts:
         name = kind.spec.name
         for stop, rows, held, first in _laid(writer, kind, route, lanes):
-            section = Section(stop.shard, name, len(stop.keys), what)
-            shards.setdefault(stop.shard, []).append(Piece(section, stop.keys, stop.digest, rows))
-            owns.append(Own(stop.shard, name, stop.keys, held, clock, None, first))
+            section = UpdateSection(stop.shard, name, len(stop.keys), what)
+            shards.setdefault(stop.shard, []).append(ShardChange(section, stop.keys, stop.digest, rows))
+            owns.append(OwnPush(stop.shard, name, stop.keys, held, clock, None, first))
     return shards, owns
 
 
-def _laid(writer: Writer, kind: Kind, route: Route, lanes: Lanes) -> Iterator[tuple[Stop, Array, Lanes, int]]:
+def _laid(
+    writer: PayloadWriter, kind: TableKind, route: KeyRoute, lanes: Lanes
+) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
     """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
     words, beside = words_of(lanes.values), lanes.beside
     width, a_row = words.shape[1], words.shape[1] * words.itemsize
@@ -203,7 +210,7 @@ def _laid(writer: Writer, kind: Kind, route: Route, lanes: Lanes) -> Iterator[tu
     if together:
         start = writer.at
         writer.rows(words, None, route.order)
-        held = Reader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
+        held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
     for stop in route.stops:
         count = len(stop.keys)
         if together:
@@ -215,25 +222,28 @@ def _laid(writer: Writer, kind: Kind, route: Route, lanes: Lanes) -> Iterator[tu
             writer.rows(words, beside, route.order[first : first + count])
             part = writer.whole[start : writer.at]
             beside_row = 0 if beside is None else beside.shape[1]
-            yield stop, part, Reader(part.data).lanes(count, width, kind.dtype, beside_row), 0
+            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, beside_row), 0
         first += count
 
 
 def called(
-    name: str, route: Route | None, function: str, arguments: dict[str, Any], count: int
-) -> dict[int, list[Piece]]:
+    name: str, route: KeyRoute | None, function: str, arguments: dict[str, Any], count: int
+) -> dict[int, list[ShardChange]]:
     """Return by shard (of how many) what a call does there; a route of None: to all rows."""
-    stops = [(shard, None, b"") for shard in range(count)] if route is None else [
-        (stop.shard, stop.keys, stop.digest) for stop in route.stops
-    ]  # fmt: skip
-    return {
-        shard: [Piece(Section(shard, name, -1 if keys is None else len(keys), "call", None, b"", function, arguments),
-                      keys, digest)]
-        for shard, keys, digest in stops
-    }  # fmt: skip
+    stops: list[tuple[int, Keys | None, bytes]] = [(shard, None, b"") for shard in range(count)]
+    if route is not None:
+        stops = [(stop.shard, stop.keys, stop.digest) for stop in route.stops]
+    found: dict[int, list[ShardChange]] = {}
+    for shard, keys, digest in stops:
+        rows = -1 if keys is None else len(keys)
+        section = UpdateSection(shard, name, rows, "call", function=function, arguments=arguments)
+        found[shard] = [ShardChange(section, keys, digest)]
+    return found
 
 
-def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:
+def chunks(
+    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], routes: KeyRoutes
+) -> list[list[tuple[TableKind, KeyRoute, Lanes]]]:
     """Cut a push that is too large for one message into several."""
     size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
     if 2 * size <= LIMIT:
@@ -243,14 +253,14 @@ def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[l
         a_row = 8 + lanes.values.nbytes // max(1, len(route.unique))
         rows = max(1, LIMIT // 2 // a_row)
         for start in range(0, len(route.unique), rows):
-            part = routes.of(kind.spec.name, route.unique[start : start + rows])
+            part = routes.route_of(kind.spec.name, route.unique[start : start + rows])
             found.append([(kind, part, lanes.at(slice(start, start + rows)))])
     return found
 
 
-def result(want: Want | Scan) -> tuple[Keys, Lanes]:
+def result(want: WantedRows | RangeScan) -> tuple[Keys, Lanes]:
     """Return what a finished read found, as a reader sees it: in the order of the call."""
-    if isinstance(want, Want):
+    if isinstance(want, WantedRows):
         lanes = want.kind.finished(want.lanes, want.there, want.keys)
         if want.inverse is None:
             return want.keys, lanes
@@ -267,7 +277,7 @@ def result(want: Want | Scan) -> tuple[Keys, Lanes]:
 
 
 def scanned(
-    scan: Scan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[Own]
+    scan: RangeScan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[OwnPush]
 ) -> tuple[Keys, Array, Lanes]:
     """Return the rows of a range in one shard (of how many), with own ones that its server does not have yet."""
     mine = [own.keys[among(own.keys, scan.window)] for own in owns]

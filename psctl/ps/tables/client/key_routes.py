@@ -17,7 +17,7 @@ ROUTES = 64
 """Key lists whose routes are remembered."""
 
 
-class Stop(msgspec.Struct, frozen=True):
+class RouteStop(msgspec.Struct, frozen=True):
     """The part of a key list that one shard holds: `at` are the places of its keys, which ascend, among the unique."""
 
     shard: int
@@ -26,7 +26,7 @@ class Stop(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class Route(msgspec.Struct, frozen=True):
+class KeyRoute(msgspec.Struct, frozen=True):
     """A key list: its keys once, and which lie where, those of one server together.
 
     `unique` is the list itself where no key stands there twice; else its keys ascending, and `inverse` says where each
@@ -35,7 +35,7 @@ class Route(msgspec.Struct, frozen=True):
 
     unique: Keys
     inverse: Keys | None
-    stops: list[Stop]
+    stops: list[RouteStop]
     order: Keys
 
     @property
@@ -44,7 +44,7 @@ class Route(msgspec.Struct, frozen=True):
         return self.inverse is None
 
 
-class Routes:
+class KeyRoutes:
     """Makes routes.
 
     Args:
@@ -53,17 +53,17 @@ class Routes:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._turns: Keys = np.arange(shards)  # by shard: its place among the stops
-        self._known: OrderedDict[tuple[str, bytes], Route] = OrderedDict()
+        self._shard_order: Keys = np.arange(shards)  # by shard: its place among the stops
+        self._known: OrderedDict[tuple[str, bytes], KeyRoute] = OrderedDict()
 
     def arrange(self, leaders: Sequence[int]) -> None:
         """Have what lies on one server stand together from now on: by shard, who leads it."""
         turns = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
-        if not np.array_equal(turns, self._turns):
-            self._turns = turns
+        if not np.array_equal(turns, self._shard_order):
+            self._shard_order = turns
             self._known.clear()
 
-    def of(self, table: str, keys: Keys) -> Route:
+    def route_of(self, table: str, keys: Keys) -> KeyRoute:
         """Return the route of a key list."""
         digest = digest_of(keys)
         found = self._known.get((table, digest)) if digest else None
@@ -75,23 +75,23 @@ class Routes:
                     self._known.popitem(last=False)
         return found
 
-    def once(self, table: str, keys: Keys) -> Route:
+    def route_once(self, table: str, keys: Keys) -> KeyRoute:
         """Return the route of a key list that will hardly come again."""
         return self._make(table, keys, lambda part: b"")
 
     @property
-    def turns(self) -> Keys:
+    def shard_order(self) -> Keys:
         """By shard: its place among the stops."""
-        return self._turns
+        return self._shard_order
 
-    def tensor(self, spec: TableSpec) -> Route:
+    def route_of_tensor(self, spec: TableSpec) -> KeyRoute:
         """Return the route of a named key: of its blocks."""
-        return self.of(spec.name, np.arange(spec.blocks))
+        return self.route_of(spec.name, np.arange(spec.blocks))
 
-    def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> Route:
+    def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> KeyRoute:
         if len(keys) == 1:  # key by key: no sorting
-            only = Stop(shard_of_one(table, int(keys[0]), self._shards), keys.copy(), ONE, named(keys))
-            return Route(only.keys, None, [only], ONE)
+            only = RouteStop(shard_of_one(table, int(keys[0]), self._shards), keys.copy(), ONE, named(keys))
+            return KeyRoute(only.keys, None, [only], ONE)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
             ascending = np.argsort(keys, kind="stable")
@@ -99,12 +99,12 @@ class Routes:
                 unique, inverse = np.unique(keys, return_inverse=True)
                 ascending, inverse = np.arange(len(unique)), inverse.reshape(-1)
         shards = shard_of(table, unique, self._shards)[ascending]
-        by_stop = np.argsort(self._turns[shards], kind="stable")
+        by_stop = np.argsort(self._shard_order[shards], kind="stable")
         order, shards = ascending[by_stop], shards[by_stop]
         starts = np.flatnonzero(np.diff(shards)) + 1
         stops = []
         for start, stop in pairwise([0, *starts.tolist(), len(order)]) if len(order) else ():
             at = order[start:stop]
             part = unique[at]
-            stops.append(Stop(int(shards[start]), part, at, named(part)))
-        return Route(unique, inverse, stops, order)
+            stops.append(RouteStop(int(shards[start]), part, at, named(part)))
+        return KeyRoute(unique, inverse, stops, order)

@@ -15,11 +15,11 @@ import torch
 
 from psctl.ps.tables.reductions import Array, Lanes
 from psctl.ps.tables.row_index import Keys
-from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_state import Table
+from psctl.ps.tables.table_kinds import TableKind
+from psctl.ps.tables.table_state import ShardTable
 
 
-class Own(msgspec.Struct, eq=False):
+class OwnPush(msgspec.Struct, eq=False):
     """A push of this worker's in one shard: keys ascending, and rows. `sequence`: None while it waits to be sent."""
 
     shard: int
@@ -37,25 +37,25 @@ class Own(msgspec.Struct, eq=False):
         return self.held.at(slice(self.first, self.first + len(self.keys)))
 
 
-class Cache:
+class RowCache:
     """Rows of one table that were read.
 
     Args:
         kind: the table's.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: TableKind) -> None:
         self.kind = kind
         self.forget()
 
     def forget(self) -> None:
         """Hold no row."""
-        self._table = Table(self.kind)
+        self._table = ShardTable(self.kind)
         self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
         self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: where it lies
         self._watched: Array = np.zeros(0, dtype=bool)  # by slot: who leads its shard sends it when it is newer
 
-    def fresh(self, keys: Keys, clock: int, floors: Array | None) -> Array:
+    def readable(self, keys: Keys, clock: int, floors: Array | None) -> Array:
         """Return which rows may be read at a clock that wants rows of `clock`.
 
         Args:
@@ -76,7 +76,7 @@ class Cache:
         """Return rows that are `fresh`."""
         return self._table.read(keys)[1]
 
-    def put(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
+    def add_rows(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
         """Take in rows of a shard, own pushes joined already; of absent ones nothing is kept.
 
         Args:
@@ -95,7 +95,7 @@ class Cache:
         rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(there)))
         self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
 
-    def push(self, own: Own) -> None:
+    def add_own(self, own: OwnPush) -> None:
         """Join an own push to those of its rows that are here."""
         there = self._table.rows.find(own.keys) >= 0
         if there.any():
@@ -106,7 +106,7 @@ class Cache:
         self._watched[self._shards == shard] = False
 
 
-def overlay(kind: Kind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[Own]) -> tuple[Array, Lanes]:
+def overlay(kind: TableKind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[OwnPush]) -> tuple[Array, Lanes]:
     """Return rows of a server with own pushes joined that it had not applied.
 
     Args:

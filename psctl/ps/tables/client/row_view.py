@@ -11,20 +11,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from psctl.ps.table_messages import Asked, Given, StoreSpec
-from psctl.ps.tables.client.calls_in_flight import Place, Read, Scan, Want, scanned
-from psctl.ps.tables.client.key_routes import Route
-from psctl.ps.tables.client.row_cache import Cache, Own, overlay
+from psctl.ps.table_messages import AnswerSection, ReadSection, StoreSpec
+from psctl.ps.tables.client.calls_in_flight import RangeScan, ReadPart, TableRead, WantedRows, scanned
+from psctl.ps.tables.client.key_routes import KeyRoute
+from psctl.ps.tables.client.row_cache import OwnPush, RowCache, overlay
 from psctl.ps.tables.reductions import words_of
 from psctl.ps.tables.row_index import NO_KEYS, ascending
-from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_packing import Reader
+from psctl.ps.tables.table_kinds import TableKind
+from psctl.ps.tables.table_packing import PayloadReader
 
 ANY = -1
 """The clock of a read that takes whatever is there."""
 
 
-class Known:
+class RowView:
     """See the module.
 
     Args:
@@ -32,21 +32,21 @@ class Known:
         kinds: its tables, as far as they are known.
     """
 
-    def __init__(self, spec: StoreSpec, kinds: dict[str, Kind]) -> None:
-        self.heard = [-1] * spec.shards
+    def __init__(self, spec: StoreSpec, kinds: dict[str, TableKind]) -> None:
+        self.clocks = [-1] * spec.shards
         """By shard: clocks of all that it has finished."""
         self._spec, self._kinds = spec, kinds
-        self._caches: dict[str, Cache] = {}
-        self._owns: dict[int, list[Own]] = {shard: [] for shard in range(spec.shards)}
+        self._caches: dict[str, RowCache] = {}
+        self._owns: dict[int, list[OwnPush]] = {shard: [] for shard in range(spec.shards)}
 
-    def pushed(self, owns: Sequence[Own]) -> None:
+    def add_own(self, owns: Sequence[OwnPush]) -> None:
         """Lay own pushes over what is read from now on."""
         for own in owns:
             if own.table in self._caches:
-                self._caches[own.table].push(own)
+                self._caches[own.table].add_own(own)
             self._owns[own.shard].append(own)
 
-    def done(self, shard: int, sequence: int) -> None:
+    def on_done(self, shard: int, sequence: int) -> None:
         """A shard has all own pushes up to this one; under bsp they are seen when their clock is over."""
         if self._spec.staleness != 0 and self._owns[shard]:
             self._owns[shard] = [own for own in self._owns[shard] if own.sequence is None or own.sequence > sequence]
@@ -61,28 +61,28 @@ class Known:
         for cache in self._caches.values():
             cache.unwatch(shard)
 
-    def hear(self, shard: int, clock: int) -> None:
+    def on_clock(self, shard: int, clock: int) -> None:
         """A shard has finished so many clocks of all."""
-        self.heard[shard] = max(self.heard[shard], clock)
+        self.clocks[shard] = max(self.clocks[shard], clock)
         if self._spec.staleness == 0:
-            self._owns[shard] = [own for own in self._owns[shard] if own.clock >= self.heard[shard]]
+            self._owns[shard] = [own for own in self._owns[shard] if own.clock >= self.clocks[shard]]
 
-    def read(self, parts: Iterable[tuple[Kind, Route | range]], ticket: int, clock: int) -> Read:
+    def start_read(self, parts: Iterable[tuple[TableKind, KeyRoute | range]], ticket: int, clock: int) -> TableRead:
         """Return a read with what is known already; what it lacks stands in its shards."""
-        read = Read(ticket, clock, [], {})
+        read = TableRead(ticket, clock, [], {})
         for kind, keys in parts:
             read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
         return read
 
-    def _want(self, read: Read, kind: Kind, route: Route) -> Want:
+    def _want(self, read: TableRead, kind: TableKind, route: KeyRoute) -> WantedRows:
         count = len(route.unique)
-        room = kind.room(count)
-        want = Want(kind, route.unique, np.zeros(count, dtype=bool), room, words_of(room.values), route.inverse)
+        room = kind.read_buffer(count)
+        want = WantedRows(kind, route.unique, np.zeros(count, dtype=bool), room, words_of(room.values), route.inverse)
         missing = None
         if read.clock != ANY:
-            cache = self._caches.setdefault(kind.spec.name, Cache(kind))
-            floors = np.array(self.heard)
-            fresh = cache.fresh(route.unique, read.clock, floors if self._spec.eager else None)
+            cache = self._caches.setdefault(kind.spec.name, RowCache(kind))
+            floors = np.array(self.clocks)
+            fresh = cache.readable(route.unique, read.clock, floors if self._spec.eager else None)
             if fresh.any():
                 want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
                 want.there |= fresh
@@ -92,19 +92,19 @@ class Known:
             if missing is not None and not (left := missing[at]).all():
                 at, keys, digest = at[left], keys[left], b""
             if len(keys):
-                asked = Asked(stop.shard, kind.spec.name, len(keys))
-                read.shards.setdefault(stop.shard, []).append(Place(asked, keys, digest, want, at))
+                asked = ReadSection(stop.shard, kind.spec.name, len(keys))
+                read.shards.setdefault(stop.shard, []).append(ReadPart(asked, keys, digest, want, at))
         return want
 
-    def _scan(self, read: Read, kind: Kind, keys: range) -> Scan:
+    def _scan(self, read: TableRead, kind: TableKind, keys: range) -> RangeScan:
         window = ascending(keys)
-        scan = Scan(kind, window, keys.step < 0)
+        scan = RangeScan(kind, window, keys.step < 0)
         for shard in range(self._spec.shards) if window else ():
-            asked = Asked(shard, kind.spec.name, -1, window.start, window.stop, window.step)
-            read.shards.setdefault(shard, []).append(Place(asked, NO_KEYS, b"", scan, NO_KEYS))
+            asked = ReadSection(shard, kind.spec.name, -1, window.start, window.stop, window.step)
+            read.shards.setdefault(shard, []).append(ReadPart(asked, NO_KEYS, b"", scan, NO_KEYS))
         return scan
 
-    def given(self, given: Given, place: Place | None, reader: Reader, *, wanted: bool) -> None:
+    def add_rows(self, given: AnswerSection, place: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
         """Take one table's rows out of an answer, lay own pushes over them, put them where they are wanted."""
         kind = self._kinds[given.table]
         keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
@@ -118,7 +118,7 @@ class Known:
         want, owns = place.want if place is not None else None, self._owns[given.shard]
         if owns:
             owns = [own for own in owns if own.table == given.table and not self._included(own, given)]
-        if isinstance(want, Scan):  # what is kept until all have answered is no longer the message's memory
+        if isinstance(want, RangeScan):  # what is kept until all have answered is no longer the message's memory
             keys, lanes = keys.copy(), lanes.at(torch.arange(len(keys)))
             want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))
             return
@@ -126,15 +126,15 @@ class Known:
         if owns:
             there, lanes = overlay(kind, keys, held, lanes, owns)
         if self._spec.staleness is not None:
-            cache = self._caches.setdefault(given.table, Cache(kind))
-            cache.put(given.shard, keys, there, lanes, given.clock, held)
+            cache = self._caches.setdefault(given.table, RowCache(kind))
+            cache.add_rows(given.shard, keys, there, lanes, given.clock, held)
         if want is not None and place is not None:
             want.words[place.at] = words_of(lanes.values)
             if want.lanes.beside is not None and lanes.beside is not None:
                 want.lanes.beside[torch.from_numpy(place.at)] = lanes.beside
             want.there[place.at] = there
 
-    def _included(self, own: Own, given: Given) -> bool:
+    def _included(self, own: OwnPush, given: AnswerSection) -> bool:
         if own.sequence is None:
             return False
         return own.clock < given.clock if self._spec.staleness == 0 else own.sequence <= given.sequence

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import torch
 
-from psctl.ps.table_messages import Section
-from psctl.ps.tables.client.calls_in_flight import Piece
-from psctl.ps.tables.client.row_cache import Own
+from psctl.ps.table_messages import UpdateSection
+from psctl.ps.tables.client.calls_in_flight import ShardChange
+from psctl.ps.tables.client.row_cache import OwnPush
 from psctl.ps.tables.reductions import Array, Lanes, words_of
 from psctl.ps.tables.row_index import ONE, Keys, rounds, shard_of, shard_of_one
-from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_packing import Reader, Room, Writer, lanes_size, padded
+from psctl.ps.tables.table_kinds import TableKind
+from psctl.ps.tables.table_packing import PayloadReader, PayloadWriter, Room, lanes_size, padded
 
 ROOM = 1 << 20
 """Bytes of rows that wait together at most."""
@@ -32,10 +32,10 @@ FIRST = 16
 """Rows for which a table has room at first."""
 
 
-class Rows(msgspec.Struct, eq=False):
+class WaitingRows(msgspec.Struct, eq=False):
     """Rows of one table that wait, in the order in which they were pushed."""
 
-    kind: Kind
+    kind: TableKind
     lanes: Lanes
     words: Array
     """The values again, as numpy writes them: a tenth of what it takes torch."""
@@ -43,12 +43,12 @@ class Rows(msgspec.Struct, eq=False):
     numbers: list[int] = msgspec.field(default_factory=list)
 
 
-def _room(kind: Kind, count: int) -> Rows:
-    lanes = kind.given(count)
-    return Rows(kind, lanes, words_of(lanes.values))
+def _room(kind: TableKind, count: int) -> WaitingRows:
+    lanes = kind.push_buffer(count)
+    return WaitingRows(kind, lanes, words_of(lanes.values))
 
 
-class Pushes:
+class PushBatch:
     """Pushes that wait.
 
     Args:
@@ -59,9 +59,9 @@ class Pushes:
         self._memory = room
         self.tickets: list[int] = []
         self.bytes = 0
-        self._tables: dict[str, Rows] = {}
+        self._tables: dict[str, WaitingRows] = {}
 
-    def add(self, kind: Kind, key: int, lanes: Lanes, number: int, ticket: int) -> None:
+    def add(self, kind: TableKind, key: int, lanes: Lanes, number: int, ticket: int) -> None:
         """Take on a row, which is copied.
 
         Args:
@@ -84,9 +84,9 @@ class Pushes:
         self.tickets.append(ticket)
         self.bytes += kind.row
 
-    def take(
+    def take_all(
         self, turns: Keys, clock: int, before: dict[int, int]
-    ) -> tuple[dict[int, list[Piece]], list[Own], list[int], int]:
+    ) -> tuple[dict[int, list[ShardChange]], list[OwnPush], list[int], int]:
         """Return what waits: by shard its pieces, what of it is laid over reads, its tickets, its bytes.
 
         Args:
@@ -94,8 +94,8 @@ class Pushes:
             clock: the worker's.
             before: by shard: the last push that an earlier incarnation of this worker had done there.
         """
-        shards: dict[int, list[Piece]] = {}
-        owns: list[Own] = []
+        shards: dict[int, list[ShardChange]] = {}
+        owns: list[OwnPush] = []
         for rows in self._tables.values():
             _laid(rows, turns, clock, before, shards, owns, self._memory)
         tickets, size = self.tickets, self.bytes
@@ -103,7 +103,7 @@ class Pushes:
         return shards, owns, tickets, size
 
 
-def _grown(rows: Rows) -> Rows:
+def _grown(rows: WaitingRows) -> WaitingRows:
     more, held = _room(rows.kind, 4 * len(rows.words)), len(rows.words)
     more.words[:held] = rows.words
     if more.lanes.beside is not None and rows.lanes.beside is not None:
@@ -113,12 +113,12 @@ def _grown(rows: Rows) -> Rows:
 
 
 def _laid(
-    rows: Rows,
+    rows: WaitingRows,
     turns: Keys,
     clock: int,
     before: dict[int, int],
-    shards: dict[int, list[Piece]],
-    owns: list[Own],
+    shards: dict[int, list[ShardChange]],
+    owns: list[OwnPush],
     room: Room,
 ) -> None:
     """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
@@ -127,7 +127,7 @@ def _laid(
     keys, numbers = keys[order], numbers[order]
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
                for start, stop in pairwise(edges))  # fmt: skip
-    writer = Writer(size, room)
+    writer = PayloadWriter(size, room)
     kind, beside = rows.kind, rows.lanes.beside
     for start, stop in pairwise(edges):
         shard, part, first = held[start], keys[start:stop], writer.at
@@ -135,15 +135,15 @@ def _laid(
         writer.array(numbers[start:stop])
         begin = writer.at
         writer.rows(rows.words, beside, order[start:stop])
-        reader = Reader(writer.whole[begin : writer.at].data)
+        reader = PayloadReader(writer.whole[begin : writer.at].data)
         lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.beside)
-        section = Section(shard, name, stop - start, numbered=True)
-        shards.setdefault(shard, []).append(Piece(section, None, b"", writer.whole[first : writer.at]))
+        section = UpdateSection(shard, name, stop - start, numbered=True)
+        shards.setdefault(shard, []).append(ShardChange(section, None, b"", writer.whole[first : writer.at]))
         if shard in before and not (new := numbers[start:stop] > before[shard]).all():
             part, lanes = part[new], lanes.at(torch.from_numpy(new))
         for each in rounds(part):
             its = lanes if len(each) == len(part) else lanes.at(torch.from_numpy(each))
-            owns.append(Own(shard, name, part[each], its, clock))
+            owns.append(OwnPush(shard, name, part[each], its, clock))
 
 
 def _in_order(table: str, keys: Keys, turns: Keys) -> tuple[Keys, Sequence[int], list[int]]:
@@ -156,9 +156,9 @@ def _in_order(table: str, keys: Keys, turns: Keys) -> tuple[Keys, Sequence[int],
     return order, held.tolist(), [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
 
 
-class Reads(msgspec.Struct, eq=False):
+class ReadBatch(msgspec.Struct, eq=False):
     """Reads of single rows of one table that wait."""
 
-    kind: Kind
+    kind: TableKind
     keys: list[int] = msgspec.field(default_factory=list)
     tickets: list[int] = msgspec.field(default_factory=list)

@@ -19,29 +19,37 @@ import numpy as np
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.ps.messages import Refused, WaitAnswer, WaitQuery
+from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import (
-    Advanced,
-    Because,
-    Described,
+    ClocksFinished,
     Done,
     Fetched,
     KeysUnknown,
-    Leads,
-    Refused,
-    ShardAt,
+    ShardProgress,
+    StoreLeads,
     StoreSpec,
+    TableDescribed,
     TableSpec,
-    Why,
 )
-from psctl.ps.tables.client.calls_in_flight import Change, Out, Place, Read, Voice, called, chunks, pieces, result
-from psctl.ps.tables.client.key_routes import Route, Routes
-from psctl.ps.tables.client.row_cache import Own
-from psctl.ps.tables.client.row_view import ANY, Known
-from psctl.ps.tables.client.single_key_batches import ROOM, Pushes, Reads
-from psctl.ps.tables.client.unacked_calls import NOBODY, Outstanding, Questions
+from psctl.ps.tables.client.calls_in_flight import (
+    ReadPart,
+    ServerSession,
+    TableChange,
+    TableRead,
+    called,
+    chunks,
+    pieces,
+    result,
+)
+from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes
+from psctl.ps.tables.client.row_cache import OwnPush
+from psctl.ps.tables.client.row_view import ANY, RowView
+from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch, ReadBatch
+from psctl.ps.tables.client.unacked_calls import NOBODY, OpenDescriptions, UnackedChanges
 from psctl.ps.tables.reductions import Lanes
-from psctl.ps.tables.table_kinds import Functions, Kind
-from psctl.ps.tables.table_packing import Reader, Room, private
+from psctl.ps.tables.table_kinds import Functions, TableKind
+from psctl.ps.tables.table_packing import PayloadReader, Room, private
 from psctl.ps.tables.table_state import FOREVER, differs, first_of
 
 
@@ -61,31 +69,34 @@ class TableClient:
         self.clock = 0
         """Clocks that this worker has finished."""
         self.refused: Refused | None = None
-        self.because: dict[int, list[int]] = {}
+        self.wait_reasons: dict[int, list[int]] = {}
         self.finished: list[int] = []
         """Tickets that are done; whoever drives the mind takes them out."""
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
-        self.kinds: dict[str, Kind] = {}
-        self.routes = Routes(spec.shards)
+        self.kinds: dict[str, TableKind] = {}
+        self.routes = KeyRoutes(spec.shards)
         self._functions = functions
-        self.outstanding = Outstanding()
-        self._reads: dict[int, Read] = {}
+        self.outstanding = UnackedChanges()
+        self._reads: dict[int, TableRead] = {}
         self._room = room
-        self._singles, self._alone = Pushes(room), dict[str, Reads]()  # pushes and reads of one row that wait
-        self._questions = Questions()
+        self._push_batch, self._read_batches = (
+            PushBatch(room),
+            dict[str, ReadBatch](),
+        )  # pushes and reads of one row that wait
+        self._descriptions = OpenDescriptions()
         self._sequence = after
-        self._voices: dict[int, Voice] = {}  # by server
-        self._leader: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
-        self._known = Known(spec, self.kinds)
-        self._own: dict[int, int] = {}  # by shard, once it was heard of
-        self._before: dict[int, int] = {}  # by shard: what an earlier incarnation of this worker had done
+        self._sessions: dict[int, ServerSession] = {}  # by server
+        self._leaders: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
+        self._view = RowView(spec, self.kinds)
+        self._own_clocks: dict[int, int] = {}  # by shard, once it was heard of
+        self._done_before: dict[int, int] = {}  # by shard: what an earlier incarnation of this worker had done
         self._unsent = self._step = 0
         self._began = False
 
     # ---- tables --------------------------------------------------------------------------------------------------
 
-    def settle(self, spec: TableSpec) -> Kind:
+    def settle_kind(self, spec: TableSpec) -> TableKind:
         """Return a table's kind, which is known from now on.
 
         Raises:
@@ -93,26 +104,26 @@ class TableClient:
         """
         kind = self.kinds.get(spec.name)
         if kind is None:
-            kind = self.kinds[spec.name] = Kind(spec, self._functions)
+            kind = self.kinds[spec.name] = TableKind(spec, self._functions)
         elif kind.spec != spec:
             raise differs(kind.spec, spec)
         return kind
 
-    def describe(self, table: str, ticket: int) -> list[Out]:
+    def request_description(self, table: str, ticket: int) -> list[ToServer]:
         """Ask who leads any shard what a table is; if it is anything, it stands in `kinds` when the ticket is done."""
-        self._questions.ask(ticket, table, set(range(self.spec.shards)))
-        return [out for voice in self._voices.values() for out in voice.describe(ticket, table, voice.shards)]
+        self._descriptions.ask(ticket, table, set(range(self.spec.shards)))
+        return [out for voice in self._sessions.values() for out in voice.describe(ticket, table, voice.shards)]
 
     @property
-    def last(self) -> int:
+    def last_sequence(self) -> int:
         """The sequence of the newest update."""
         return self._sequence
 
     # ---- updates -------------------------------------------------------------------------------------------------
 
-    def push(
-        self, parts: Sequence[tuple[Kind, Route, Lanes]], ticket: int, what: str = "push", place: int = 0
-    ) -> list[Change]:
+    def prepare_push(
+        self, parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], ticket: int, what: str = "push", place: int = 0
+    ) -> list[TableChange]:
         """Return what is to be given to `send`; the rows are visible to this worker from now on.
 
         Args:
@@ -124,30 +135,30 @@ class TableClient:
         changes = []
         for chunk in chunks(parts, self.routes):
             shards, owns = pieces(chunk, what, self.clock, self._room)
-            owns = self._new(owns, place) if what == "push" else []
-            self._known.pushed(owns)
+            owns = self._not_done_before(owns, place) if what == "push" else []
+            self._view.add_own(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
-            changes.append(Change(ticket, self.clock, shards, owns, size))
+            changes.append(TableChange(ticket, self.clock, shards, owns, size))
         self.outstanding.expect(ticket, len(changes))
         self._unsent += len(changes)
         return changes
 
-    def _new(self, owns: list[Own], place: int) -> list[Own]:
+    def _not_done_before(self, owns: list[OwnPush], place: int) -> list[OwnPush]:
         """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
         sequence = max(first_of(place), self._sequence + self._unsent + 1)
-        return [own for own in owns if sequence > self._before.get(own.shard, -1)]
+        return [own for own in owns if sequence > self._done_before.get(own.shard, -1)]
 
-    def call(
-        self, kind: Kind, route: Route | None, function: str, arguments: dict[str, Any], ticket: int
-    ) -> list[Change]:
+    def prepare_call(
+        self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, Any], ticket: int
+    ) -> list[TableChange]:
         """Return what is to be given to `send`: run a function on rows (None: on all) where they lie."""
         shards = called(kind.spec.name, route, function, arguments, self.spec.shards)
-        self._known.forget(kind.spec.name)
+        self._view.forget(kind.spec.name)
         self.outstanding.expect(ticket, 1)
         self._unsent += 1
-        return [Change(ticket, self.clock, shards, [])]
+        return [TableChange(ticket, self.clock, shards, [])]
 
-    def send(self, change: Change, place: int) -> list[Out]:
+    def send_change(self, change: TableChange, place: int) -> list[ToServer]:
         """Give a change its sequence and return its messages.
 
         Args:
@@ -157,20 +168,20 @@ class TableClient:
         self._unsent -= change.what == "update"
         change.sequence = self._sequence = max(first_of(place), self._sequence + 1)
         self.outstanding.kept += change.bytes
-        return outs + self._say(change)
+        return outs + self._send_or_keep(change)
 
-    def _say(self, change: Change) -> list[Out]:
+    def _send_or_keep(self, change: TableChange) -> list[ToServer]:
         for own in change.owns:
             own.sequence = change.sequence
         if not change.shards:  # nothing was pushed
-            self.finished += self.outstanding.done(change)
+            self.finished += self.outstanding.finished_tickets(change)
             return []
         self.outstanding.add(change)
-        return [out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)]
+        return [out for voice in self._sessions.values() for out in voice.update(change, self.kinds, voice.shards)]
 
     # ---- one by one ----------------------------------------------------------------------------------------------
 
-    def push_one(self, kind: Kind, key: int, lanes: Lanes, ticket: int, place: int) -> list[Out]:
+    def push_one(self, kind: TableKind, key: int, lanes: Lanes, ticket: int, place: int) -> list[ToServer]:
         """Push one row, which is copied; it may wait for others that leave with it (single_key_batches.py), until
         `flush`.
 
@@ -179,36 +190,40 @@ class TableClient:
             place: as `send`'s.
         """
         first = first_of(place)
-        outs = self.flush() if first > self._sequence and self._singles.tickets else []
+        outs = self.flush() if first > self._sequence and self._push_batch.tickets else []
         self._sequence = max(first, self._sequence + 1)
-        self._singles.add(kind, key, lanes, self._sequence, ticket)
+        self._push_batch.add(kind, key, lanes, self._sequence, ticket)
         self.outstanding.kept += kind.row
-        if not self.outstanding or self._singles.bytes >= ROOM:
+        if not self.outstanding or self._push_batch.bytes >= ROOM:
             outs += self.flush()
         return outs
 
-    def read_one(self, kind: Kind, key: int, ticket: int) -> list[Out]:
+    def read_one(self, kind: TableKind, key: int, ticket: int) -> list[ToServer]:
         """Begin to read one row, which stands in `rows` when its ticket is finished; it may wait for others too."""
-        alone = self._alone.setdefault(kind.spec.name, Reads(kind))
+        alone = self._read_batches.setdefault(kind.spec.name, ReadBatch(kind))
         alone.keys.append(key)
         alone.tickets.append(ticket)
         full = len(alone.keys) * kind.row >= ROOM
         return self.flush() if full or not self._reads else []
 
-    def flush(self) -> list[Out]:
+    def flush(self) -> list[ToServer]:
         """Return the messages of all single pushes and reads that wait."""
-        outs: list[Out] = []
-        if self._singles.tickets:
-            shards, owns, tickets, size = self._singles.take(self.routes.turns, self.clock, self._before)
-            self._known.pushed(owns)
-            outs = self._say(Change(NOBODY, self.clock, shards, owns, size, self._sequence, singles=tickets))
-        alone, self._alone = self._alone, {}
+        outs: list[ToServer] = []
+        if self._push_batch.tickets:
+            shards, owns, tickets, size = self._push_batch.take_all(
+                self.routes.shard_order, self.clock, self._done_before
+            )
+            self._view.add_own(owns)
+            outs = self._send_or_keep(
+                TableChange(NOBODY, self.clock, shards, owns, size, self._sequence, singles=tickets)
+            )
+        alone, self._read_batches = self._read_batches, {}
         for each in alone.values():
-            route = self.routes.once(each.kind.spec.name, np.array(each.keys, dtype=np.int64))
-            outs += self.read([(each.kind, route)], each.tickets[0], each.tickets)[1]
+            route = self.routes.route_once(each.kind.spec.name, np.array(each.keys, dtype=np.int64))
+            outs += self.start_read([(each.kind, route)], each.tickets[0], each.tickets)[1]
         return outs
 
-    def advance(self, place: int, ticket: int) -> list[Out]:
+    def finish_clock(self, place: int, ticket: int) -> list[ToServer]:
         """End this worker's clock; everything that was pushed in it was given to `send`.
 
         Args:
@@ -218,168 +233,168 @@ class TableClient:
         outs = self.flush()  # of the clock that ends
         self.clock += 1
         self.outstanding.expect(ticket, 1)
-        return outs + self.send(self._everywhere(ticket, self.clock, "clock"), place)
+        return outs + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), place)
 
-    def mark(self, place: int, step: int) -> list[Out]:
+    def mark_step(self, place: int, step: int) -> list[ToServer]:
         """Say that what was given to `send` belongs into the checkpoint of `step`, and what comes now does not."""
         self._step = step
-        return self.send(self._everywhere(NOBODY, step, "mark"), place)
+        return self.send_change(self._change_everywhere(NOBODY, step, "mark"), place)
 
-    def leave(self, place: int, ticket: int) -> list[Out]:
+    def leave(self, place: int, ticket: int) -> list[ToServer]:
         """Take leave: nobody waits for this worker's clocks and marks any more. Arguments as `advance`."""
         outs = self.flush()
         self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
         self.clock, self._step = FOREVER if clocks else self.clock, FOREVER
-        return outs + self.send(self._everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
+        return outs + self.send_change(self._change_everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
 
-    def _everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> Change:
-        return Change(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
+    def _change_everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> TableChange:
+        return TableChange(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
 
     @property
-    def updates(self) -> set[int]:
+    def shards_without_updates(self) -> set[int]:
         """Shards that do not have all updates yet."""
         return {shard for change in self.outstanding if change.what == "update" for shard in change.shards}
 
-    def behind(self, clock: int | None = None) -> set[int]:
+    def lagging_shards(self, clock: int | None = None) -> set[int]:
         """Return the shards that have not heard of enough clocks of all for this worker to go on."""
         if self.spec.staleness is None or self.clock == FOREVER:
             return set()
         least = (self.clock if clock is None else clock) - self.spec.staleness
-        return {shard for shard, heard in enumerate(self._known.heard) if heard < least}
+        return {shard for shard, heard in enumerate(self._view.clocks) if heard < least}
 
-    def leaders(self, shards: Iterable[int]) -> set[int]:
+    def leaders_of(self, shards: Iterable[int]) -> set[int]:
         """Return the servers that lead these shards; NOBODY for shards without a leader."""
         return {self._leader_of(shard) for shard in shards}
 
     def _leader_of(self, shard: int) -> int:
-        server = self._leader.get(shard, (-1, NOBODY))[1]
-        return server if server in self._voices and shard in self._voices[server].shards else NOBODY
+        server = self._leaders.get(shard, (-1, NOBODY))[1]
+        return server if server in self._sessions and shard in self._sessions[server].shards else NOBODY
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 
     @property
-    def reading(self) -> int:
+    def read_clock(self) -> int:
         """How many clocks of all a read wants now."""
         return ANY if self.spec.staleness is None else self.clock - self.spec.staleness
 
-    def read(
-        self, parts: Sequence[tuple[Kind, Route | range]], ticket: int, singles: Sequence[int] = ()
-    ) -> tuple[Read, list[Out]]:
+    def start_read(
+        self, parts: Sequence[tuple[TableKind, KeyRoute | range]], ticket: int, singles: Sequence[int] = ()
+    ) -> tuple[TableRead, list[ToServer]]:
         """Begin a read; return it, and what is to be sent. It is finished when its ticket is, or all of its singles."""
         outs = self.flush()
-        read = self._known.read(parts, ticket, self.reading)
+        read = self._view.start_read(parts, ticket, self.read_clock)
         read.singles = list(singles)
         if not read.shards:
-            self._found(read)
+            self._finish_read(read)
             return read, outs
         self._reads[ticket] = read
-        return read, outs + [out for voice in self._voices.values() for out in voice.fetch(read, voice.shards)]
+        return read, outs + [out for voice in self._sessions.values() for out in voice.fetch(read, voice.shards)]
 
     # ---- what servers say ----------------------------------------------------------------------------------------
 
-    def received(self, server: int, message: Any, payload: memoryview) -> list[Out]:
+    def on_server_message(self, server: int, message: Any, payload: memoryview) -> list[ToServer]:
         """Take in a whole message of a server; return what is to be sent.
 
         Raises:
             ProtocolError: the server does not keep to the protocol.
         """
         match message:
-            case Leads():
-                return self._leads(server, message)
+            case StoreLeads():
+                return self._on_leads(server, message)
             case Done():
-                self._taken(message)
+                self._on_done(message)
                 return [] if self.outstanding else self.flush()
             case Fetched():
-                self._fetched(server, message, Reader(payload))
+                self._on_fetched(server, message, PayloadReader(payload))
                 return [] if self._reads else self.flush()
-            case Advanced():
+            case ClocksFinished():
                 for shard in message.shards:
-                    self._known.hear(shard, message.clock)
-            case Described():
-                self._is(message)
-            case KeysUnknown() if message.session == self._voices[server].session:
-                return self.anew(server, self._step)
-            case Because():
-                self.because[server] = message.workers
+                    self._view.on_clock(shard, message.clock)
+            case TableDescribed():
+                self._on_described(message)
+            case KeysUnknown() if message.session == self._sessions[server].session:
+                return self.start_session(server, self._step)
+            case WaitAnswer():
+                self.wait_reasons[server] = message.workers
             case Refused():
                 self.refused = message
         return []
 
-    def anew(self, server: int, step: int) -> list[Out]:
+    def start_session(self, server: int, step: int) -> list[ToServer]:
         """Begin a new session with a server (the first one too); what it leads it says, and is told again then.
 
         Args:
             step: the newest that this worker has marked.
         """
         self._step = max(step, self._step)  # who has left does not come back by beginning anew
-        return [self._voices.setdefault(server, Voice(self.spec, server)).anew(self._step, self._sequence)]
+        return [self._sessions.setdefault(server, ServerSession(self.spec, server)).start(self._step, self._sequence)]
 
-    def _leads(self, server: int, message: Leads) -> list[Out]:
+    def _on_leads(self, server: int, message: StoreLeads) -> list[ToServer]:
         """Say all that is outstanding for the shards that a server leads, in order."""
-        voice = self._voices[server]
+        voice = self._sessions[server]
         if message.session != voice.session:
             return []
         voice.term = max(voice.term, message.term)
         new: set[int] = set()
         for at in message.shards:
-            if message.epoch < self._leader.get(at.shard, (-1, NOBODY))[0]:
+            if message.epoch < self._leaders.get(at.shard, (-1, NOBODY))[0]:
                 continue  # it does not know yet that it leads no more
-            for other in self._voices.values():
+            for other in self._sessions.values():
                 other.shards.discard(at.shard)
-            self._leader[at.shard] = (message.epoch, server)
+            self._leaders[at.shard] = (message.epoch, server)
             voice.shards.add(at.shard)
             new.add(at.shard)
-            self._know(at)
-            self._known.unwatch(at.shard)
-        self.routes.arrange([self._leader.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
+            self._on_progress(at)
+            self._view.unwatch(at.shard)
+        self.routes.arrange([self._leaders.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
         outs = [out for change in self.outstanding for out in voice.update(change, self.kinds, new)]
         outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
-        return outs + self._questions.again(voice, new)
+        return outs + self._descriptions.resend(voice, new)
 
-    def ask(self, server: int) -> Out:
+    def wait_query(self, server: int) -> ToServer:
         """Return the question who keeps this worker waiting."""
-        return Out(server, Why(self.spec.name, max(0, self.reading)))
+        return ToServer(server, WaitQuery(max(0, self.read_clock), self.spec.name))
 
-    def waiting_for(self, ticket: int) -> set[int]:
+    def shards_waited_for(self, ticket: int) -> set[int]:
         """Return the shards that have not finished a ticket."""
-        found = self.outstanding.waiting_for(ticket)
+        found = self.outstanding.shards_waited_for(ticket)
         for read in self._reads.values():
             found |= set(read.shards) if ticket == read.ticket or ticket in read.singles else set()
-        return found | self._questions.waiting_for(ticket)
+        return found | self._descriptions.shards_waited_for(ticket)
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         """Were all shards heard of?"""
         return self._began
 
-    def _know(self, at: ShardAt) -> None:
+    def _on_progress(self, at: ShardProgress) -> None:
         """Begin where an earlier incarnation was; what it said of its clocks and is said again moves nothing."""
-        if at.shard not in self._own:
-            self._before[at.shard] = at.sequence
-        self._own[at.shard] = max(self._own.get(at.shard, -1), at.own)
-        self._known.hear(at.shard, at.clock)
-        if not self._began and len(self._own) == self.spec.shards:
-            self.clock, self._began = max(self.clock, min(self._own.values())), True
+        if at.shard not in self._own_clocks:
+            self._done_before[at.shard] = at.sequence
+        self._own_clocks[at.shard] = max(self._own_clocks.get(at.shard, -1), at.own)
+        self._view.on_clock(at.shard, at.clock)
+        if not self._began and len(self._own_clocks) == self.spec.shards:
+            self.clock, self._began = max(self.clock, min(self._own_clocks.values())), True
 
-    def _taken(self, message: Done) -> None:
+    def _on_done(self, message: Done) -> None:
         for shard in message.shards:
-            self._own[shard] = max(self._own.get(shard, -1), message.own)
-            self._known.done(shard, message.sequence)
-        for change in self.outstanding.taken(message.sequence, message.shards):
+            self._own_clocks[shard] = max(self._own_clocks.get(shard, -1), message.own)
+            self._view.on_done(shard, message.sequence)
+        for change in self.outstanding.on_done(message.sequence, message.shards):
             if change.what == "clock" and not any(each.what == "clock" for each in self.outstanding):
-                self.clock = min(self.clock, max(self._own.values()))
-            self.finished += self.outstanding.done(change)
+                self.clock = min(self.clock, max(self._own_clocks.values()))
+            self.finished += self.outstanding.finished_tickets(change)
 
-    def _is(self, message: Described) -> None:
+    def _on_described(self, message: TableDescribed) -> None:
         if message.spec is not None:
-            self.settle(message.spec)
-        if self._questions.answered(message):
+            self.settle_kind(message.spec)
+        if self._descriptions.on_answer(message):
             self.finished.append(message.ticket)
 
-    def _fetched(self, server: int, message: Fetched, reader: Reader) -> None:
-        read, led = self._reads.get(message.ticket), self._voices[server].shards
-        answered: dict[int, list[Place]] = {}
+    def _on_fetched(self, server: int, message: Fetched, reader: PayloadReader) -> None:
+        read, led = self._reads.get(message.ticket), self._sessions[server].shards
+        answered: dict[int, list[ReadPart]] = {}
         for given in message.sections:
             if read is not None and given.shard in led and given.shard in read.shards:
                 answered[given.shard] = read.shards.pop(given.shard)
@@ -389,12 +404,12 @@ class TableClient:
                 raise ProtocolError(f"server/{server} answered what was not asked")
             # What was asked twice and answered before is left out, and what comes of who leads the shard no more.
             news = message.ticket < 0 and given.shard in led
-            self._known.given(given, place, reader, wanted=place is not None or news)
+            self._view.add_rows(given, place, reader, wanted=place is not None or news)
         if read is not None and not read.shards:
             del self._reads[read.ticket]
-            self._found(read)
+            self._finish_read(read)
 
-    def _found(self, read: Read) -> None:
+    def _finish_read(self, read: TableRead) -> None:
         if not read.singles:
             self.finished.append(read.ticket)
             return

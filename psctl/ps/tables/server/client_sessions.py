@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from psctl.errors import MessageRefused
-from psctl.ps.table_messages import Asked, Fetch, Refused, Section, StoreSpec, Update
+from psctl.ps.messages import Refused
+from psctl.ps.table_messages import Fetch, ReadSection, StoreSpec, Update, UpdateSection
 from psctl.ps.tables.reductions import Array
 from psctl.ps.tables.row_index import Keys
-from psctl.ps.tables.table_kinds import Functions, Kind
-from psctl.ps.tables.table_packing import Reader, digest_of
-from psctl.ps.tables.table_state import Part
+from psctl.ps.tables.table_kinds import Functions, TableKind
+from psctl.ps.tables.table_packing import PayloadReader, digest_of
+from psctl.ps.tables.table_state import EntryPart
 
 REMEMBERED = 32 << 20
 """Bytes of key lists that are remembered for each worker."""
@@ -26,18 +27,18 @@ STORES = 1000
 """Stores that a job may have."""
 
 
-class Unknown(Exception):
+class UnknownToSession(Exception):
     """A key list or a table was named that this server does not know."""
 
 
-class Lists:
+class KeyLists:
     """Key lists of one worker by their hash; the longest unused are forgotten first."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[bytes, Keys] = OrderedDict()
         self._bytes = 0
 
-    def keys(self, reader: Reader, count: int, digest: bytes) -> Keys:
+    def keys(self, reader: PayloadReader, count: int, digest: bytes) -> Keys:
         """Return the keys of a section: from the payload, or those of this hash.
 
         Raises:
@@ -49,7 +50,7 @@ class Lists:
                 keys = self._remember(known, keys)
             return keys
         if digest not in self._lists:
-            raise Unknown
+            raise UnknownToSession
         self._lists.move_to_end(digest)
         return self._lists[digest]
 
@@ -64,7 +65,7 @@ class Lists:
         return held
 
 
-class Session:
+class ClientSession:
     """What a store knows of one worker's connection.
 
     Args:
@@ -75,17 +76,17 @@ class Session:
 
     def __init__(self, number: int, step: int, after: int) -> None:
         self.number, self.step, self.after = number, step, after
-        self.broken = -1
+        self.ignored_until = -1
         """The newest session that is not listened to any more."""
-        self.lists = Lists()
-        self.kinds: dict[str, Kind] = {}
+        self.lists = KeyLists()
+        self.kinds: dict[str, TableKind] = {}
         """Tables, as this worker says that they are."""
-        self.read: dict[tuple[int, str], Array] = {}
+        self.rows_read: dict[tuple[int, str], Array] = {}
         """By (shard, table): which slots it has read (eager)."""
-        self.seen: dict[tuple[int, str], int] = {}
+        self.changes_sent: dict[tuple[int, str], int] = {}
         """By (shard, table): the number of the last change that it was told (eager)."""
 
-    def part(self, section: Section, reader: Reader, functions: Functions) -> Part:
+    def read_part(self, section: UpdateSection, reader: PayloadReader, functions: Functions) -> EntryPart:
         """Read what an update does in one shard to one table.
 
         Raises:
@@ -100,10 +101,10 @@ class Session:
                 raise MessageRefused(f"the spec of {section.spec.name!r} for table {section.table!r}")
             if len(self.kinds) >= TABLES:
                 raise MessageRefused(f"more than {TABLES} tables in one store")
-            self.kinds[section.table] = Kind(section.spec, functions)
+            self.kinds[section.table] = TableKind(section.spec, functions)
         kind = self.kinds.get(section.table)
         if kind is None:
-            raise Unknown
+            raise UnknownToSession
         keys = lanes = numbers = None
         if section.count >= 0:
             keys = self.lists.keys(reader, section.count, section.digest)
@@ -115,32 +116,32 @@ class Session:
                 beside = kind.held_beside if section.what == "start" else kind.beside
                 lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, beside)
         what, spec, arguments = section.what, kind.spec, section.arguments
-        return Part(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
+        return EntryPart(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
 
     def forget(self, shard: int) -> None:
         """The shard is led by another server: what was read of it is watched there."""
-        for each in [each for each in self.read if each[0] == shard]:
-            del self.read[each], self.seen[each]
+        for each in [each for each in self.rows_read if each[0] == shard]:
+            del self.rows_read[each], self.changes_sent[each]
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingRead(msgspec.Struct, frozen=True):
     """A read that waits for a clock."""
 
     worker: int
     message: Fetch
-    wanted: list[tuple[Asked, Keys]]
+    wanted: list[tuple[ReadSection, Keys]]
 
 
-class Opened:
+class OpenedStore:
     """One store on this server."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
-        self.sessions: dict[int, Session] = {}
-        self.waiting: list[Waiting] = []
+        self.sessions: dict[int, ClientSession] = {}
+        self.waiting_reads: list[WaitingRead] = []
         self.refused: Refused | None = None
 
-    def lasting(self, message: Any, payload: memoryview) -> memoryview:
+    def lasting_payload(self, message: Any, payload: memoryview) -> memoryview:
         """Return a payload that stays as it is for as long as this store may keep it.
 
         What was lent stands until Done; under bsp that is said before the clock's end, when it is joined.
@@ -150,7 +151,7 @@ class Opened:
         return payload
 
 
-def open_store(spec: StoreSpec, stores: dict[str, Opened], shards: int) -> Opened:
+def open_store(spec: StoreSpec, stores: dict[str, OpenedStore], shards: int) -> OpenedStore:
     """Return the store of this name, which is made when it is not there.
 
     Raises:
@@ -160,4 +161,4 @@ def open_store(spec: StoreSpec, stores: dict[str, Opened], shards: int) -> Opene
         raise MessageRefused(f"store {spec.name!r} of {spec.shards} shards, where all have {shards}")
     if spec.name not in stores and len(stores) >= STORES:
         raise MessageRefused(f"more than {STORES} stores")
-    return stores.setdefault(spec.name, Opened(spec))
+    return stores.setdefault(spec.name, OpenedStore(spec))

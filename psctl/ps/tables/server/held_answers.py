@@ -15,29 +15,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from psctl.ps.table_messages import Advanced, Described, Done, Fetched, Leads
+from psctl.ps.outputs import ToWorker
+from psctl.ps.table_messages import ClocksFinished, Done, Fetched, StoreLeads, TableDescribed
 
 READERS = -1
 """In the place of a worker: who looks from outside the job (snapshot_reads.py)."""
 
 
-class Send(msgspec.Struct, frozen=True):
-    """An instruction: send this to a worker. Payloads may be longer than a part (table_packing.in_parts)."""
-
-    worker: int
-    message: Any
-    payload: memoryview | None = None
-
-
-class Said(msgspec.Struct):
+class HeldAnswer(msgspec.Struct):
     """One message that waits. `again`: how to answer anew, of these shards, what was asked."""
 
-    send: Send
+    send: ToWorker
     rests_on: dict[int, int]  # shard -> version
     again: Callable[[set[int]], Any] | None = None
 
 
-class Outbox:
+class HeldAnswers:
     """Messages by worker.
 
     Args:
@@ -46,17 +39,17 @@ class Outbox:
 
     def __init__(self, acknowledged: Callable[[int], int]) -> None:
         self._acknowledged = acknowledged
-        self._queues: dict[int, deque[Said]] = {}
+        self._queues: dict[int, deque[HeldAnswer]] = {}
 
-    def put(self, send: Send, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
+    def add(self, send: ToWorker, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
         """Say something as soon as it is sure."""
-        self._queues.setdefault(send.worker, deque()).append(Said(send, dict(rests_on), again))
+        self._queues.setdefault(send.rank, deque()).append(HeldAnswer(send, dict(rests_on), again))
 
-    def waiting(self, worker: int) -> int:
+    def count_waiting(self, worker: int) -> int:
         """Return how much was said to a worker that may not be sent yet."""
         return len(self._queues.get(worker, ()))
 
-    def released(self) -> list[Send]:
+    def release(self) -> list[ToWorker]:
         """Return what may be sent now."""
         found = []
         for worker, queue in list(self._queues.items()):
@@ -68,7 +61,11 @@ class Outbox:
 
     def forget(self, worker: int, store: str | None = None) -> None:
         """A worker's connection, or its session with a store, is over."""
-        kept = [said for said in self._queues.pop(worker, ()) if store not in (None, said.send.message.store)]
+        kept = [
+            said
+            for said in self._queues.pop(worker, ())
+            if store not in (None, getattr(said.send.message, "store", None))
+        ]
         if kept:
             self._queues[worker] = deque(kept)
 
@@ -76,7 +73,7 @@ class Outbox:
         """A shard is led by another: take back what was said of it, and answer anew what was asked of others too."""
         anew = []
         for worker, queue in list(self._queues.items()):
-            kept: deque[Said] = deque()
+            kept: deque[HeldAnswer] = deque()
             for said in queue:
                 left = said.rests_on.pop(shard, None) is None
                 if not left and said.again is not None:
@@ -88,15 +85,15 @@ class Outbox:
             again(shards)
 
 
-def _without(said: Said, shard: int) -> bool:
+def _without(said: HeldAnswer, shard: int) -> bool:
     """Take a shard out of a message; False when nothing is left of it."""
     message = said.send.message
     if isinstance(message, Fetched):
         return False  # rows that nobody asked for
-    if isinstance(message, Leads):
+    if isinstance(message, StoreLeads):
         left: list[Any] = [each for each in message.shards if each.shard != shard]
     else:
-        assert isinstance(message, Done | Described | Advanced), "these are about shards"
+        assert isinstance(message, Done | TableDescribed | ClocksFinished), "these are about shards"
         left = [each for each in message.shards if each != shard]
-    said.send = Send(said.send.worker, replace(message, shards=left), said.send.payload)
+    said.send = ToWorker(said.send.rank, replace(message, shards=left), said.send.payload)
     return bool(left)

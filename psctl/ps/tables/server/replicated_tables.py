@@ -11,13 +11,13 @@ import msgspec
 from psctl.ps.table_messages import StoreSpec
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
 from psctl.ps.tables.table_kinds import Functions
-from psctl.ps.tables.table_state import Entry, TableShard
+from psctl.ps.tables.table_state import TableEntry, TableShard
 
 LARGEST = 1 << 36
 """Bytes of one shard of all stores that are copied at most."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class EntryHead(msgspec.Struct, frozen=True):
     """Which store an entry is about; `spec`: what it is, of an entry that opens it."""
 
     store: str
@@ -25,17 +25,17 @@ class Head(msgspec.Struct, frozen=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_HEAD = msgspec.msgpack.Decoder(Head)
+_HEAD = msgspec.msgpack.Decoder(EntryHead)
 
 
-class TablesMachine:
+class ReplicatedTables:
     """One shard of all stores.
 
     Args:
         functions: reductions and users' functions.
     """
 
-    limit = LARGEST
+    copy_limit = LARGEST
 
     def __init__(self, functions: Functions) -> None:
         self.version: int | None = None
@@ -50,7 +50,7 @@ class TablesMachine:
         """Have the first version: empty, or what a checkpoint had."""
         self.version, self.stores = 0, {shard.spec.name: shard for shard in shards}
 
-    def do(self, head: Head, entry: Entry) -> bool:
+    def apply_new(self, head: EntryHead, entry: TableEntry) -> bool:
         """Apply an entry; False, and no version more, when it was taken in before.
 
         Raises:
@@ -64,19 +64,19 @@ class TablesMachine:
         return True
 
     @staticmethod
-    def encoded(head: Head, entry: Entry) -> tuple[bytes, memoryview]:
+    def encode(head: EntryHead, entry: TableEntry) -> tuple[bytes, memoryview]:
         """Return what goes down the chain."""
         return _ENCODER.encode(head), memoryview(encode_entry(entry))
 
-    def made(self, spec: StoreSpec) -> TableShard:
+    def make_shard(self, spec: StoreSpec) -> TableShard:
         """Return an empty shard of a store."""
         return TableShard(spec, self._functions)
 
-    def _store(self, head: Head) -> TableShard:
+    def _store(self, head: EntryHead) -> TableShard:
         found = self.stores.get(head.store)
         if head.spec is not None:
             if found is None:
-                found = self.stores[head.store] = self.made(head.spec)
+                found = self.stores[head.store] = self.make_shard(head.spec)
             elif found.restored:
                 found.reopen(head.spec)
         assert found is not None, "a store is opened before it is spoken of"
@@ -84,7 +84,7 @@ class TablesMachine:
 
     # ---- what a chain wants ----------------------------------------------------------------------------------------
 
-    def room(self, head: bytes, size: int) -> memoryview:
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return where an entry's payload goes."""
         return memoryview(bytearray(size))
 
@@ -109,16 +109,16 @@ class TablesMachine:
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Become what another's `snapshot` was."""
-        self.begin(decode_shards(data, self.made))
+        self.begin(decode_shards(data, self.make_shard))
         self.version, self.failed = version, {}
 
     def forget(self) -> None:
         """Have no state any more."""
         self.version, self.stores, self.failed = None, {}, {}
 
-    def staged(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
         """Return nothing: see the module."""
         return b"", []
 
-    def restage(self, head: bytes, data: memoryview) -> None:
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Nothing was handed over beside the state."""

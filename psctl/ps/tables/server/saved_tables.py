@@ -20,20 +20,20 @@ import torch
 
 from psctl.errors import CheckpointCorrupt
 from psctl.ps.pieces import bytes_view, torch_dtype
-from psctl.ps.snapshot import Copied, dtype_name
+from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
-from psctl.ps.tables.server.replicated_tables import TablesMachine
+from psctl.ps.tables.server.replicated_tables import ReplicatedTables
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
-from psctl.ps.tables.table_state import Entry, Part, TableShard
+from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
 from psctl.types import Range, TensorSlice
 
 ROOT = "store/"
 """What the names of all tensors of tables begin with."""
 
 
-class About(msgspec.Struct, frozen=True):
+class SavedStore(msgspec.Struct, frozen=True):
     """What is no tensor of one shard of a store."""
 
     store: StoreSpec
@@ -43,7 +43,7 @@ class About(msgspec.Struct, frozen=True):
 
 
 _ENCODER = msgspec.json.Encoder()
-_ABOUT = msgspec.json.Decoder(About)
+_ABOUT = msgspec.json.Decoder(SavedStore)
 
 
 def hashes(shard: int, shards: int) -> Range:
@@ -51,11 +51,13 @@ def hashes(shard: int, shards: int) -> Range:
     return Range(-(-(shard << SHARD_BITS) // shards), -(-((shard + 1) << SHARD_BITS) // shards))
 
 
-def copy_shard(held: TableShard, shard: int, shards: int) -> list[Copied]:
+def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
     """Copy a shard of a store as it is now."""
     where = hashes(shard, shards)
     place = f"{ROOT}{quote(held.spec.name, safe='')}/{where.start:08x}-{where.stop:08x}"
-    about = About(held.spec, [table.kind.spec for table in held.tables.values()], held.clocks, staged_entries(held))
+    about = SavedStore(
+        held.spec, [table.kind.spec for table in held.tables.values()], held.clocks, staged_entries(held)
+    )
     found = [_copied(f"{place}/about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
     for name, table in held.tables.items():
         within = f"{place}/named/{quote(name, safe='')}" if name else f"{place}/integers"
@@ -67,9 +69,9 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[Copied]:
     return found
 
 
-def _copied(name: str, tensor: torch.Tensor) -> Copied:
+def _copied(name: str, tensor: torch.Tensor) -> CopiedSlice:
     where = TensorSlice(name, dtype_name(tensor), tuple(tensor.shape), 0, tensor.numel())
-    return Copied(where, bytes_view(tensor.reshape(-1)) if tensor.numel() else memoryview(b""))
+    return CopiedSlice(where, bytes_view(tensor.reshape(-1)) if tensor.numel() else memoryview(b""))
 
 
 def wanted(saved: Iterable[TensorSlice], shard: int, shards: int) -> list[TensorSlice]:
@@ -86,7 +88,7 @@ def _range(name: str) -> Range:
         raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
 
 
-def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: TablesMachine) -> list[TableShard]:
+def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: ReplicatedTables) -> list[TableShard]:
     """Return a shard of all stores, made of what `wanted` named.
 
     Args:
@@ -104,14 +106,14 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
         except msgspec.DecodeError as error:
             raise CheckpointCorrupt(f"{name}: {error}") from error
         first = about.store.name not in found
-        held = found.setdefault(about.store.name, machine.made(about.store))
+        held = found.setdefault(about.store.name, machine.make_shard(about.store))
         held.restored = True
         _join(held, about, tensors, name.removesuffix("about"), (shard, shards), first=first)
     return list(found.values())
 
 
 def _join(
-    held: TableShard, about: About, tensors: Mapping[str, torch.Tensor], place: str, own: tuple[int, int],
+    held: TableShard, about: SavedStore, tensors: Mapping[str, torch.Tensor], place: str, own: tuple[int, int],
     *, first: bool,
 ) -> None:  # fmt: skip
     """Add to a shard what is its own of one saved range."""
@@ -129,7 +131,7 @@ def _join(
         entry = decode_entry(data, held.kind)
         parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
         if parts:
-            held.stage(Entry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
+            held.stage(TableEntry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
 
 
 def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -137,7 +139,7 @@ def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int]
     return found
 
 
-def _part(part: Part, own: tuple[int, int], *, first: bool) -> Part | None:
+def _part(part: EntryPart, own: tuple[int, int], *, first: bool) -> EntryPart | None:
     """Return what of a part that waits for its clock is a shard's own; of a call of all rows one is enough."""
     if part.keys is None:
         return part if first else None

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from psctl.ps.messages import PART
+from psctl.ps.outputs import ToWorker
 from psctl.ps.table_messages import TableSpec
 from psctl.ps.tables.reductions import Array
 from psctl.ps.tables.row_index import Keys, shard_of
-from psctl.ps.tables.server.held_answers import READERS, Outbox, Send
-from psctl.ps.tables.server.table_shard import Slot
-from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.server.held_answers import READERS, HeldAnswers
+from psctl.ps.tables.server.table_shard import HostedShard
+from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import bytes_of
 
 AT_ONCE = 8
@@ -33,7 +34,7 @@ _PLAIN = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.f
 """Types that travel as they are to a reader, who has no torch."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class SnapshotRead(msgspec.Struct, frozen=True):
     """What a reader wants: named keys and integer keys of a store; neither: which tables there are.
 
     `who` comes back with the answer.
@@ -45,7 +46,7 @@ class Look(msgspec.Struct, frozen=True):
     keys: Sequence[int]
 
 
-class Row(msgspec.Struct, frozen=True):
+class SnapshotRows(msgspec.Struct, frozen=True):
     """Rows of one table that are there: of integer keys, or (named) blocks of the tensor. Their bytes stand in the
     answer's payload, one table after another."""
 
@@ -55,23 +56,23 @@ class Row(msgspec.Struct, frozen=True):
     sent: str  # the type in which the values travel
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SnapshotAnswer(msgspec.Struct, frozen=True):
     """The answer, of the shards `led` out of `shards`, as assignment `epoch` has them.
 
     `problem`: busy; large: more than one answer holds.
     """
 
-    look: Look
+    look: SnapshotRead
     epoch: int
     shards: int
     led: list[int]
     stores: list[str]
     tables: list[TableSpec]
-    rows: list[Row]
+    rows: list[SnapshotRows]
     problem: str = ""
 
 
-class Readers:
+class SnapshotReads:
     """Answers readers.
 
     Args:
@@ -80,16 +81,16 @@ class Readers:
         shards: how many each store has.
     """
 
-    def __init__(self, outbox: Outbox, slots: Mapping[int, Slot], shards: int) -> None:
+    def __init__(self, outbox: HeldAnswers, slots: Mapping[int, HostedShard], shards: int) -> None:
         self._outbox, self._slots, self._shards = outbox, slots, shards
 
-    def look(self, look: Look, epoch: int) -> None:
+    def on_read(self, look: SnapshotRead, epoch: int) -> None:
         """Answer as soon as all that the answer rests on is on all of the chains."""
         led = [slot for _, slot in sorted(self._slots.items()) if slot.leads]
-        stores = sorted({name for slot in led for name in slot.machine.stores})
-        seen = Seen(look, epoch, self._shards, [slot.shard for slot in led], stores, [], [])
+        stores = sorted({name for slot in led for name in slot.state.stores})
+        seen = SnapshotAnswer(look, epoch, self._shards, [slot.shard for slot in led], stores, [], [])
         arrays: list[Array] = []
-        if self._outbox.waiting(READERS) >= AT_ONCE:
+        if self._outbox.count_waiting(READERS) >= AT_ONCE:
             seen = msgspec.structs.replace(seen, problem="busy")
             led = []
         elif look.store in stores:
@@ -97,18 +98,20 @@ class Readers:
             seen, arrays = self._rows(seen, kinds, led)
         payload = np.concatenate(arrays).data if arrays else None
         versions = {slot.shard: slot.version for slot in led}
-        self._outbox.put(Send(READERS, seen, payload), versions, lambda shards: self._moved(seen))
+        self._outbox.add(ToWorker(READERS, seen, payload), versions, lambda shards: self._on_lead_lost(seen))
 
-    def _moved(self, seen: Seen) -> None:
+    def _on_lead_lost(self, seen: SnapshotAnswer) -> None:
         """A shard that an answer is about is led by another now: who asked asks again."""
         again = msgspec.structs.replace(seen, problem="busy", led=[], tables=[], rows=[])
-        self._outbox.put(Send(READERS, again), {})
+        self._outbox.add(ToWorker(READERS, again), {})
 
-    def _rows(self, seen: Seen, kinds: Mapping[str, Kind], led: Sequence[Slot]) -> tuple[Seen, list[Array]]:
+    def _rows(
+        self, seen: SnapshotAnswer, kinds: Mapping[str, TableKind], led: Sequence[HostedShard]
+    ) -> tuple[SnapshotAnswer, list[Array]]:
         look = seen.look
         asked = [*look.names, *([""] if look.keys else [])]
         specs = [kinds[name].spec for name in (asked or sorted(kinds)[:NAMES]) if name in kinds]
-        rows: list[Row] = []
+        rows: list[SnapshotRows] = []
         arrays: list[Array] = []
         seen = msgspec.structs.replace(seen, tables=specs, rows=rows)
         size = 0
@@ -123,9 +126,9 @@ class Readers:
                 if size > PART:
                     return msgspec.structs.replace(seen, problem="large", rows=[]), []
                 if len(own):
-                    there, lanes = slot.machine.stores[look.store].tables[name].read(own)
+                    there, lanes = slot.state.stores[look.store].tables[name].read(own)
                     values = kind.finished(lanes, there, own).values
-                    rows.append(Row(name, own.tolist(), kind.spec.width, str(plain).removeprefix("torch.")))
+                    rows.append(SnapshotRows(name, own.tolist(), kind.spec.width, str(plain).removeprefix("torch.")))
                     arrays.append(bytes_of(values.to(plain)))
         return seen, arrays
 
@@ -139,15 +142,15 @@ def _plain(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-def _kinds(store: str, led: Sequence[Slot]) -> dict[str, Kind]:
+def _kinds(store: str, led: Sequence[HostedShard]) -> dict[str, TableKind]:
     """Return the tables that there are in these shards."""
-    found = [slot.machine.stores[store] for slot in led if store in slot.machine.stores]
+    found = [slot.state.stores[store] for slot in led if store in slot.state.stores]
     return {name: table.kind for shard in found for name, table in shard.tables.items()}
 
 
-def _there(slot: Slot, store: str, table: str, keys: Keys) -> Keys:
+def _there(slot: HostedShard, store: str, table: str, keys: Keys) -> Keys:
     """Return those of the keys that a shard has a row of."""
-    held = slot.machine.stores.get(store)
+    held = slot.state.stores.get(store)
     if held is None or table not in held.tables:
         return keys[:0]
     return keys[held.tables[table].rows.find(keys) >= 0]

@@ -23,41 +23,39 @@ from typing import Any
 import torch
 
 from psctl.errors import ProtocolError, UsageError
-from psctl.ps.outputs import CaughtUp, HandedOver, Load, Save, ToServer
-from psctl.ps.replication.chain_entries import Copying
+from psctl.ps.messages import Refused, WaitAnswer, WaitQuery
+from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
+from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.table_messages import (
-    Advance,
-    Because,
-    Describe,
-    Described,
+    DescribeTable,
     Done,
     Fetch,
+    FinishClock,
     KeysUnknown,
-    Leads,
-    Mark,
-    Open,
-    Refused,
+    MarkStep,
+    OpenStore,
+    StoreLeads,
     TableBetween,
+    TableDescribed,
     Update,
-    Why,
 )
 from psctl.ps.tables.row_index import NO_KEYS
-from psctl.ps.tables.server.client_sessions import Opened, Session, Unknown, Waiting, open_store
-from psctl.ps.tables.server.held_answers import Outbox, Send
-from psctl.ps.tables.server.read_answers import Answers
-from psctl.ps.tables.server.replicated_tables import Head
+from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, UnknownToSession, WaitingRead, open_store
+from psctl.ps.tables.server.held_answers import HeldAnswers
+from psctl.ps.tables.server.read_answers import ReadAnswers
+from psctl.ps.tables.server.replicated_tables import EntryHead
 from psctl.ps.tables.server.saved_tables import load
-from psctl.ps.tables.server.snapshot_reads import Readers
-from psctl.ps.tables.server.table_checkpoint_parts import Cuts
-from psctl.ps.tables.server.table_shard import Slot, Work
+from psctl.ps.tables.server.snapshot_reads import SnapshotReads
+from psctl.ps.tables.server.table_checkpoint_parts import TableCheckpoints
+from psctl.ps.tables.server.table_shard import HostedShard, WaitingEntry
 from psctl.ps.tables.table_kinds import Functions
-from psctl.ps.tables.table_packing import Reader, Room, private
-from psctl.ps.tables.table_state import FOREVER, Entry, Part
+from psctl.ps.tables.table_packing import PayloadReader, Room, private
+from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry
 
-Output = Send | ToServer | CaughtUp | HandedOver | Save | Load
+TableOutput = ToWorker | ToServer | ReplicaCaughtUp | LeadMoved | SaveSlices | LoadTables
 
 
-class TableMind:
+class TableServer:
     """All tables of one server. Its calls must not overlap.
 
     Args:
@@ -68,297 +66,313 @@ class TableMind:
     """
 
     def __init__(self, rank: int, functions: Functions, shards: int, room: Room = private) -> None:
-        self.rank, self.shards, self.epoch = rank, shards, -1
-        self.stores: dict[str, Opened] = {}
-        self.slots: dict[int, Slot] = {}
+        self.rank, self.shard_count, self.epoch = rank, shards, -1
+        self.stores: dict[str, OpenedStore] = {}
+        self.shards_here: dict[int, HostedShard] = {}
         self._functions = functions
         self._servers: set[int] = set()  # connected
-        self._copying, self._term = Copying(), 0
+        self._copy_budget, self._term = CopyBudget(), 0
         self._begins: bool | None = None  # shards begin here: empty (False), or from a checkpoint (True)
-        self._outbox = Outbox(self._acknowledged)
-        self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
-        self._gone: dict[int, int] = {}  # by rank: the last sequence that counts
-        self._answers, self._cuts = Answers(self._outbox, self.slots, room), Cuts(self.slots, shards)
-        self.readers = Readers(self._outbox, self.slots, shards)
+        self._outbox = HeldAnswers(self._acknowledged)
+        self._applied: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
+        self._lost_workers: dict[int, int] = {}  # by rank: the last sequence that counts
+        self._answers, self._checkpoints = (
+            ReadAnswers(self._outbox, self.shards_here, room),
+            TableCheckpoints(self.shards_here, shards),
+        )
+        self.snapshot_reads = SnapshotReads(self._outbox, self.shards_here, shards)
 
     # ---- the coordinator's word ------------------------------------------------------------------------------------
 
-    def assigned(
+    def on_assignment(
         self, epoch: int, chains: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], alive: Iterable[int]
-    ) -> list[Output]:
+    ) -> list[TableOutput]:
         """Take over which server has which shard (server.py)."""
         if epoch <= self.epoch:
             return []
         for shard, some in enumerate(zip(chains, copies, strict=True)):
             if self.rank in (*some[0], *some[1]):
-                self._slot(shard)  # before the epoch moves on: one that is made was out of it until now
+                self._shard(shard)  # before the epoch moves on: one that is made was out of it until now
         self.epoch, living = epoch, frozenset(alive)
-        outputs: list[Output] = []
-        for shard, slot in sorted(self.slots.items()):
-            assigned = partial(slot.chain.assigned, epoch, chains[shard], copies[shard], living.__contains__)
-            outputs += self._chain(slot, assigned)
-        return outputs + self.told()
+        outputs: list[TableOutput] = []
+        for shard, slot in sorted(self.shards_here.items()):
+            assigned = partial(slot.chain.on_assignment, epoch, chains[shard], copies[shard], living.__contains__)
+            outputs += self._after_chain(slot, assigned)
+        return outputs + self.release_outputs()
 
-    def begin(self, *, restored: bool) -> list[Output]:
+    def start_shards(self, *, restored: bool) -> list[TableOutput]:
         """Shards begin here: empty, or (`restored`) with what `loaded` brings."""
         self._begins = restored
-        return [output for slot in list(self.slots.values()) for output in self._start(slot)] + self.told()
+        return [
+            output for slot in list(self.shards_here.values()) for output in self._start_shard(slot)
+        ] + self.release_outputs()
 
-    def loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[Output]:
+    def on_loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[TableOutput]:
         """Take over what a checkpoint had of a shard (saved_tables.py)."""
-        slot = self.slots.get(shard)
-        if slot is None or slot.machine.version is not None:
+        slot = self.shards_here.get(shard)
+        if slot is None or slot.state.version is not None:
             return []
-        slot.machine.begin(load(tensors, shard, self.shards, slot.machine))
-        return [*self._chain(slot, slot.chain.begun), *self.told()]
+        slot.state.begin(load(tensors, shard, self.shard_count, slot.state))
+        return [*self._after_chain(slot, slot.chain.on_first_version), *self.release_outputs()]
 
-    def leave(self, lost: Mapping[int, int]) -> list[Output]:
+    def remove_workers(self, lost: Mapping[int, int]) -> list[TableOutput]:
         """These workers are gone for good: nobody waits for them any more.
 
         Args:
             lost: by rank, the last sequence that counts; what came later is dropped where it is not applied.
         """
-        self._gone.update(lost)
-        outputs: list[Output] = []
-        for slot in [slot for slot in self.slots.values() if slot.leads]:
-            self._let_go(slot)
-            outputs += self._go(slot)
-        return outputs + self.told()
+        self._lost_workers.update(lost)
+        outputs: list[TableOutput] = []
+        for slot in [slot for slot in self.shards_here.values() if slot.leads]:
+            self._add_gone_entries(slot)
+            outputs += self._apply_due(slot)
+        return outputs + self.release_outputs()
 
-    def save(self, step: int) -> list[Output]:
+    def request_checkpoint(self, step: int) -> list[TableOutput]:
         """Give this server's part of the checkpoint of `step`, when all have marked it."""
-        self._cuts.wanted = step
-        return self.told()
+        self._checkpoints.wanted = step
+        return self.release_outputs()
 
-    def _let_go(self, slot: Slot) -> None:
-        for name in slot.machine.stores:
-            slot.work.extend(Work(Head(name), Entry(rank, FOREVER, at, [], "gone")) for rank, at in self._gone.items())
+    def _add_gone_entries(self, slot: HostedShard) -> None:
+        for name in slot.state.stores:
+            slot.waiting.extend(
+                WaitingEntry(EntryHead(name), TableEntry(rank, FOREVER, at, [], "gone"))
+                for rank, at in self._lost_workers.items()
+            )
 
     # ---- servers ---------------------------------------------------------------------------------------------------
 
-    def server_joined(self, server: int) -> list[Output]:
+    def on_server_connected(self, server: int) -> list[TableOutput]:
         """Take in that a connection to a server is made."""
         self._servers.add(server)
-        outputs = [output for slot in list(self.slots.values())
-                   for output in self._chain(slot, partial(slot.chain.joined, server))]  # fmt: skip
-        return outputs + self.told()
+        outputs = [output for slot in list(self.shards_here.values())
+                   for output in self._after_chain(slot, partial(slot.chain.on_server_connected, server))]  # fmt: skip
+        return outputs + self.release_outputs()
 
-    def server_lost(self, server: int) -> list[Output]:
+    def on_server_disconnected(self, server: int) -> list[TableOutput]:
         """Take in that it is gone."""
         self._servers.discard(server)
-        for slot in self.slots.values():
-            slot.chain.lost(server)
-        return [output for slot in list(self.slots.values()) for output in self._go(slot)] + self.told()
+        for slot in self.shards_here.values():
+            slot.chain.on_server_disconnected(server)
+        return [
+            output for slot in list(self.shards_here.values()) for output in self._apply_due(slot)
+        ] + self.release_outputs()
 
-    def place_from(self, server: int, message: TableBetween, size: int) -> memoryview | None:
+    def replica_buffer_for(self, server: int, message: TableBetween, size: int) -> memoryview | None:
         """Return where another server's payload goes; None when it is not wanted.
 
         Raises:
             ProtocolError: it does not fit; end the connection.
         """
-        return self._slot(message.shard).chain.place(server, message, size)
+        return self._shard(message.shard).chain.receive_buffer_for(server, message, size)
 
-    def received_from(self, server: int, message: TableBetween, size: int) -> list[Output]:
+    def on_server_message(self, server: int, message: TableBetween, size: int) -> list[TableOutput]:
         """Take in what another server said; a payload, if any, stands where `place_from` said."""
-        slot = self._slot(message.shard)
-        return self._chain(slot, partial(slot.chain.received, server, message, size)) + self.told()
+        slot = self._shard(message.shard)
+        return self._after_chain(slot, partial(slot.chain.on_message, server, message, size)) + self.release_outputs()
 
-    def _slot(self, shard: int) -> Slot:
-        if not 0 <= shard < self.shards:
-            raise ProtocolError(f"shard {shard} of stores with {self.shards}")
-        if shard not in self.slots:
+    def _shard(self, shard: int) -> HostedShard:
+        if not 0 <= shard < self.shard_count:
+            raise ProtocolError(f"shard {shard} of stores with {self.shard_count}")
+        if shard not in self.shards_here:
             up = self._servers.__contains__
-            self.slots[shard] = Slot(shard, self.rank, self._functions, up, self.epoch, self._copying)
-        return self.slots[shard]
+            self.shards_here[shard] = HostedShard(shard, self.rank, self._functions, up, self.epoch, self._copy_budget)
+        return self.shards_here[shard]
 
-    def _chain(self, slot: Slot, ask: Callable[[], Sequence[Any]]) -> list[Output]:
+    def _after_chain(self, slot: HostedShard, ask: Callable[[], Sequence[Any]]) -> list[TableOutput]:
         """Do something with a shard's chain, and what follows when it comes to be led here, or no longer is."""
         before = slot.chain.role
-        outputs: list[Output] = [*ask(), *self._start(slot)]
-        if slot.leads and not slot.led:
-            self._leads(slot)
-        elif slot.led and not slot.leads:
-            self._leads_no_more(slot)
-        outputs += self._go(slot)
-        if slot.chain.role == "none" != before and self.slots.get(slot.shard) is slot:
-            del self.slots[slot.shard]
+        outputs: list[TableOutput] = [*ask(), *self._start_shard(slot)]
+        if slot.leads and not slot.announced:
+            self._on_lead(slot)
+        elif slot.announced and not slot.leads:
+            self._on_lead_lost(slot)
+        outputs += self._apply_due(slot)
+        if slot.chain.role == "none" != before and self.shards_here.get(slot.shard) is slot:
+            del self.shards_here[slot.shard]
         return outputs
 
-    def _start(self, slot: Slot) -> list[Output]:
+    def _start_shard(self, slot: HostedShard) -> list[TableOutput]:
         """Begin a shard that nobody has begun, if that is this server's part."""
-        if self._begins is None or not slot.chain.leads or slot.machine.version is not None:
+        if self._begins is None or not slot.chain.leads or slot.state.version is not None:
             return []
         if self._begins:
-            return [Load(slot.shard)]
-        slot.machine.begin([])
-        return self._chain(slot, slot.chain.begun)
+            return [LoadTables(slot.shard)]
+        slot.state.begin([])
+        return self._after_chain(slot, slot.chain.on_first_version)
 
-    def _leads(self, slot: Slot) -> None:
-        slot.led, self._term = True, self._term + 1
+    def _on_lead(self, slot: HostedShard) -> None:
+        slot.announced, self._term = True, self._term + 1
         slot.term = self._term
         for name, opened in self.stores.items():
-            why = slot.machine.failed.get(name)
+            why = slot.state.failed.get(name)
             if why and opened.refused is None:
                 self._refuse(opened, f"a function of store {name!r} failed on server/{self.rank} alone: {why}", "")
             for worker, session in sorted(opened.sessions.items()):
-                self._take_part(slot, opened, worker, session)
-                self._say_leads(opened, worker, session, [slot])
-        self._let_go(slot)
+                self._add_open_entry(slot, opened, worker, session)
+                self._send_leads(opened, worker, session, [slot])
+        self._add_gone_entries(slot)
 
-    def _leads_no_more(self, slot: Slot) -> None:
-        slot.led = False
-        slot.work.clear()
+    def _on_lead_lost(self, slot: HostedShard) -> None:
+        slot.announced = False
+        slot.waiting.clear()
         for opened in self.stores.values():
             for session in opened.sessions.values():
                 session.forget(slot.shard)
-        self._cuts.forget(slot.shard)
+        self._checkpoints.forget(slot.shard)
         self._answers.forget(slot.shard)
         self._outbox.take_back(slot.shard)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
-    def received(self, worker: int, message: Any, payload: memoryview) -> list[Output]:
+    def on_worker_message(self, worker: int, message: Any, payload: memoryview) -> list[TableOutput]:
         """Take in a whole message of a worker; return what is to be sent.
 
         Raises:
             ProtocolError: the message is against the protocol; end the connection, nothing was changed.
         """
-        if isinstance(message, Open):
-            return self._open(worker, message) + self.told()
+        if isinstance(message, OpenStore):
+            return self._open(worker, message) + self.release_outputs()
         opened = self.stores.get(message.store)
         session = opened.sessions.get(worker) if opened is not None else None
         if opened is None or session is None:
             raise ProtocolError(f"worker/{worker} speaks of store {message.store!r}, which it has not opened")
         if opened.refused is not None:
-            return [Send(worker, opened.refused)]
-        if isinstance(message, Why):
-            return [Send(worker, Because(message.store, message.clock, self._behind(message)))]
-        if message.session <= session.broken:
+            return [ToWorker(worker, opened.refused)]
+        if isinstance(message, WaitQuery):
+            return [ToWorker(worker, WaitAnswer(message.clock, self._ranks_behind(message), message.store))]
+        if message.session <= session.ignored_until:
             return []
         try:
-            outputs = self._taken_in(opened, session, worker, message, Reader(opened.lasting(message, payload)))
-        except Unknown:
-            session.broken = message.session
-            return [Send(worker, KeysUnknown(message.store, message.session))]
+            outputs = self._dispatch(
+                opened, session, worker, message, PayloadReader(opened.lasting_payload(message, payload))
+            )
+        except UnknownToSession:
+            session.ignored_until = message.session
+            return [ToWorker(worker, KeysUnknown(message.store, message.session))]
         except UsageError as error:
             outputs = self._refuse(opened, error.message, error.hint)
-        return outputs + self.told()
+        return outputs + self.release_outputs()
 
-    def lost(self, worker: int) -> None:
+    def on_worker_disconnected(self, worker: int) -> None:
         """Take in that a worker's connection is gone; what it pushed stays."""
         for opened in self.stores.values():
             opened.sessions.pop(worker, None)
-            opened.waiting = [waiting for waiting in opened.waiting if waiting.worker != worker]
+            opened.waiting_reads = [waiting for waiting in opened.waiting_reads if waiting.worker != worker]
         self._outbox.forget(worker)
 
-    def _open(self, worker: int, message: Open) -> list[Output]:
+    def _open(self, worker: int, message: OpenStore) -> list[TableOutput]:
         name = message.store.name
-        opened = open_store(message.store, self.stores, self.shards)
+        opened = open_store(message.store, self.stores, self.shard_count)
         if opened.spec != message.store:
             why = f"store {name!r} is opened differently on worker/{worker}"
-            return [Send(worker, Refused(name, why, "give run.store() the same on every rank"))]
+            return [ToWorker(worker, Refused(why, "give run.store() the same on every rank", name))]
         if opened.refused is not None:
-            return [Send(worker, opened.refused)]
-        session = opened.sessions[worker] = Session(message.session, message.step, message.after)
-        opened.waiting = [waiting for waiting in opened.waiting if waiting.worker != worker]
+            return [ToWorker(worker, opened.refused)]
+        session = opened.sessions[worker] = ClientSession(message.session, message.step, message.after)
+        opened.waiting_reads = [waiting for waiting in opened.waiting_reads if waiting.worker != worker]
         self._outbox.forget(worker, name)
-        outputs: list[Output] = []
-        led = [slot for _, slot in sorted(self.slots.items()) if slot.leads]
+        outputs: list[TableOutput] = []
+        led = [slot for _, slot in sorted(self.shards_here.items()) if slot.leads]
         for slot in led:
-            slot.drop(name, worker)
-            self._take_part(slot, opened, worker, session)
-            outputs += self._go(slot)
-        self._say_leads(opened, worker, session, led)
+            slot.drop_waiting(name, worker)
+            self._add_open_entry(slot, opened, worker, session)
+            outputs += self._apply_due(slot)
+        self._send_leads(opened, worker, session, led)
         return outputs
 
-    def _take_part(self, slot: Slot, opened: Opened, worker: int, session: Session) -> None:
-        entry = Entry(worker, session.after, session.step, [], "open")
-        slot.work.append(Work(Head(opened.spec.name, opened.spec), entry))
+    def _add_open_entry(self, slot: HostedShard, opened: OpenedStore, worker: int, session: ClientSession) -> None:
+        entry = TableEntry(worker, session.after, session.step, [], "open")
+        slot.waiting.append(WaitingEntry(EntryHead(opened.spec.name, opened.spec), entry))
 
-    def _say_leads(self, opened: Opened, worker: int, session: Session, slots: Sequence[Slot]) -> None:
+    def _send_leads(
+        self, opened: OpenedStore, worker: int, session: ClientSession, slots: Sequence[HostedShard]
+    ) -> None:
         name = opened.spec.name
-        told = Leads(name, session.number, self.epoch, self._term, [slot.at(name, worker) for slot in slots])
-        self._outbox.put(Send(worker, told), {slot.shard: slot.version for slot in slots})
+        told = StoreLeads(name, session.number, self.epoch, self._term, [slot.progress(name, worker) for slot in slots])
+        self._outbox.add(ToWorker(worker, told), {slot.shard: slot.version for slot in slots})
 
-    def _refuse(self, opened: Opened, reason: str, hint: str) -> list[Output]:
-        opened.refused = Refused(opened.spec.name, reason, hint)
-        return [Send(worker, opened.refused) for worker in sorted(opened.sessions)]
+    def _refuse(self, opened: OpenedStore, reason: str, hint: str) -> list[TableOutput]:
+        opened.refused = Refused(reason, hint, opened.spec.name)
+        return [ToWorker(worker, opened.refused) for worker in sorted(opened.sessions)]
 
-    def _taken_in(self, opened: Opened, session: Session, worker: int, message: Any, reader: Reader) -> list[Output]:
+    def _dispatch(
+        self, opened: OpenedStore, session: ClientSession, worker: int, message: Any, reader: PayloadReader
+    ) -> list[TableOutput]:
         match message:
             case Update():
                 return self._update(session, worker, message, reader)
-            case Advance():
-                entry = Entry(worker, message.sequence, message.clock, [], "clock")
-                return self._put(message.store, self._led(message), entry)
-            case Mark():
-                entry = Entry(worker, message.sequence, message.step, [], "mark")
-                return self._put(message.store, self._led(message), entry)
+            case FinishClock():
+                entry = TableEntry(worker, message.sequence, message.clock, [], "clock")
+                return self._add_entry(message.store, self._led_shards(message), entry)
+            case MarkStep():
+                entry = TableEntry(worker, message.sequence, message.step, [], "mark")
+                return self._add_entry(message.store, self._led_shards(message), entry)
             case Fetch():
                 sections = [
                     (asked, NO_KEYS if asked.count < 0 else session.lists.keys(reader, asked.count, asked.digest))
                     for asked in message.sections
                 ]
                 wanted = [(asked, keys) for asked, keys in sections if self._is_led(asked.shard, message.term)]
-                self._answers.asked(opened, Waiting(worker, message, wanted))
-            case Describe():
-                slots = self._led(message)
-                held = (slot.machine.stores[message.store].tables.get(message.table)
-                        for slot in slots if message.store in slot.machine.stores)  # fmt: skip
+                self._answers.on_read(opened, WaitingRead(worker, message, wanted))
+            case DescribeTable():
+                slots = self._led_shards(message)
+                held = (slot.state.stores[message.store].tables.get(message.table)
+                        for slot in slots if message.store in slot.state.stores)  # fmt: skip
                 spec = next((table.kind.spec for table in held if table is not None), None)
-                told = Described(message.store, message.ticket, [slot.shard for slot in slots], spec)
-                self._outbox.put(Send(worker, told), {slot.shard: slot.version for slot in slots})
+                told = TableDescribed(message.store, message.ticket, [slot.shard for slot in slots], spec)
+                self._outbox.add(ToWorker(worker, told), {slot.shard: slot.version for slot in slots})
             case _:
                 raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")
         return []
 
     def _is_led(self, shard: int, term: int) -> bool:
         """Whether what a worker sends of a shard counts: it is led here, and the worker knew."""
-        slot = self.slots.get(shard)
+        slot = self.shards_here.get(shard)
         return slot is not None and slot.leads and term >= slot.term
 
-    def _led(self, message: Advance | Mark | Describe) -> list[Slot]:
-        return [self.slots[shard] for shard in message.shards if self._is_led(shard, message.term)]
+    def _led_shards(self, message: FinishClock | MarkStep | DescribeTable) -> list[HostedShard]:
+        return [self.shards_here[shard] for shard in message.shards if self._is_led(shard, message.term)]
 
     # ---- entries ---------------------------------------------------------------------------------------------------
 
-    def _update(self, session: Session, worker: int, message: Update, reader: Reader) -> list[Output]:
+    def _update(self, session: ClientSession, worker: int, message: Update, reader: PayloadReader) -> list[TableOutput]:
         """Split an update by shard; nothing is applied before all of it is understood."""
-        parts: dict[int, list[Part]] = {}
+        parts: dict[int, list[EntryPart]] = {}
         for section in message.sections:
-            parts.setdefault(section.shard, []).append(session.part(section, reader, self._functions))
-        outputs: list[Output] = []
-        head = Head(message.store)
+            parts.setdefault(section.shard, []).append(session.read_part(section, reader, self._functions))
+        outputs: list[TableOutput] = []
+        head = EntryHead(message.store)
         for shard, each in parts.items():
             if self._is_led(shard, message.term):
-                slot = self.slots[shard]
-                slot.work.append(Work(head, Entry(worker, message.sequence, message.clock, each)))
-                outputs += self._go(slot)
+                slot = self.shards_here[shard]
+                slot.waiting.append(WaitingEntry(head, TableEntry(worker, message.sequence, message.clock, each)))
+                outputs += self._apply_due(slot)
         return outputs
 
-    def _put(self, store: str, slots: Sequence[Slot], entry: Entry) -> list[Output]:
-        outputs: list[Output] = []
+    def _add_entry(self, store: str, slots: Sequence[HostedShard], entry: TableEntry) -> list[TableOutput]:
+        outputs: list[TableOutput] = []
         for slot in slots:
-            slot.work.append(Work(Head(store), entry))
-            outputs += self._go(slot)
+            slot.waiting.append(WaitingEntry(EntryHead(store), entry))
+            outputs += self._apply_due(slot)
         return outputs
 
-    def _go(self, slot: Slot) -> list[Output]:
+    def _apply_due(self, slot: HostedShard) -> list[TableOutput]:
         """Apply what can be applied now."""
-        outputs: list[Output] = []
+        outputs: list[TableOutput] = []
         if not slot.leads:
             return outputs
-        for work in slot.due():
+        for work in slot.take_due():
             opened = self.stores[work.head.store]
             if opened.refused is None:
                 outputs += self._apply(slot, opened, work)
         return outputs
 
-    def _apply(self, slot: Slot, opened: Opened, work: Work) -> list[Output]:
-        store = slot.machine.stores.get(opened.spec.name)
+    def _apply(self, slot: HostedShard, opened: OpenedStore, work: WaitingEntry) -> list[TableOutput]:
+        store = slot.state.stores.get(opened.spec.name)
         cut = FOREVER if store is None else store.cut
         try:
-            new = slot.machine.do(work.head, work.entry)
+            new = slot.state.apply_new(work.head, work.entry)
         except UsageError as error:
             return self._refuse(opened, error.message, error.hint)
         except Exception as error:  # noqa: BLE001  a user's function may raise anything; everyone is told
@@ -366,35 +380,44 @@ class TableMind:
             return self._refuse(opened, f"{text}: {type(error).__name__}: {error}", "the function's fault")
         if work.entry.what != "open":
             did = (opened.spec.name, work.entry.worker, work.entry.sequence)
-            self._did.setdefault(did, {})[slot.shard] = slot.version
+            self._applied.setdefault(did, {})[slot.shard] = slot.version
         if not new:
             return []
         if store is not None and cut < store.cut < FOREVER:
-            self._cuts.note(store, slot.shard)
-        return [*slot.down(work)]
+            self._checkpoints.add_copy(store, slot.shard)
+        return [*slot.forward(work)]
 
     # ---- what is told ----------------------------------------------------------------------------------------------
 
     def _acknowledged(self, shard: int) -> int:
-        slot = self.slots.get(shard)
+        slot = self.shards_here.get(shard)
         return slot.chain.acknowledged if slot is not None else -1
 
-    def told(self) -> list[Output]:
+    def release_outputs(self) -> list[TableOutput]:
         """Say what has come of an event; return what may be sent."""
-        did, self._did = self._did, {}
+        did, self._applied = self._applied, {}
         for (name, worker, sequence), versions in did.items():
-            shards = {shard: at for shard, at in versions.items() if shard in self.slots and self.slots[shard].leads}
+            shards = {
+                shard: at
+                for shard, at in versions.items()
+                if shard in self.shards_here and self.shards_here[shard].leads
+            }
             if shards and worker in self.stores[name].sessions:
-                own = min(self.slots[shard].own(name, worker) for shard in shards)
-                self._outbox.put(Send(worker, Done(name, sequence, sorted(shards), own)), shards)
+                own = min(self.shards_here[shard].own_clock(name, worker) for shard in shards)
+                self._outbox.add(ToWorker(worker, Done(name, sequence, sorted(shards), own)), shards)
         for opened in self.stores.values():
             if opened.spec.staleness is not None:
-                self._answers.tell_clocks(opened)
-        filling = [output for slot in self.slots.values() if slot.followed for output in slot.chain.fill()]
-        part = self._cuts.part()
-        return [*filling, *self._outbox.released(), *([part] if part is not None else [])]
+                self._answers.announce_clocks(opened)
+        filling = [
+            output
+            for slot in self.shards_here.values()
+            if slot.followed
+            for output in slot.chain.start_waiting_copies()
+        ]
+        part = self._checkpoints.take_part()
+        return [*filling, *self._outbox.release(), *([part] if part is not None else [])]
 
-    def _behind(self, message: Why) -> list[int]:
-        held = [slot.machine.stores.get(message.store) for slot in self.slots.values() if slot.leads]
+    def _ranks_behind(self, message: WaitQuery) -> list[int]:
+        held = [slot.state.stores.get(message.store) for slot in self.shards_here.values() if slot.leads]
         clocks = [(worker, clock) for store in held if store is not None for worker, clock in store.clocks.items()]
         return sorted({worker for worker, clock in clocks if clock < message.clock})
