@@ -103,7 +103,8 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
             return self._revoked(blob, f"{place} (@revoked)")
         return HostKeyChanged(
             f"{self._host}: {self._who()} shows the key {kind} {shown}, but {place} has "
-            f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or someone stands in between",
+            f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or "
+            "another machine answers in its place",
             f"ask who runs the host; if the new key is right: `ssh-keygen -f {line.file} -R '{self._names[0]}'`",
             where=self._host,
         )

@@ -65,7 +65,7 @@ class SavedMachines(msgspec.Struct, frozen=True):
     failed: tuple[dict[str, Any], ...] = ()
 
 
-class HostOutputs(msgspec.Struct):
+class SavedOutputs(msgspec.Struct):
     """What the files of one host turned out to be."""
 
     readings: list[Reading] = []
@@ -89,7 +89,7 @@ def read_saved(reference: str) -> SavedMachines:
     if reference != "-" and path.is_dir():
         return _folder(path)
     shown = "standard input" if reference == "-" else reference
-    outputs = HostOutputs()
+    outputs = SavedOutputs()
     try:
         data = _whole(sys.stdin.fileno(), closing=False) if reference == "-" else _bytes(path, named=True)
         _understand(data, outputs)
@@ -126,7 +126,7 @@ def _entries(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _host_of_folder(name: str, path: Path, files: Sequence[Path], extra: Sequence[Finding] = ()) -> list[SavedMachines]:
-    outputs = HostOutputs(refused=list(extra))
+    outputs = SavedOutputs(refused=list(extra))
     for file in files:
         try:
             if file.name.startswith("."):
@@ -171,7 +171,7 @@ def _whole(descriptor: int, *, closing: bool) -> bytes:
     return data
 
 
-def _understand(data: bytes, outputs: HostOutputs) -> None:
+def _understand(data: bytes, outputs: SavedOutputs) -> None:
     """Find out what one file is, and add it; Refused when it is nothing that is known."""
     text = recognise.decode(data)
     if text.lstrip().startswith("{"):
@@ -213,7 +213,7 @@ def _document(data: bytes) -> SavedMachines:
     return SavedMachines(cluster, about, failed)
 
 
-def _host(name: str, outputs: HostOutputs, shown: str) -> SavedMachines:
+def _host(name: str, outputs: SavedOutputs, shown: str) -> SavedMachines:
     graph = build_host_graph(outputs.readings)
     failed = any(isinstance(reading, FailedOutput) for reading in outputs.readings)
     if not graph.devices and not failed:
