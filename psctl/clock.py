@@ -1,4 +1,4 @@
-"""Time as an argument: a clock to pass in, and one that tests move by hand."""
+"""The clock that functions take as an argument, so that tests can pass one of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What can be asked of time."""
+    """A source of time."""
 
     def now(self) -> float:
         """Return seconds that only go forward, from an arbitrary start."""
@@ -30,24 +30,3 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-class ManualClock:
-    """A clock that stands still until it is moved; `sleep` moves it."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def wall(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward by `seconds` (not negative)."""
-        assert seconds >= 0, "time does not go backwards"
-        self._now += seconds

@@ -1,8 +1,7 @@
-"""The few frozen values that all rooms share."""
+"""Frozen values that all packages share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, NewType
 
 import msgspec
@@ -35,7 +34,7 @@ STRATEGIES = (
     "multi-ring", "tree", "pipelined-tree", "double-tree", "packed-trees", "recursive-doubling", "halving-doubling",
     "hierarchical", "ps",
 )  # fmt: skip
-"""Every name of a way to synchronise, as promised to users."""
+"""Every name of a strategy, as promised to users."""
 
 
 def consistency(staleness: int | None) -> str:
@@ -164,12 +163,6 @@ class Assignment(msgspec.Struct, frozen=True):
 
 NO_SERVERS = Assignment(0, [], [], [])
 """What strategies other than ps have."""
-
-
-def first_assignment(owners: Sequence[int], addresses: Sequence[Address]) -> Assignment:
-    """Return the assignment of servers 0, 1 ... that were just started, without replicas."""
-    at = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
-    return Assignment(0, [[owner] for owner in owners], [[] for _ in owners], at)
 
 
 class TensorSlice(msgspec.Struct, frozen=True):

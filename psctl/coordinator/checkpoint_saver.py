@@ -1,8 +1,8 @@
-"""Checkpoints on the head host: parts are written as they arrive, the rest is done on a thread of its own.
+"""Checkpoints on the head's disk: parts are written as they arrive, everything else on one thread.
 
-Parts are written by the thread that reads them from the network, so a slow disk slows its sender and nothing else, and
-no memory fills up. Committing, verifying, pruning, uploading and sending second copies is one thread's work, in order.
-A disk that refuses ends that checkpoint, not the job.
+The thread that reads a part from the network writes it, so a slow disk slows the sender only, and no memory fills up.
+One thread commits, verifies, prunes, uploads and sends second copies, in order. A disk error ends that checkpoint, not
+the job.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from psctl.orders import JobOrder
 from psctl.transport.peer_connection import PeerConnection
 
 QUEUED = 8 << 20
-"""Bytes of a copy that wait for the network at most."""
+"""Most bytes of a copy in the send queue."""
 
 MOST = 64
-"""Checkpoints that are written at once; one more is given up."""
+"""Most checkpoints that are written at once; one more is given up."""
 
 PATIENCE = 60.0
-"""Seconds in which the network must take them."""
+"""Seconds in which a full send queue must be sent."""
 
 
 class _Open(msgspec.Struct):
     writer: CheckpointWriter
     since: float
     state: dict[str, object] = {}
-    names: set[str] = msgspec.field(default_factory=set)  # of the tensors that some part holds
+    names: set[str] = msgspec.field(default_factory=set)  # of tensors that a part holds
 
 
 class CheckpointSaver:
@@ -63,7 +63,7 @@ class CheckpointSaver:
     Args:
         root: folder of all jobs' checkpoints.
         order: the job.
-        answer: takes Written, CopySent and Restorable, from any thread.
+        answer: takes the answers, from any thread.
         sign: signs manifests with the key of the job's authority.
     """
 
@@ -77,12 +77,12 @@ class CheckpointSaver:
         self._root, self._order, self._answer, self._sign = root, order, answer, sign
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
-        self._closed: set[int] = set()  # steps of which nothing is taken any more: given up, or being made whole
+        self._closed: set[int] = set()  # steps whose parts are ignored: given up, or being committed
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         remove_abandoned(root)
         threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
 
-    # ---- as parts arrive, on the senders' reader threads -----------------------------------------------------------
+    # ---- on the senders' reader threads ---------------- -----------------------------------------------------------
 
     def begin(self, source: str, message: SaveBegin) -> None:
         """A sender begins its part of a checkpoint."""
@@ -129,10 +129,10 @@ class CheckpointSaver:
                     self._answer(CheckpointCommitted(step, problem=error.message))
             return self._open.get(step)
 
-    # ---- as the mind decides ---------------------------------------------------------------------------------------
+    # ---- on the main thread ----------------------------------------------------------------------------------------
 
     def discard(self, step: int) -> bool:
-        """Give a checkpoint up and remove what is there; False when it was given up before."""
+        """Give a checkpoint up and remove its files; return False when it was given up before."""
         with self._lock:
             save = self._open.pop(step, None)
             self._closed.add(step)
@@ -142,22 +142,22 @@ class CheckpointSaver:
         return True
 
     def commit(self, commit: CommitCheckpoint) -> None:
-        """Make a checkpoint whole, of what was sent until now; Written follows."""
+        """Commit a checkpoint of the parts sent until now; the answer is CheckpointCommitted."""
         with self._lock:
             save = self._open.pop(commit.step, None)
             self._closed.add(commit.step)
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
     def copy(self, step: int, peer: PeerConnection | None) -> None:
-        """Send a checkpoint to an agent; CopySent follows."""
+        """Send a checkpoint to an agent; the answer is CheckpointCopySent."""
         self._work.put(lambda: self._answer(self._copy(step, peer)))
 
     def find_restorable(self, use: Callable[[Path | None], None]) -> None:
         """Find where the job goes on after a loss: its newest verified checkpoint, else the one it came from. Steps
-        that were given up may be saved again. Restorable follows.
+        that were given up may be saved again. The answer is RestorableFound.
 
         Args:
-            use: told of the folder before the answer goes out.
+            use: called with the folder before the answer.
         """
 
         def find() -> None:
@@ -213,7 +213,7 @@ class CheckpointSaver:
         if keep.to and removed:
             try:
                 upload.remove_uploaded(keep.to, order.name, [found.step for found in removed])
-            except PsctlError as error:  # what was just saved is whole all the same
+            except PsctlError as error:  # the new checkpoint is whole all the same
                 print(f"psctl: {error.message}", file=sys.stderr, flush=True)
         return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
 

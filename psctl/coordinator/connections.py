@@ -1,7 +1,7 @@
-"""The coordinator's connections: who is there, what they say, and the bytes that pass through without thought.
+"""The coordinator's connections to all members, and the bulk data that passes without the state machine.
 
-What needs thought goes into one queue, to the mind. Bytes do not: parts of checkpoints go to the saver, wanted slices
-are read and sent by a thread a request, start values are handed from worker 0 to the others.
+Messages become inputs of the state machine. Bulk data does not: parts of checkpoints go to the saver, wanted slices of
+a checkpoint are read and sent by one thread a member, start values of worker 0 are relayed to the other workers.
 """
 
 from __future__ import annotations
@@ -27,46 +27,47 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member
 
 QUEUED = 8 << 20
-"""Bytes of bulk that wait for one peer's network at most."""
+"""Most bytes of bulk data that wait in one peer's send queue."""
 
 PARTS = 4
-"""Parts of checkpoints that a member may have under way; psctl's own send one after another."""
+"""Parts of checkpoints that a member may send at once; psctl's own members send one after another."""
 
 WANTED = 1024
-"""Requests for tensors of a checkpoint that a member may have waiting; a server wants each of its shards once."""
+"""Waiting requests of a member for slices of a checkpoint; a server sends one for each of its shards."""
 
 PATIENCE = 60.0
-"""Seconds in which the network must take them."""
+"""Seconds in which a full send queue must be sent."""
 
 
 class CoordinatorConnections:
-    """All peers of the coordinator, as net's handler.
+    """The handler of all connections of the coordinator.
 
     Args:
-        put: takes what happened, from any thread.
+        put: takes inputs for the state machine, from any thread.
         saver: takes parts of checkpoints.
         resume: folder of the checkpoint that the job goes on from.
-        refuses: returns why a member may not say a message now, or ""; called on any thread.
+        why_refused: returns why a member may not send a message now, or ""; called on any thread.
     """
 
     def __init__(
         self, put: Callable[[Input], None], saver: CheckpointSaver, resume: Path | None,
-        refuses: Callable[[Member, JobMessage], str] = lambda member, message: "",
+        why_refused: Callable[[Member, JobMessage], str] = lambda member, message: "",
     ) -> None:  # fmt: skip
-        self._put, self._saver, self._resume, self._refuses = put, saver, resume, refuses
+        self._put = put
+        self._saver = saver
+        self._resume = resume
+        self._why_refused = why_refused
         self._lock = threading.Lock()
         self._peers: dict[Member, PeerConnection] = {}
-        self._parts: dict[
-            PeerConnection, set[tuple[int, bool]]
-        ] = {}  # parts of checkpoints that have begun: (step, of tables)
-        self._wanted: dict[PeerConnection, deque[LoadWanted]] = {}  # of those that a thread reads for just now
+        self._parts: dict[PeerConnection, set[tuple[int, bool]]] = {}  # parts that have begun: (step, of tables)
+        self._wanted: dict[PeerConnection, deque[LoadWanted]] = {}  # a thread answers them
 
-    def go_on_from(self, folder: Path | None) -> None:
-        """Read from this checkpoint from now on; None: there is none, all begin with their start values."""
+    def read_from(self, folder: Path | None) -> None:
+        """Read from this checkpoint from now on; None: there is none, the job begins with its start values."""
         self._resume = folder
 
-    def tell(self, member: Member, message: JobMessage) -> None:
-        """Send a message to a member, before any bulk; it is dropped when the member is not connected."""
+    def send(self, member: Member, message: JobMessage) -> None:
+        """Send a message to a member, before bulk data; it is dropped when the member is not connected."""
         peer = self.peer(member)
         if peer is not None:
             peer.send(message, urgent=True)
@@ -81,53 +82,53 @@ class CoordinatorConnections:
         with self._lock:
             return list(self._peers)
 
-    def dismiss(self, member: Member, reason: str) -> None:
-        """End the connection of a member that broke the protocol."""
+    def close_connection(self, member: Member, reason: str) -> None:
+        """Close the connection of a member that broke the protocol."""
         peer = self.peer(member)
         if peer is not None:
             peer.close(reason)
 
     def close(self, timeout: float) -> None:
-        """Say what is left to say to everyone, then end all connections."""
+        """Send what is queued for all members, then close all connections."""
         with self._lock:
             peers = list(self._peers.values())
         for peer in peers:
-            with contextlib.suppress(PsctlError):  # it is gone, or does not listen: it will notice our end
+            with contextlib.suppress(PsctlError):  # it is lost, or does not read: it will notice the close
                 peer.flush(timeout)
         for peer in peers:
             peer.close("the job is over")
 
-    # ---- net's handler, on each peer's reader thread ---------------------------------------------------------------
+    # ---- the handler's methods, on each peer's reader thread -------------------------------------------------------
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """A member is connected; a newer connection of the same member takes the place of an older one."""
+        """A member is connected; a newer connection of the same member replaces an older one."""
         with self._lock:
             self._peers[peer.member] = peer
         self._put(Connected(peer.member))
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Payloads are written or handed on from a lent buffer."""
+        """Return None: payloads are written or relayed from the transport's own buffer."""
         return None
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """Bytes go their way, the rest goes to the mind."""
+        """Pass bulk data on, and everything else to the state machine."""
         match message:
             case SavePart():
-                self._begun(peer, message)
+                self._check_begun(peer, message)
                 self._saver.part(_sender(peer, message), message, payload)
             case SaveBegin():
-                self._begin(peer, message)
+                self._begin_part(peer, message)
                 self._saver.begin(_sender(peer, message), message)
                 self._put(MessageReceived(peer.member, SaveBegin(message.step, [], tables=message.tables)))
             case SaveEnd():
-                self._begun(peer, message)
+                self._check_begun(peer, message)
                 self._parts[peer].discard((message.step, message.tables))
                 self._saver.end(_sender(peer, message), message.step)
                 self._put(MessageReceived(peer.member, message))
             case StartBegin() | StartPart() | StartEnd():
-                self._hand_on(peer, message, payload)
+                self._relay_start_values(peer, message, payload)
             case LoadWanted():
-                self._want(peer, message)
+                self._enqueue_load(peer, message)
             case ReadWanted():
                 self._ask_servers(peer, message)
             case ReadRows():
@@ -136,7 +137,7 @@ class CoordinatorConnections:
                 self._put(MessageReceived(peer.member, message))
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """A connection ended; an older one of a member that came again does not count."""
+        """A connection ended; an older one of a member that has reconnected does not count."""
         with self._lock:
             current = self._peers.get(peer.member) is peer
             if current:
@@ -149,8 +150,8 @@ class CoordinatorConnections:
 
     # ---- bulk ------------------------------------------------------------------------------------------------------
 
-    def _hand_on(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
-        """Start values of worker 0 go to every other worker."""
+    def _relay_start_values(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
+        """Send start values of worker 0 to every other worker."""
         data = bytes(payload) if payload is not None else None
         with self._lock:
             others = [each for member, each in self._peers.items() if member.role == "worker" and member.rank != 0]
@@ -159,7 +160,7 @@ class CoordinatorConnections:
             _wait(other)
 
     def _ask_servers(self, peer: PeerConnection, wanted: ReadWanted) -> None:
-        """Hand on what a reader outside the job wants."""
+        """Relay the request of a reader outside the job to all servers."""
         with self._lock:
             servers = [each for member, each in self._peers.items() if member.role == "server"]
         peer.send(ReadBy(wanted.ticket, len(servers)))
@@ -167,14 +168,14 @@ class CoordinatorConnections:
             server.send(msgspec.structs.replace(wanted, host=peer.member.rank))
 
     def _answer_reader(self, peer: PeerConnection, rows: ReadRows, payload: memoryview | None) -> None:
-        """Hand on a server's answer; a reader that does not take what it asked for asks again."""
+        """Relay a server's answer; it is dropped when the reader's queue is full, and the reader asks again."""
         reader = self.peer(Member("agent", rows.host))
         if reader is not None and reader.pending() <= QUEUED:
             reader.send(rows, bytes(payload) if payload is not None else None)
 
-    def _begin(self, peer: PeerConnection, message: SaveBegin) -> None:
-        """Note that a member begins a part of a checkpoint, if it may."""
-        why = self._refuses(peer.member, message)
+    def _begin_part(self, peer: PeerConnection, message: SaveBegin) -> None:
+        """Record that a member begins a part of a checkpoint, or refuse it."""
+        why = self._why_refused(peer.member, message)
         parts = self._parts.setdefault(peer, set())
         if len(parts) >= PARTS:
             why = f"{len(parts)} parts of checkpoints at once"
@@ -182,14 +183,14 @@ class CoordinatorConnections:
             raise MessageRefused(f"it broke the protocol: SaveBegin: {why}", where=str(peer.member))
         parts.add((message.step, message.tables))
 
-    def _begun(self, peer: PeerConnection, message: SavePart | SaveEnd) -> None:
-        """Refuse what belongs to no part that this member has begun."""
+    def _check_begun(self, peer: PeerConnection, message: SavePart | SaveEnd) -> None:
+        """Refuse a message that belongs to no part that this member has begun."""
         if (message.step, message.tables) not in self._parts.get(peer, ()):
             why = f"{type(message).__name__} of step {message.step}, whose part it has not begun"
             raise MessageRefused(f"it broke the protocol: {why}", where=str(peer.member))
 
-    def _want(self, peer: PeerConnection, message: LoadWanted) -> None:
-        """Have a thread read what a member wants, one a member."""
+    def _enqueue_load(self, peer: PeerConnection, message: LoadWanted) -> None:
+        """Queue a request; one thread a member answers its requests."""
         with self._lock:
             waiting = self._wanted.setdefault(peer, deque())
             waiting.append(message)
@@ -202,7 +203,7 @@ class CoordinatorConnections:
             threading.Thread(target=self._load_all, args=(peer,), name=name, daemon=True).start()
 
     def _load_all(self, peer: PeerConnection) -> None:
-        """Answer one after another what a member wants, until it wants nothing more."""
+        """Answer the requests of a member in order until none is left."""
         while True:
             with self._lock:
                 wanted = self._wanted[peer][0]
@@ -230,12 +231,12 @@ class CoordinatorConnections:
 
 
 def _sender(peer: PeerConnection, message: SaveBegin | SavePart | SaveEnd) -> str:
-    """Return whose part of a checkpoint this is, as its file is called."""
+    """Return the sender of a part as the part's file is named."""
     return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
 
 
 def _wait(peer: PeerConnection) -> None:
-    """Let the network take what is queued, so that memory does not."""
+    """Wait until a long send queue is sent, so that memory does not fill up."""
     if peer.pending() > QUEUED:
-        with contextlib.suppress(ConnectionFailed):  # told by `lost`
+        with contextlib.suppress(ConnectionFailed):  # reported by `on_connection_lost`
             peer.flush(PATIENCE)

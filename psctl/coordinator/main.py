@@ -1,9 +1,9 @@
-"""The coordinator's shell: it keeps the mind (coordinator/state/job_state_machine.py) in touch with the world.
+"""The coordinator's process: runs the state machine of the job and carries out its instructions.
 
     python -m psctl.coordinator.main        orders: in memory (sealed_memory.py)
 
-What happens comes in through one queue; the mind answers with instructions; they are carried out here, on the main
-thread, in order. It never imports torch.
+Inputs arrive through one queue. The state machine answers each with instructions, which are carried out on the main
+thread, in order. The process never imports torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CoordinatorProcess:
     """One job's coordinator.
 
     Args:
-        orders: all that it was told.
+        orders: the job, addresses, keys.
 
     Raises:
         PsctlError: the port range is full, or the checkpoint to resume from is damaged.
@@ -112,10 +112,10 @@ class CoordinatorProcess:
             report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
         tick_at = time.monotonic() + TICK
         while self._open:
-            happening: Input = Tick()
+            given: Input = Tick()
             with contextlib.suppress(queue.Empty):
-                happening = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
-            self._carry_out(self._state_machine.handle(happening, time.monotonic()))
+                given = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
+            self._carry_out(self._state_machine.handle(given, time.monotonic()))
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
                 self._carry_out(self._state_machine.handle(Tick(), time.monotonic()))
@@ -132,14 +132,14 @@ class CoordinatorProcess:
         return issue(self._authority, self._orders.order.name, member, time.time())
 
     def _renew(self, now: float) -> None:
-        """Issue new certificates where less than half of the life of one is left."""
+        """Issue new certificates to members whose present ones have less than half of their life left."""
         for member in self._renewals.due((ME, *self._connections.connected()), now):
             pair = self._issue(member)
             self._renewals.issued(member, now)
             if member == ME:
                 self._credentials.renew(pair.certificate_pem, pair.key_pem)
             else:
-                self._connections.tell(member, NewCertificate(pair.certificate_pem, pair.key_pem))
+                self._connections.send(member, NewCertificate(pair.certificate_pem, pair.key_pem))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -150,13 +150,13 @@ class CoordinatorProcess:
             case AppendEvent(event=event):
                 self._log.append(event)
             case SendMessage(member=member, message=message):
-                self._connections.tell(member, message)
+                self._connections.send(member, message)
             case CloseConnection(member=member, reason=reason):
-                self._connections.dismiss(member, reason)
+                self._connections.close_connection(member, reason)
             case StartMember():
                 self._start(instruction)
-            case MakePlan():  # seconds for many ranks: heartbeats go on beside it
-                threading.Thread(target=self._think, args=(instruction,), name="plan", daemon=True).start()
+            case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
+                threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
             case MakeShards(layout=layout, servers=servers, near=near):
                 shards = cut(layout, servers, near=near)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
@@ -165,12 +165,12 @@ class CoordinatorProcess:
             case DiscardCheckpoint(step=step):
                 self._saver.discard(step)
             case FindRestorable():
-                self._saver.find_restorable(self._connections.go_on_from)
+                self._saver.find_restorable(self._connections.read_from)
             case SendCheckpointCopy(step=step, agent=agent):
                 self._saver.copy(step, self._connections.peer(agent))
             case CloseCoordinator(status=status):
                 for host in range(len(self._orders.order.hosts)):
-                    self._connections.tell(Member("agent", host), JobFinished(status))
+                    self._connections.send(Member("agent", host), JobFinished(status))
                 self._open = False
 
     def _start(self, start: StartMember) -> None:
@@ -186,12 +186,12 @@ class CoordinatorProcess:
             pair.key_pem,
             self._orders.store,
         )
-        self._connections.tell(Member("agent", start.host), order)
+        self._connections.send(Member("agent", start.host), order)
 
-    def _think(self, wanted: MakePlan) -> None:
+    def _make_plan(self, wanted: MakePlan) -> None:
         try:
             made = self._plan(wanted)
-        except Exception as defect:  # noqa: BLE001 - of ours; untold, the job would wait for its plan for ever
+        except Exception as defect:  # noqa: BLE001 - of psctl; unreported, the job would wait for its plan for ever
             made = PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
         self._queue.put(made)
 
@@ -208,9 +208,9 @@ def main() -> int:
     """Coordinate the job that this process's orders name."""
     stderr_log.install()
     lifeline.hide_memory()
-    told = sealed_memory.read()
-    assert told is not None, "an agent starts the coordinator"
-    CoordinatorProcess(msgspec.json.decode(told, type=CoordinatorOrders)).run()
+    orders = sealed_memory.read()
+    assert orders is not None, "an agent starts the coordinator"
+    CoordinatorProcess(msgspec.json.decode(orders, type=CoordinatorOrders)).run()
     return 0
 
 

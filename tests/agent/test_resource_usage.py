@@ -14,9 +14,9 @@ import pytest
 from psctl.agent.processes import AgentChild
 from psctl.agent.resource_usage import FRESH, MemoryKills, counter_files, first_counter
 from psctl.agent.spawn import Files, account
-from psctl.clock import ManualClock
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
+from tests.helpers.manual_clock import ManualClock
 
 ROOT = Path(__file__).parents[2]
 W1 = Member("worker", 1)

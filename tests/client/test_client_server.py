@@ -19,7 +19,8 @@ from psctl.ps.messages import Forwarded, Leads, Push, PutRankState, StartValues
 from psctl.ps.outputs import SaveSlices
 from psctl.ps.snapshot import CopiedSlice
 from psctl.server.main import Server, stream_save
-from psctl.types import Address, Member, TensorSlice, first_assignment
+from psctl.types import Address, Member, TensorSlice
+from tests.helpers.assignments import first_assignment
 from tests.helpers.ps_world import World, credentials, flat_values, make_layout
 
 PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]

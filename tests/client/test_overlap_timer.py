@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from psctl.client.overlap_timer import UnderWay
-from psctl.clock import ManualClock
 from psctl.sync.gradient_trace import GradientTrace, from_environment
 from tests.helpers.job_world import Job
+from tests.helpers.manual_clock import ManualClock
 
 
 def script(run):

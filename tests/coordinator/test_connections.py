@@ -1,4 +1,4 @@
-"""The coordinator's desk: bytes go their way, everything else to the mind, older connections do not count."""
+"""The coordinator's connections: bulk data passes, everything else becomes an input, older connections do not count."""
 
 from __future__ import annotations
 
@@ -60,39 +60,41 @@ class FakeSaver:
 
 
 class Scene:
-    """A desk with three workers."""
+    """The connections of three workers."""
 
     def __init__(self, resume: Path | None = None) -> None:
         self.heard: list[Any] = []
+        self.refusal = ""
         self.saver = FakeSaver()
-        behind: Any = CoordinatorConnections(self.heard.append, self.saver, resume, self.refuses)  # type: ignore[arg-type]
-        self.tell = behind.tell
-        self.desk: Any = PermitGate(COORDINATION, "coordinator", behind)
+        saver: Any = self.saver
+        behind = CoordinatorConnections(self.heard.append, saver, resume, self._why_refused)
+        self.tell = behind.send
+        self.handler: Any = PermitGate(COORDINATION, "coordinator", behind)
         self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
         self.heard.clear()
 
     def join(self, peer: FakePeer) -> FakePeer:
         """Connect a member, as far as its first messages."""
-        self.desk.on_connected(peer)
-        self.desk.on_message(peer, Register("host", 1, 1, 1, 0) if peer.member.role == "agent" else Join(1), None)
+        self.handler.on_connected(peer)
+        self.handler.on_message(peer, Register("host", 1, 1, 1, 0) if peer.member.role == "agent" else Join(1), None)
         if peer.member.role == "worker":
-            self.desk.on_message(peer, Prepare(Layout((), "", ()), ()), None)
+            self.handler.on_message(peer, Prepare(Layout((), "", ()), ()), None)
         return peer
 
     def receive(self, peer: FakePeer, message: Any, payload: memoryview | None) -> None:
         """Bring a message as net does: a payload is placed first."""
         if payload is not None:
-            self.desk.receive_buffer_for(peer, message, len(payload))
-        self.desk.on_message(peer, message, payload)
+            self.handler.receive_buffer_for(peer, message, len(payload))
+        self.handler.on_message(peer, message, payload)
 
-    def refuses(self, member: Member, message: Any) -> str:
-        return ""
+    def _why_refused(self, member: Member, message: Any) -> str:
+        return self.refusal
 
 
 def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
     scene = Scene()
-    scene.desk.on_message(scene.peers[W1], Heartbeat(3, "compute"), None)
-    scene.desk.on_connection_lost(scene.peers[W1], PeerLost("gone"))
+    scene.handler.on_message(scene.peers[W1], Heartbeat(3, "compute"), None)
+    scene.handler.on_connection_lost(scene.peers[W1], PeerLost("gone"))
     assert scene.heard == [MessageReceived(W1, Heartbeat(3, "compute")), ConnectionLost(W1, "gone")]
     scene.tell(W1, Go())
     scene.tell(W0, Go())
@@ -104,7 +106,7 @@ def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> Non
     scene = Scene()
     newer = FakePeer(W1)
     scene.join(newer)
-    scene.desk.on_connection_lost(scene.peers[W1], PeerLost("gone"))
+    scene.handler.on_connection_lost(scene.peers[W1], PeerLost("gone"))
     assert not [each for each in scene.heard if isinstance(each, ConnectionLost)]
     scene.tell(W1, Go())
     assert newer.all() == [(Go(), b"")]
@@ -113,9 +115,9 @@ def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> Non
 def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() -> None:
     scene = Scene()
     zero = scene.peers[W0]
-    scene.desk.on_message(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
+    scene.handler.on_message(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
     scene.receive(zero, SavePart(5, 0, 0), memoryview(b"1234"))
-    scene.desk.on_message(zero, SaveEnd(5), None)
+    scene.handler.on_message(zero, SaveEnd(5), None)
     assert scene.saver.calls == [
         ("worker/0", "begin", [SLICE]), ("worker/0", "part", b"1234"), ("worker/0", "end", 5),
     ]  # fmt: skip
@@ -149,10 +151,10 @@ def test_wanted_slices_are_read_from_the_checkpoint(tmp_path: Path) -> None:
     )  # fmt: skip
     scene = Scene(folder)
     zero = scene.peers[W0]
-    scene.desk.on_message(zero, LoadWanted(1, [TensorSlice("param/w", "float32", (4,), 1, 3)]), None)
+    scene.handler.on_message(zero, LoadWanted(1, [TensorSlice("param/w", "float32", (4,), 1, 3)]), None)
     assert zero.sent.get(timeout=10) == (LoadPart(1, 0, 0), bytes(range(4, 12)))
     assert zero.sent.get(timeout=10) == (LoadEnd(1), b"")
-    scene.desk.on_message(zero, LoadWanted(2, [TensorSlice("param/v", "float32", (4,), 0, 4)]), None)
+    scene.handler.on_message(zero, LoadWanted(2, [TensorSlice("param/v", "float32", (4,), 0, 4)]), None)
     end, _ = zero.sent.get(timeout=10)
     assert isinstance(end, LoadEnd)
     assert "no tensor param/v" in end.problem
@@ -160,7 +162,7 @@ def test_wanted_slices_are_read_from_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
     scene = Scene()
-    scene.desk.on_message(scene.peers[W0], LoadWanted(1, [SLICE]), None)
+    scene.handler.on_message(scene.peers[W0], LoadWanted(1, [SLICE]), None)
     end, _ = scene.peers[W0].sent.get(timeout=10)
     assert end == LoadEnd(1, "the job does not go on from a checkpoint")
 
@@ -171,7 +173,7 @@ def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_t
     agent, other, one, two, worker = (FakePeer(member) for member in members)
     for peer in (agent, other, one, two, worker):
         scene.join(peer)
-    scene.desk.on_message(agent, ReadWanted(7, "s", ["w"], [1]), None)
+    scene.handler.on_message(agent, ReadWanted(7, "s", ["w"], [1]), None)
     assert [each.all() for each in (one, two)] == [[(ReadWanted(7, "s", ["w"], [1], 1), b"")]] * 2
     assert agent.all() == [(ReadBy(7, 2), b"")]
     rows = ReadRows(7, 1, 0, 8, [0], ["s"], [], [])
@@ -179,9 +181,9 @@ def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_t
     assert agent.all() == [(rows, b"12345678")]
     for stranger in (worker, other):  # of those neither answers
         with pytest.raises(MessageRefused, match="ReadRows is no message"):
-            scene.desk.on_message(stranger, rows, None)
+            scene.handler.on_message(stranger, rows, None)
     with pytest.raises(MessageRefused, match="ReadWanted is no message that a worker may send"):
-        scene.desk.on_message(worker, ReadWanted(8, "s", [], []), None)
+        scene.handler.on_message(worker, ReadWanted(8, "s", [], []), None)
     assert [each.all() for each in (agent, other, one, two, worker)] == [[]] * 5
 
 
@@ -190,7 +192,7 @@ def refusal(scene: Scene, peer: FakePeer, message: Any, payload: memoryview | No
     with pytest.raises(MessageRefused) as error:
         scene.receive(peer, message, payload)
     scene.heard.clear()
-    scene.desk.on_connection_lost(peer, error.value)
+    scene.handler.on_connection_lost(peer, error.value)
     assert scene.heard == [ProtocolBroken(peer.member, error.value.message)]
     return error.value.message
 
@@ -210,8 +212,7 @@ def test_a_worker_opens_four_parts_of_checkpoints_and_not_20000() -> None:
 
 def test_a_checkpoint_that_the_mind_refuses_opens_no_file() -> None:
     scene = Scene()
-    scene.refuses = lambda member, message: "step 9 of 3"  # type: ignore[method-assign]
-    scene.desk._handler._refuses = scene.refuses
+    scene.refusal = "step 9 of 3"
     assert "SaveBegin: step 9 of 3" in refusal(scene, scene.peers[W1], SaveBegin(5, []))
     assert scene.saver.calls == []
 
@@ -229,7 +230,7 @@ def test_requests_for_tensors_are_read_by_one_thread_and_bounded(monkeypatch: py
     monkeypatch.setattr("psctl.coordinator.connections.WANTED", 8)
     scene = Scene()
     held = threading.Event()
-    monkeypatch.setattr(scene.desk._handler, "_load", lambda peer, wanted: held.wait(20))
+    monkeypatch.setattr(scene.handler._handler, "_load", lambda peer, wanted: held.wait(20))
     before = threading.active_count()
     one = scene.peers[W1]
     try:

@@ -60,9 +60,10 @@ from psctl.server.main import Server
 from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
-from psctl.types import Member, TensorSlice, first_assignment
+from psctl.types import Member, TensorSlice
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
+from tests.helpers.assignments import first_assignment
 from tests.helpers.memory_stream import MemoryNetwork
 
 WAIT = 20.0

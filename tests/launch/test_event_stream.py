@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl import errors
-from psctl.clock import ManualClock
 from psctl.job.events import Finished, Log, Started, to_line
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.event_stream import RECONNECT, EventReader, LineSplitter
 from psctl.remote.shell import CommandResult
 from tests.helpers.fake_shell import FakeShell
+from tests.helpers.manual_clock import ManualClock
 
 FOLDER = "/w/jobs/digits-1/node-a"
 LOG = f"{FOLDER}/events.jsonl"

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.clock import ManualClock
 from psctl.job.table_server_messages import ReadRow, ReadRows, ReadTable
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.store_query import BATCH, MOST, StoreReader, batches
 from psctl.remote.shell import CommandResult
 from tests.helpers.fake_shell import FakeShell
+from tests.helpers.manual_clock import ManualClock
 
 RECORD = JobRecord(
     job="words-1", name="words", created=1.0, cluster=KnownCluster("lab", "", "", 0.0),

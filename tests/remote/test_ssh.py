@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from psctl.clock import ManualClock, SystemClock
+from psctl.clock import SystemClock
 from psctl.errors import (
     AuthFailed,
     HostKeyChanged,
@@ -31,6 +31,7 @@ from psctl.errors import (
 from psctl.remote import known_hosts, scripts
 from psctl.remote.ssh import DROPPED_PATIENCE, LONGEST_WAIT, SshShell
 from psctl.remote.target import Target, resolve
+from tests.helpers.manual_clock import ManualClock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

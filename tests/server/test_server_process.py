@@ -24,7 +24,8 @@ from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.protocol.preauth import ANSWER
-from psctl.types import Address, Member, first_assignment
+from psctl.types import Address, Member
+from tests.helpers.assignments import first_assignment
 from tests.helpers.ps_world import credentials, flat_values, make_layout
 
 

@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from psctl.clock import ManualClock, SystemClock
+from psctl.clock import SystemClock
 from psctl.ps.server_optimizers import FIT
 from psctl.worker.run import Run
 from psctl.worker.standalone import ProgressLines, StandaloneSession
 from tests.helpers.job_world import Job
+from tests.helpers.manual_clock import ManualClock
 
 
 def data(count=60) -> TensorDataset:

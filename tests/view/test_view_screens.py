@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from psctl import errors
-from psctl.clock import ManualClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, make_console, rank_lines, say
 from psctl.view.failure import UncountedSteps, draw_end, draw_error, signal_name
@@ -18,6 +17,7 @@ from psctl.view.job_view import JobView
 from psctl.view.live_picture import picture
 from psctl.view.live_screen import BURST, LiveScreen, make_screen
 from psctl.view.plain_log import PlainLog, describe
+from tests.helpers.manual_clock import ManualClock
 
 
 class Screen(io.StringIO):

@@ -20,8 +20,9 @@ from psctl.ps.shards import cut
 from psctl.server import main
 from psctl.transport.connect import Acceptor
 from psctl.transport.shared_memory import SegmentClient, inherited
-from psctl.types import Member, first_assignment
+from psctl.types import Member
 from psctl.worker import init
+from tests.helpers.assignments import first_assignment
 from tests.helpers.job_world import credentials
 
 WORKER, SERVER = Member("worker", 0), Member("server", 0)

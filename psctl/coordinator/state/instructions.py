@@ -1,4 +1,4 @@
-"""What the coordinator's mind hears and what it asks for: the two small languages between it and its shell."""
+"""The inputs and the instructions of the job's state machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
 from psctl.types import Layout, Member, Shard
 
-# ---- what it hears -------------------------------------------------------------------------------------------------
+# ---- inputs --------------------------------------------------------------------------------------------------------
 
 
 class MessageReceived(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class ConnectionLost(msgspec.Struct, frozen=True):
 
 
 class ProtocolBroken(msgspec.Struct, frozen=True):
-    """A member sent what it may not send; its connection is closed."""
+    """A member sent a message that it may not send; its connection is closed."""
 
     member: Member
     reason: str
@@ -44,7 +44,7 @@ class ProtocolBroken(msgspec.Struct, frozen=True):
 
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
-    says why there is no plan."""
+    is the reason when there is no plan."""
 
     chosen: str
     update: str
@@ -72,14 +72,14 @@ class CheckpointCommitted(msgspec.Struct, frozen=True):
 
 
 class CheckpointCopySent(msgspec.Struct, frozen=True):
-    """All of a checkpoint was sent to another host (its agent still has to prove it), or could not be."""
+    """A checkpoint was sent to another host, whose agent has to verify it, or could not be sent."""
 
     step: int
     problem: str = ""
 
 
 class RestorableFound(msgspec.Struct, frozen=True):
-    """Answer to FindRestorable: where the job goes on, None: from its start. `problem` says why it cannot."""
+    """Answer to FindRestorable: where the job goes on; None: from its start. `problem` is the reason when it cannot."""
 
     resume: Resume | None
     skipped: list[str] = []
@@ -95,7 +95,7 @@ Input = (
     | CheckpointCopySent | RestorableFound | Tick
 )  # fmt: skip
 
-# ---- what it asks for ----------------------------------------------------------------------------------------------
+# ---- instructions --------------------------------------------------------------------------------------------------
 
 
 class StartMember(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class SendMessage(msgspec.Struct, frozen=True):
 
 
 class CloseConnection(msgspec.Struct, frozen=True):
-    """Close the connection of a member that sent what it may not send."""
+    """Close the connection of a member that broke the protocol."""
 
     member: Member
     reason: str
@@ -145,7 +145,7 @@ class MakeShards(msgspec.Struct, frozen=True):
 
 
 class CommitCheckpoint(msgspec.Struct, frozen=True):
-    """All parts of this step's checkpoint were sent: make it whole, verify it, prune; answer Written."""
+    """All parts of this step's checkpoint are here: commit it, verify it, prune; answer CheckpointCommitted."""
 
     step: int
     epoch: int
@@ -158,25 +158,25 @@ class CommitCheckpoint(msgspec.Struct, frozen=True):
 
 
 class DiscardCheckpoint(msgspec.Struct, frozen=True):
-    """A part of this step's checkpoint will never come: remove what is there; no answer."""
+    """Remove the files of this step's checkpoint, of which a part will not arrive; no answer."""
 
     step: int
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a second copy; answer CopySent."""
+    """Send the checkpoint of this step to an agent as a second copy; answer CheckpointCopySent."""
 
     step: int
     agent: Member
 
 
 class FindRestorable(msgspec.Struct, frozen=True):
-    """Everything ended: find the newest checkpoint whose every byte is right, and read from it from now on; forget
-    which ones were given up, for their steps come again. Answer Restorable."""
+    """Find the newest checkpoint whose every byte is verified and read from it from now on; forget which steps were
+    given up, since they come again. Answer RestorableFound."""
 
 
 class CloseCoordinator(msgspec.Struct, frozen=True):
-    """The job is over and its last event was appended: tell the agents, leave."""
+    """The job is over and its last event was appended: inform the agents and exit."""
 
     status: str
 
