@@ -152,7 +152,7 @@ def test_buffers_are_made_once_and_hold_two_vectors_at_most() -> None:
     places = set()
     for length in (600_000, 300_000, 600_000):
         assert not any(cast.play([torch.ones(length) for _ in range(4)]))
-        held = cast.players[0]._stepped._bytes
+        held = cast.players[0]._executor._bytes
         places.add((held.data_ptr(), held.numel()))
     [(_, size)] = places
     assert size <= 2 * 600_000 * 4
