@@ -1,7 +1,7 @@
 """What a model of so many parameters needs of its servers, and what consistency and checkpoints cost it.
 
     values          4 N bytes (float32), divided over the servers to within one shard
-    optimizer       two numbers a parameter beside its value (Adam, AdamW; SGD with momentum: one)
+    optimizer       two numbers a parameter besides its value (Adam, AdamW; SGD with momentum: one)
     replicas        each server also holds, and updates, as many bytes again for every replica of a shard
     in progress     a server sums in rank order: the sum, the values that workers still read, and at most one gradient
                     a worker and clock of the staleness that arrived before its turn

@@ -160,9 +160,9 @@ def trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:
                 (rank[tree.root], tuple((rank[a], rank[b]) for a, b in tree.edges), int(tree.weight * whole))
                 for tree in found
             )
-    everyone = range(inputs.world)
+    ranks = range(inputs.world)
     return tuple(
-        (root, tuple((root, rank) for rank in everyone if rank != root), weight)
+        (root, tuple((root, rank) for rank in ranks if rank != root), weight)
         for root, weight in enumerate(shares(port))
         if weight
     )

@@ -100,8 +100,8 @@ def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
         return f"; over {engine(gpus=gpus)}, which psctl neither encrypts nor authenticates"
     if len(set(hosts)) == 1:
         return "; bytes stay in memory that the host's processes share"
-    beside = "; over psctl's own sealed connections"
-    return f"{beside}, within a host in shared memory" if len(set(hosts)) < len(hosts) else beside
+    sealed = "; over psctl's own sealed connections"
+    return f"{sealed}, within a host in shared memory" if len(set(hosts)) < len(hosts) else sealed
 
 
 def _no_servers(by_name: Mapping[str, PlanCandidate]) -> str:

@@ -1,4 +1,4 @@
-"""The closed form that stands for a simulation of very many ranks on given machines, taken as one uniform network."""
+"""Closed forms in place of simulations with very many ranks: the machines are treated as one uniform network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def uniform_rates(inputs: PlanInput, port: Sequence[float], costs: Costs) -> all
     Args:
         inputs: the machines.
         port: bytes/s of each rank's port.
-        costs: what messages cost beside their bytes.
+        costs: of messages, besides their bytes.
     """
     far = [inputs.network.route(inputs.ranks[0], place).latency for place in inputs.ranks[1:]]
     wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead

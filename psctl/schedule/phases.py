@@ -95,7 +95,7 @@ def without_gaps(transfers: Iterable[Transfer]) -> Transfers:
 
 
 def overlapped(phases: Sequence[Sequence[Transfer]], chunks: int, pieces: int) -> Transfers:
-    """Return `pieces` copies of the phases, in which phase p of piece j runs beside phase p-1 of piece j+1.
+    """Return `pieces` copies of the phases, in which phase p of piece j runs during phase p-1 of piece j+1.
 
     The pieces have chunks of their own, so only a busy node makes one wait for another. Step numbers follow slots, each
     as long as the longest phase; slots that stay empty are left out.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from psctl.topology.algorithms.direct_links import DirectLinks
-from psctl.topology.algorithms.trees import DeviceTree, TreePacking, all_reduce, trees_from
+from psctl.topology.algorithms.trees import PackedTree, TreePacking, all_reduce, trees_from
 
 Columns = frozenset[int]
 """A tree: the indices of its links."""
@@ -31,7 +31,7 @@ def broadcast(wires: DirectLinks, root: str) -> TreePacking:
     """
     bound, found = trees_from(wires.units(), wires.nodes.index(root))
     trees = [
-        DeviceTree(root, tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), Fraction(weight))
+        PackedTree(root, tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), Fraction(weight))
         for edges, weight in found.items()
     ]
     ordered = sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))
@@ -48,7 +48,7 @@ def limited(wires: DirectLinks, most: int) -> TreePacking:
     while len(found) > most:
         heavy = sorted(found, key=lambda links: (-found[links], sorted(links)))
         found = heaviest([count for _, _, count in wires.links], heavy[: most + (len(found) - most) // 2])
-    kept = (DeviceTree(trees[links].root, trees[links].edges, weight) for links, weight in found.items())
+    kept = (PackedTree(trees[links].root, trees[links].edges, weight) for links, weight in found.items())
     return TreePacking(tuple(kept), whole.bound, wires.unit)
 
 

@@ -30,7 +30,7 @@ TRIED = 8
 """Devices up to which all are tried as roots."""
 
 
-class DeviceTree(msgspec.Struct, frozen=True):
+class PackedTree(msgspec.Struct, frozen=True):
     """A tree over all devices: its edges (parent, child) from the root outwards, and its weight in link units."""
 
     root: str
@@ -49,7 +49,7 @@ class DeviceTree(msgspec.Struct, frozen=True):
 class TreePacking(msgspec.Struct, frozen=True):
     """Trees, the heaviest first. `bound` is what no packing exceeds; `unit` what a link unit carries, bytes/s."""
 
-    trees: tuple[DeviceTree, ...]
+    trees: tuple[PackedTree, ...]
     bound: Fraction
     unit: float
 
@@ -106,7 +106,7 @@ def _reaching(wires: DirectLinks, bound: Fraction) -> dict[LinkSet, Fraction]:
     return best
 
 
-def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> DeviceTree:
+def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> PackedTree:
     """The tree from the device with the fewest steps to the farthest, the lowest of these."""
     near: dict[int, list[int]] = {}
     for at in sorted(links):
@@ -130,8 +130,8 @@ def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[i
     return max(far.values()), root, edges
 
 
-def _named(wires: DirectLinks, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> DeviceTree:
-    return DeviceTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
+def _named(wires: DirectLinks, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> PackedTree:
+    return PackedTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 
 def trees_from(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from psctl.topology import rates
 from psctl.topology.findings import Finding
 from psctl.topology.graph import Device, HostGraph, bonded
-from psctl.topology.host.inventory import HostOutputs
+from psctl.topology.host.inventory import HostReadings
 from psctl.topology.host.pcie_derivation import LEVELS, PXB, SYS
 from psctl.topology.readings import NvlinkGpu, PciDevice
 
@@ -50,7 +50,7 @@ SLOW_PORT = 1.25e9
 """Nominal bytes/s; a port at or below it, where identical ports are much faster, has negotiated down."""
 
 
-def findings(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def findings(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     """Yield the problems of a host.
 
     Args:
@@ -68,7 +68,7 @@ def findings(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
     yield from _places(graph)
 
 
-def _missing(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def _missing(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     """GPUs that one output has and another lacks, and functions of unknown class."""
     matrix = {ident.partition("/")[0] for ident in all_.matrix.devices if ident.startswith("GPU")}
     table = {f"GPU{row.index}" for row in all_.table.gpus}
@@ -87,7 +87,7 @@ def _missing(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
         yield Finding(f"{_list(matrix - table)} is in the matrix, but does not answer the query", cure)
 
 
-def _slots(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     """GPUs with fewer lanes than they could have, or in an older slot than their twins."""
     functions = {one.address: one for one in all_.functions}
     best: dict[str, int] = {}
@@ -111,7 +111,7 @@ def _slots(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
             )
 
 
-def _links(all_: HostOutputs) -> Iterator[Finding]:
+def _links(all_: HostReadings) -> Iterator[Finding]:
     """GPUs with fewer NVLinks up than their twins."""
     by_name: dict[str, list[NvlinkGpu]] = {}
     for gpu in all_.nvlink.gpus:
@@ -141,7 +141,7 @@ def _up(gpu: NvlinkGpu) -> int:
     return sum(link is not None for link in gpu.links)
 
 
-def _fabric(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def _fabric(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     """NVLinks that are up and lead nowhere; GPUs with a narrower way to the switch than their twins."""
     words = [word for matrix in all_.matrices for word in matrix.words.values()]
     gpus = [ident for ident in all_.matrix.devices if ident.startswith("GPU")]
@@ -171,7 +171,7 @@ def _fabric(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
         )
 
 
-def _peers(all_: HostOutputs) -> Iterator[Finding]:
+def _peers(all_: HostReadings) -> Iterator[Finding]:
     """Pairs of GPUs that cannot reach each other's memory."""
     found: dict[str, list[str]] = {}
     for matrix in all_.peers:
@@ -185,7 +185,7 @@ def _peers(all_: HostOutputs) -> Iterator[Finding]:
         yield Finding(f"GPUs cannot copy to each other directly ({word}: {known.what}): {_some(pairs)}", known.cure)
 
 
-def _mig(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def _mig(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     on = {f"GPU{row.index}" for row in all_.table.gpus if row.mig}
     on |= {gpu.id.partition("/")[0] for gpu in graph.of_kind("gpu") if "/" in gpu.id}
     if on:
@@ -195,7 +195,7 @@ def _mig(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
         )
 
 
-def _nics(all_: HostOutputs, graph: HostGraph) -> Iterator[Finding]:
+def _nics(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     """NICs whose slot carries less than their port, and ports slower than their twins."""
     functions = {one.address: one for one in all_.functions}
     for nic in graph.of_kind("nic"):
@@ -228,7 +228,7 @@ def _narrowed(function: PciDevice) -> bool:
     return bool(function.width and function.width_max and function.width < function.width_max)
 
 
-def _ports(all_: HostOutputs) -> Iterator[Finding]:
+def _ports(all_: HostReadings) -> Iterator[Finding]:
     """RDMA ports that are down, and ports slower than those of the same card."""
     down = [f"{port.device}/{port.port}" for port in all_.rdma if not port.active]
     if down:

@@ -13,7 +13,7 @@ from psctl.topology.facts import HostFacts
 from psctl.topology.findings import Finding
 from psctl.topology.graph import Device, HostGraph, Link, bonded
 from psctl.topology.host import health, inventory, nvlinks, pcie_derivation, pcie_tree, sockets
-from psctl.topology.host.inventory import HostOutputs
+from psctl.topology.host.inventory import HostReadings
 from psctl.topology.host.paths import Router
 from psctl.topology.host.pcie_derivation import Pair, PcieBranch
 from psctl.topology.readings import Reading
@@ -64,7 +64,7 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
     return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
 
 
-def _words(all_: HostOutputs, ids: Sequence[str]) -> Words:
+def _words(all_: HostReadings, ids: Sequence[str]) -> Words:
     """The word of each pair that any output has one for. The matrix's row counts, then its column."""
     said = all_.matrix.words
     nccl = _counted(all_)
@@ -77,7 +77,7 @@ def _words(all_: HostOutputs, ids: Sequence[str]) -> Words:
     return words
 
 
-def _levels(all_: HostOutputs, words: Words) -> dict[Pair, int]:
+def _levels(all_: HostReadings, words: Words) -> dict[Pair, int]:
     """Distances by PCIe; a pair of which two matrices or two rows differ has none."""
     levels: dict[Pair, int] = {}
     for matrix in reversed(all_.matrices):
@@ -89,7 +89,7 @@ def _levels(all_: HostOutputs, words: Words) -> dict[Pair, int]:
     return levels
 
 
-def _counted(all_: HostOutputs) -> dict[Pair, str]:
+def _counted(all_: HostReadings) -> dict[Pair, str]:
     """NVn for each pair of GPUs of an NCCL file: links to each other, or both to a switch."""
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
     found: dict[Pair, str] = {}
@@ -106,7 +106,7 @@ def _counted(all_: HostOutputs) -> dict[Pair, str]:
 
 
 def _slots(
-    all_: HostOutputs, ends: Sequence[Device], levels: Mapping[Pair, int]
+    all_: HostReadings, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[Device], list[Device], list[Link], list[Finding]]:
     """PCIe switches, processors, the slots between them, and what contradicts itself in the matrix."""
     ids = [device.id for device in ends]
@@ -126,7 +126,7 @@ def _slots(
 
 
 def _tops(
-    all_: HostOutputs, ends: Sequence[Device], levels: Mapping[Pair, int]
+    all_: HostReadings, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[PcieBranch], list[Finding]]:
     """Return the branches at the processors: as the host lists them, and by the words of the matrix for the rest."""
     told = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
@@ -155,7 +155,7 @@ def _distance(a: str, b: str, levels: Mapping[Pair, int]) -> int:
     return levels.get(frozenset((a, b)), pcie_derivation.SYS)
 
 
-def _table_rate(all_: HostOutputs, ident: str) -> float | None:
+def _table_rate(all_: HostReadings, ident: str) -> float | None:
     """What the GPU's slot carries by `--query-gpu`, which names the fastest that GPU and slot can do."""
     row = all_.row(ident)
     speed = rates.speed_of(row.generation_max or row.generation) if row else None
@@ -215,7 +215,7 @@ def _coherent(gpus: Sequence[Device], slots: Sequence[Link], cpus: Sequence[Devi
             yield Link(gpu.id, cpu, "NVLink", rate, rates.latency("NVLink"), derived=True)
 
 
-def _bundles(all_: HostOutputs, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
+def _bundles(all_: HostReadings, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
     """NVSwitches, and the edges of NVLink and xGMI."""
     raw = {f"GPU{gpu.index}": next((link for link in gpu.links if link), None) for gpu in all_.nvlink.gpus}
     rate = {device.id: rates.nvlink(device.name, raw.get(device.id)) for device in ends}
@@ -228,7 +228,7 @@ def _bundles(all_: HostOutputs, words: Words, ends: Sequence[Device]) -> tuple[l
     return switches, [*nvlinks.edges(words, through, rate), *ports, *_xgmi(all_, words, ends)]
 
 
-def _through(all_: HostOutputs, words: Words) -> frozenset[tuple[str, str]]:
+def _through(all_: HostReadings, words: Words) -> frozenset[tuple[str, str]]:
     """Pairs that an NCCL file joins by a switch."""
     at = {gpu.bus for gpu in all_.nccl.gpus}
     on = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(sort == SWITCH_CLASS for _, _, sort in gpu.nvlinks)}
@@ -236,7 +236,7 @@ def _through(all_: HostOutputs, words: Words) -> frozenset[tuple[str, str]]:
     return frozenset(pair for pair, word in words.items() if bonded(word) and set(pair) <= on - direct)
 
 
-def _xgmi(all_: HostOutputs, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
+def _xgmi(all_: HostReadings, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
     """AMD's links between neighbours: one where rocm-smi says XGMI over one hop, as many as an RCCL file counts."""
     names = {device.id: device.name for device in ends}
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}

@@ -43,7 +43,7 @@ MOST_FUNCTIONS = 8192
 _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
-class HostOutputs(msgspec.Struct, frozen=True):
+class HostReadings(msgspec.Struct, frozen=True):
     """The readings of one host by kind; of outputs that a host prints once, the fullest."""
 
     facts: HostFacts | None
@@ -68,12 +68,12 @@ class HostOutputs(msgspec.Struct, frozen=True):
         return next((row for row in self.table.gpus if f"GPU{row.index}" == ident), None)
 
 
-def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostOutputs:
+def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostReadings:
     """Return a host's readings by kind."""
     nccl = _fullest(readings, NcclTopology, lambda one: len(one.pci)) or NcclTopology((), (), ())
     matrices = _of(readings, Matrix)
     trees = [one.devices for one in _of(readings, PciTree)]
-    return HostOutputs(
+    return HostReadings(
         facts=facts,
         matrices=tuple(sorted(matrices, key=lambda one: -sum(word.startswith("NV") for word in one.words.values()))),
         peers=tuple(_of(readings, PeerMatrix)),
@@ -93,7 +93,7 @@ def is_gpu(ident: str) -> bool:
     return _GPU.fullmatch(ident) is not None
 
 
-def gpu_ids(all_: HostOutputs) -> list[str]:
+def gpu_ids(all_: HostReadings) -> list[str]:
     """Return the names of the GPUs: those of the matrix in its order, then those that other outputs add."""
     listed = [ident for ident in all_.matrix.devices if is_gpu(ident)]
     others = {
@@ -110,14 +110,14 @@ def gpu_ids(all_: HostOutputs) -> list[str]:
     return listed + sorted(others - set(listed), key=natural)
 
 
-def gpus(all_: HostOutputs) -> list[Device]:
+def gpus(all_: HostReadings) -> list[Device]:
     """Return the GPUs, in the order of `gpu_ids`."""
     ids = gpu_ids(all_)
     buses = _buses(all_, ids)
     return [_gpu(ident, all_, buses.get(ident, "")) for ident in ids]
 
 
-def excess(all_: HostOutputs) -> Finding | None:
+def excess(all_: HostReadings) -> Finding | None:
     """Return a finding where the outputs name more devices than one host can have, None where they do not.
 
     The time of later steps grows with the square of the devices or more, and the outputs may be hostile.
@@ -134,7 +134,7 @@ def excess(all_: HostOutputs) -> Finding | None:
     return None
 
 
-def places_unknown(all_: HostOutputs) -> bool:
+def places_unknown(all_: HostReadings) -> bool:
     """Return whether only `nvlink -s` names GPUs: it counts links and does not show their ends."""
     elsewhere = (
         all_.facts,
@@ -148,7 +148,7 @@ def places_unknown(all_: HostOutputs) -> bool:
     return bool(all_.nvlink.gpus) and not any(elsewhere)
 
 
-def nics(all_: HostOutputs) -> list[Device]:
+def nics(all_: HostReadings) -> list[Device]:
     """Return the NICs: those of the matrix, RDMA devices, then interfaces that carry addresses, and their joins."""
     facts = {nic.name: nic for nic in (all_.facts.nics if all_.facts else ()) if _carries(nic)}
     ports = _unique(all_.rdma, "device")
@@ -174,7 +174,7 @@ def nics(all_: HostOutputs) -> list[Device]:
     return found
 
 
-def cpus(all_: HostOutputs) -> list[Device]:
+def cpus(all_: HostReadings) -> list[Device]:
     """Return the processors that the host itself lists: one a NUMA node with cores."""
     facts = all_.facts
     if facts is None:
@@ -192,7 +192,7 @@ def natural(ident: str) -> tuple[str | int, ...]:
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", ident))
 
 
-def _gpu(ident: str, all_: HostOutputs, bus: str) -> Device:
+def _gpu(ident: str, all_: HostReadings, bus: str) -> Device:
     row = all_.row(ident)
     link = next((gpu for gpu in all_.nvlink.gpus if f"GPU{gpu.index}" == ident), None)
     fact = next((gpu for gpu in (all_.facts.gpus if all_.facts else ()) if f"GPU{gpu.index}" == ident), None)
@@ -209,7 +209,7 @@ def _gpu(ident: str, all_: HostOutputs, bus: str) -> Device:
     )
 
 
-def _buses(all_: HostOutputs, ids: Sequence[str]) -> dict[str, str]:
+def _buses(all_: HostReadings, ids: Sequence[str]) -> dict[str, str]:
     """PCI address of each GPU. NVIDIA numbers its GPUs by their address, so that a list of equal length tells them."""
     found = {f"GPU{gpu.dev}": gpu.bus for gpu in all_.nccl.gpus} | all_.rocm.buses
     found |= {f"GPU{gpu.index}": gpu.bus for gpu in (all_.facts.gpus if all_.facts else ()) if gpu.bus}
@@ -221,7 +221,7 @@ def _buses(all_: HostOutputs, ids: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _names(all_: HostOutputs, rdma: Sequence[str]) -> dict[str, str]:
+def _names(all_: HostReadings, rdma: Sequence[str]) -> dict[str, str]:
     """What the matrix's NICs are called by the system: by its legend; where that is cut off, in their order."""
     listed = [ident for ident in all_.matrix.devices if not is_gpu(ident)]
     own = {ident: ident for ident in listed if not re.fullmatch(r"NIC[0-9]+", ident)}

@@ -47,7 +47,7 @@ class CommonNetwork(msgspec.Struct, frozen=True):
         return any(each.came for each in self.members.values())
 
 
-def networks(candidates: Candidates, heard: ProbeLatencies) -> list[CommonNetwork]:
+def networks(candidates: Candidates, latencies: ProbeLatencies) -> list[CommonNetwork]:
     """Return the networks that join all hosts, the one that psctl came over first, then by latency."""
     found: list[CommonNetwork] = []
     for key in ("network", "interface"):
@@ -57,7 +57,7 @@ def networks(candidates: Candidates, heard: ProbeLatencies) -> list[CommonNetwor
                 name: each for name, own in candidates.items() for each in own if getattr(each, key) == word
             }  # fmt: skip
             if len(members) == len(candidates) and all(members != known.members for known in found):
-                late = [heard.get((a, b, members[b].address)) for a in members for b in members if a != b]
+                late = [latencies.get((a, b, members[b].address)) for a in members for b in members if a != b]
                 if None not in late:
                     found.append(CommonNetwork(_name(members), members, max(one for one in late if one is not None)))
     return sorted(found, key=lambda each: (not each.came, each.latency))
@@ -73,17 +73,17 @@ def contenders(found: Sequence[CommonNetwork]) -> list[CommonNetwork]:
 
 
 def choose_common_network(
-    candidates: Candidates, heard: ProbeLatencies, found: Sequence[CommonNetwork], rates: Sequence[float]
+    candidates: Candidates, latencies: ProbeLatencies, found: Sequence[CommonNetwork], rates: Sequence[float]
 ) -> dict[HostName, ChosenAddress]:
-    """Return each host's address, as far as the probe tells; a host that nobody reached is left out.
+    """Return each host's address, by the probe; a host that no other reached is left out.
 
     Args:
-        candidates, heard: what was probed, and who answered.
+        candidates, latencies: the probed addresses, and the answers.
         found: the networks that join all.
         rates: what each of them moved, bytes/s; empty where `contenders` had no doubt.
     """
     if not found:
-        chosen = {name: _alone(name, own, heard) for name, own in candidates.items()}
+        chosen = {name: _alone(name, own, latencies) for name, own in candidates.items()}
         return {name: one for name, one in chosen.items() if one is not None}
     if rates:
         at = _fastest(rates)
@@ -112,9 +112,9 @@ def _by_speed(found: Sequence[CommonNetwork], at: int) -> str:
     return f"all hosts meet on it, and it has {format_bit_rate(found[at].speed or 0.0)}; {', '.join(others)}"
 
 
-def _alone(name: HostName, own: Sequence[AddressCandidate], heard: ProbeLatencies) -> ChosenAddress | None:
+def _alone(name: HostName, own: Sequence[AddressCandidate], latencies: ProbeLatencies) -> ChosenAddress | None:
     """The best address of a host where no network joins all: that which most reach, the faster of equals."""
-    by = {each.address: sum(to == name and at == each.address for _, to, at in heard) for each in own}
+    by = {each.address: sum(to == name and at == each.address for _, to, at in latencies) for each in own}
     best = max(own, key=lambda each: (by[each.address], each.speed or 0.0, each.came))
     if not by[best.address]:
         return None

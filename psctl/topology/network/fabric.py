@@ -7,7 +7,7 @@ are then a colouring of the graph of such pairs (DSATUR, Brelaz 1979: exact wher
 multipartite, which two racks, or any racks with narrow trunks, make it). What pairs of two racks move all at once tells
 a trunk that they share from one that each has to itself.
 
-Hosts whose racks no measurement tells apart are put where their labels say, else beside those with the least latency. A
+Hosts whose racks no measurement separates are placed by their labels, else with those of the least latency. A
 port that no other host is fast enough to fill shows as the fastest of the others.
 """
 

@@ -1,8 +1,8 @@
-"""Text of tables as machines, terminals and people leave it, taken apart into cells: cleaning, splitting, joining.
+"""Text of tables, as machines, terminals and people leave it, cleaned and split into cells.
 
 A table of nvidia-smi is words between tabs. On its way into a file it loses things: tabs become blanks or vanish (two
-cells stick together), a terminal breaks lines at its width (even inside a word), escapes lose their first byte. What is
-here undoes that one token at a time; where two readings are possible it says so and does not choose.
+cells stick together), a terminal breaks lines at its width (even inside a word), escapes lose their first byte. These
+functions undo that for one token at a time; where two readings are possible both are returned.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def is_tail(token: str) -> bool:
 def possible_joins(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
     """Return what may have stood where a line was broken: a blank, nothing, or either.
 
-    `before` and `after` are the lines on both sides. A blank beside the break settles it; so does a word that is none
-    until both halves are joined. Between two numbers nobody can tell.
+    `before` and `after` are the lines on both sides. A blank next to the break settles it; so does a word that is none
+    until both halves are joined. Between two numbers it is uncertain.
     """
     if not before or before[-1].isspace() or not after or after[0].isspace():
         return (" ",)
@@ -98,7 +98,7 @@ def possible_joins(before: str, after: str, words: re.Pattern[str]) -> tuple[str
 
 
 def _fragment(token: str) -> bool:
-    """Whether a token may be half of one: of a list of processors ("0-23,"), or of a word that nobody knows."""
+    """Whether a token may be half of one: of a list of processors ("0-23,"), or of an unknown word."""
     return bool(re.fullmatch(r"[A-Z0-9<>/?,-]+|<?\w+>?", token))
 
 

@@ -1,4 +1,4 @@
-"""Puts the words of a table's rows under the devices of its columns, as far as is certain, and says what is not."""
+"""Aligns the words of a table's rows with the devices of its columns, as far as is certain, and reports the rest."""
 
 from __future__ import annotations
 

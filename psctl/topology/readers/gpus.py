@@ -1,4 +1,4 @@
-"""What nvidia-smi said of its GPUs: `--query-gpu`, `-q`, `-L`, the banner; and troubles, with how each is mended.
+"""Reads what nvidia-smi prints of its GPUs (`--query-gpu`, `-q`, `-L`, the banner), and errors, each with its remedy.
 
 Broken machines answer on either stream, with any exit status, and mix errors with data: every line is judged alone.
 """

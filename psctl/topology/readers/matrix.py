@@ -66,7 +66,7 @@ def _header_only(cleaned: str) -> Matrix:
 
 
 def _is_of_links(table: TextTable) -> bool:
-    """Whether a table's rows speak of links, and not of peers: some word beside X is one, or X is all there is."""
+    """Return whether a table's rows are of links, not of peers: some word besides X is one, or there is only X."""
     if not table.has_cross() and not table.tails:
         return False
     words = table.words()

@@ -49,7 +49,7 @@ _TOKEN = re.compile(
 
 
 def address(text: str) -> str:
-    """Return a PCI address as /sys writes it ("0000:3b:00.0"), whoever wrote it; "" when it is none.
+    """Return a PCI address as /sys writes it ("0000:3b:00.0"), from any notation; "" when it is none.
 
     nvidia-smi writes a domain of eight digits in capitals, lspci often none.
     """

@@ -223,7 +223,7 @@ def parse_probe(text: str) -> HostFacts:
 
 
 def _failures(parts: Mapping[str, ProbeSection], readings: Mapping[str, tuple[Reading, ...]]) -> Iterator[Finding]:
-    """What the tools beside the query said is wrong, and which of them hang while it answers."""
+    """Yield the errors of the tools besides the query, and the tools that hang while it answers."""
     for name in [name for name, command in TOOLS.items() if command and name != "nvidia" and name in parts]:
         if parts[name].status == 124 and parts.get("nvidia", ProbeSection([])).status != 124:
             yield Finding(f"{TOOLS[name]} did not answer within 20 s", "look in dmesg, then reboot the host")

@@ -1,8 +1,8 @@
-"""Tells by its content alone what an output is, and has it read: the one way from bytes to readings.
+"""Recognizes outputs by their content alone and reads them.
 
-Lines that only one command prints are anchors. An anchor of another sort than the one before begins a new output; lines
-that could be anything go with the output that they stand in. So a file into which several commands were written after
-one another comes apart again, and banners, prompts and errors around an output do no harm.
+Lines that only one command prints are anchors. An anchor of another kind than the one before begins a new output; other
+lines belong to the output around them. So a file with the outputs of several commands is split again, and banners,
+prompts and errors around an output do no harm.
 """
 
 from __future__ import annotations

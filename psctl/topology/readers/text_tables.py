@@ -195,7 +195,7 @@ class _Scan:
 
 
 def _shouted(tokens: list[str]) -> bool:
-    """Whether tokens may be words of a matrix that nobody knows: in capitals or angle brackets, none a device."""
+    """Whether tokens may be unknown words of a matrix: in capitals or angle brackets, none a device."""
     return all(re.fullmatch(r"[A-Z0-9<>/?,-]+|<\w+>?", token) and not _is_name(token) for token in tokens)
 
 
