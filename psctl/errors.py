@@ -125,7 +125,7 @@ class VersionMismatch(PsctlError):
 
 
 class TimedOut(PsctlError):
-    """A deadline passed; the message names who was waited for."""
+    """A deadline passed; the message names the process that was waited for."""
 
     code, exit = "timed-out", 5
 

@@ -1,4 +1,4 @@
-"""What one agent is told at its start: written by launch/, sent over standard input, read by runtime/."""
+"""The orders of one agent: written by launch/, sent over standard input, read by agent/."""
 
 from __future__ import annotations
 

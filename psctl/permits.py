@@ -1,4 +1,4 @@
-"""What may be said on a connection, as data: one row for each message, consulted before any handler sees it.
+"""The messages that a connection allows, as data: one row for each message, checked before any handler.
 
 A row says which role may send the message to which, in which states of the sender, how long it and its payload may be,
 and what its fields must satisfy. psctl/transport/connect.py enforces the rows; the tables stand in

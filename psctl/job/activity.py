@@ -1,4 +1,4 @@
-"""What a worker's heartbeat says that it does: `compute`, or a wait, which names those that are waited for."""
+"""A worker's activity in its heartbeat: `compute`, or a wait, which names the ranks that are waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def waiting(what: str, workers: Iterable[int] = ()) -> str:
 
     Args:
         what: it waits for.
-        workers: who have not brought it, where that is known.
+        workers: those that have not sent it, where that is known.
     """
     names = ", ".join(f"worker/{rank}" for rank in sorted(set(workers)))
     return f"sync: waiting for {what}" + (f" from {names}" if names else "")

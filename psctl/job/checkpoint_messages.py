@@ -9,20 +9,20 @@ from psctl.job.message import JobMessage
 
 
 class ProposeCut(JobMessage, frozen=True):
-    """The coordinator wants one common step to cut at: answer Position at once."""
+    """Agree on one common step: answer CutPosition at once."""
 
     ticket: int
 
 
 class CutPosition(JobMessage, frozen=True):
-    """Answer to Propose: the step in progress. The sender does not start step+2 before it hears CutAt."""
+    """Answer to ProposeCut: the step in progress. The sender does not start step+2 before CutAt arrives."""
 
     ticket: int
     step: types.Step
 
 
 class CutAt(JobMessage, frozen=True):
-    """After finishing `step`: save if `save`, then leave if `stop`. Answers all Propose of this ticket."""
+    """After finishing `step`: save if `save`, then leave if `stop`. Answers all ProposeCut of this ticket."""
 
     ticket: int
     step: types.Step
@@ -31,7 +31,7 @@ class CutAt(JobMessage, frozen=True):
 
 
 class SaveBegin(JobMessage, frozen=True):
-    """Parts of the checkpoint of `step` come from this sender: these slices, and (rank 0) its state as JSON text."""
+    """This sender begins its part of the checkpoint of `step`: these slices, and (rank 0) its state as JSON text."""
 
     step: types.Step
     slices: types.Slices
@@ -85,7 +85,7 @@ class LoadEnd(JobMessage, frozen=True):
 
 
 class CheckpointCopyBegin(JobMessage, frozen=True):
-    """A checkpoint comes to this host as a second copy; `files` maps names to sizes in bytes."""
+    """A checkpoint will be sent to this host as a second copy; `files` maps names to sizes in bytes."""
 
     step: types.Step
     files: dict[types.Name, types.Size]
@@ -100,7 +100,7 @@ class CheckpointCopyPart(JobMessage, frozen=True):
 
 
 class CheckpointCopyEnd(JobMessage, frozen=True):
-    """All bytes were sent: verify, publish, answer CopyDone."""
+    """All bytes were sent: verify, publish, answer CheckpointCopyDone."""
 
     step: types.Step
 

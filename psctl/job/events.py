@@ -1,4 +1,4 @@
-"""The job's event log: one typed value a kind, one JSON line an event, written by the coordinator, read by everyone.
+"""The job's event log: one typed value a kind, one JSON line an event, written by the coordinator.
 
 The kinds from `started` to `finished` are promised to users (`train -o jsonl`). `state` and `notice` are psctl's own,
 for the live screen and `status`: PROMISED tells which to show. JSON has no NaN: metrics hold finite numbers only, and a
@@ -130,7 +130,7 @@ class Log(Event, frozen=True, tag="log"):
 
 
 class Finished(Event, frozen=True, tag="finished"):
-    """Last event, always. `exit` is the exit code of whoever follows the job."""
+    """Last event, always. `exit` is the exit code of the psctl that follows the job."""
 
     status: str  # done | failed | stopped
     exit: int

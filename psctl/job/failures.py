@@ -1,4 +1,4 @@
-"""Which of several deaths was the first, and what a person is told about it.
+"""The first of several failures, and its description for people.
 
 Deaths cause each other: when a worker raises, the others lose their peer a moment later, and their agents may be
 quicker to tell. So after the first report there is a moment to settle, and a failure that is itself somebody else's
@@ -39,7 +39,7 @@ _ENGINE = (
 
 
 def is_loss(failure: ProcessFailure) -> bool:
-    """Is this failure the loss of somebody else, as far as one can tell?"""
+    """Whether this failure is the loss of another process, as far as can be known."""
     return failure.code in _LOSSES or any(words in failure.exception.lower() for words in _ENGINE)
 
 

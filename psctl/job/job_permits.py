@@ -1,6 +1,6 @@
-"""Who may say what to the coordinator and hear what from it: the table of its connections.
+"""The messages that each member may send to the coordinator and receive from it: the table of its connections.
 
-States of a sender: `new` until its first message, then `joined`; of a worker that handed its model in, `prepared`.
+States of a sender: `new` until its first message, then `joined`; a worker that has sent its model is `prepared`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psctl.permits import LAYOUTS, LISTS, NEW, Direction, Permit, Permits
 from psctl.types import Member, Role
 
 PART = 4 << 20
-"""Most bytes of payload that the wire carries with one message."""
+"""Most bytes of payload of one message."""
 
 JOINED, PREPARED = "joined", "prepared"
 
@@ -29,12 +29,12 @@ TO_WORKER: Direction = ("coordinator", "worker")
 
 FIRST: dict[Role, tuple[str, ...]] = {"agent": (NEW,), "server": (NEW,), "worker": (NEW,)}
 INSIDE: dict[Role, tuple[str, ...]] = {"agent": (JOINED,), "server": (JOINED,), "worker": (JOINED, PREPARED)}
-"""Of what is said once a member has introduced itself."""
+"""Of messages that a member may send after its first one."""
 WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED,), "worker": (PREPARED,)}
-"""Of what a worker says once it has handed its model in."""
+"""Of messages that a worker may send after `Prepare`."""
 
 SECRET = 64
-"""Most bytes of a secret that workers show each other."""
+"""Most bytes of a secret that workers send each other."""
 
 METRICS = 1000
 """Most names in one step's numbers."""
@@ -122,7 +122,7 @@ COORDINATION = Permits(
         Permit(membership.StepUnfit, (WORKER,), WITH_MODEL),
         Permit(membership.ServerUnreachable, (WORKER, SERVER), INSIDE),
         Permit(membership.ProtocolViolation, (SERVER,), INSIDE),
-        Permit(training.WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` meets without a model
+        Permit(training.WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` has no model
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
         Permit(tables.TablesCaughtUp, (SERVER,), INSIDE),

@@ -24,7 +24,7 @@ class Reassign(JobMessage, frozen=True):
 
 
 class Members(JobMessage, frozen=True):
-    """To servers: from `clock` on, these ranks take part and no others."""
+    """To servers: from `clock` on, these ranks are the members."""
 
     clock: int
     ranks: list[int]
@@ -37,7 +37,7 @@ class NextClockWanted(JobMessage, frozen=True):
 
 
 class ExamplesShared(JobMessage, frozen=True):
-    """To workers: from `clock` on, which nobody has begun, these ranks share the examples of each clock.
+    """To workers: from `clock` on, which no worker has begun, these ranks share the examples of each clock.
 
     `lost`: of whom the clocks from that one on do not count: their examples of those before `clock` join it. It answers
     all NextClockWanted up to this ticket.
@@ -50,7 +50,7 @@ class ExamplesShared(JobMessage, frozen=True):
 
 
 class WorkerGone(JobMessage, frozen=True):
-    """To servers: that incarnation of a worker is dead. Drop its connection and its partial pushes; answer
+    """To servers: that incarnation of a worker is lost. Drop its connection and its partial pushes; answer
     LostWorkerClocks."""
 
     rank: int
@@ -58,7 +58,7 @@ class WorkerGone(JobMessage, frozen=True):
 
 
 class CountUntil(JobMessage, frozen=True):
-    """To servers: of a dead worker's pushes and Steps those up to `clock` count, later ones are dropped."""
+    """To servers: of a lost worker's pushes and Steps those up to `clock` count, later ones are dropped."""
 
     rank: int
     incarnation: int
@@ -87,7 +87,7 @@ class NextClock(JobMessage, frozen=True):
 
 
 class ShardCaughtUp(JobMessage, frozen=True):
-    """A primary says that `server`, which it fills for this shard since assignment `epoch`, has the newest clock."""
+    """A primary reports that `server`, which it fills for this shard since assignment `epoch`, has the newest clock."""
 
     epoch: int
     shard: Size
@@ -95,7 +95,7 @@ class ShardCaughtUp(JobMessage, frozen=True):
 
 
 class ShardHandedOver(JobMessage, frozen=True):
-    """A server says that, as assignment `epoch` has it, it is no longer the shard's primary and answers nothing."""
+    """A server reports that, by assignment `epoch`, it is no longer the shard's primary and answers nothing."""
 
     epoch: int
     shard: Size
@@ -120,7 +120,7 @@ class ServerUnreachable(JobMessage, frozen=True):
 
 
 class ProtocolViolation(JobMessage, frozen=True):
-    """A server to the coordinator: this member sent it what it may not send; `reason` says what."""
+    """A server to the coordinator: this member sent it a message that it may not send, for `reason`."""
 
     member: Member
     reason: Name

@@ -85,7 +85,7 @@ class HostSample(JobMessage, frozen=True):
 
 
 class StopWanted(JobMessage, frozen=True):
-    """Someone asked for the job's end (psctl stop, an interrupt, SIGTERM)."""
+    """A request to stop the job (psctl stop, an interrupt, SIGTERM)."""
 
     save: bool
     force: bool
@@ -148,7 +148,7 @@ class EndProcesses(JobMessage, frozen=True):
 
 
 class StacksWanted(JobMessage, frozen=True):
-    """What are these processes of the host at? Answered by one Stacks for each."""
+    """Send the stacks of these processes of the host; answered by one Stacks for each."""
 
     members: list[Member]
 
@@ -158,7 +158,7 @@ class RenewStore(JobMessage, frozen=True):
 
 
 class JobFinished(JobMessage, frozen=True):
-    """The job is over: keep the logs, leave."""
+    """The job is over: keep the logs and exit."""
 
     status: str  # done | failed | stopped
 

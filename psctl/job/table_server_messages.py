@@ -1,9 +1,8 @@
-"""What is said of the servers that hold additive tables (`run.store()`); one small class a message.
+"""Messages about the servers that hold additive tables (`run.store()`), and reads from outside the job.
 
-A worker that opens a store says TablesWanted; the coordinator has the job's servers hold tables (ServeTables), starts
-them first where there are none, and answers when each has said where its tables listen. Which server has which shard
-is told to servers (TablesAssigned, as Reassign tells it of parameters); workers are told who the servers are, and hear
-from those which shards they lead.
+A worker that opens a store sends TablesWanted. The coordinator has the job's servers hold tables (ServeTables), starts
+them first where there are none, and answers when the tables of each listen. Servers receive the servers of each shard
+(TablesAssigned, as Reassign for parameters); workers receive the servers, which report the shards that they lead.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from psctl.types import Address, Assignment, ServerAt, TensorSlice
 
 
 class TablesWanted(JobMessage, frozen=True):
-    """A worker to the coordinator: I want to open a store. Answered by TablesAt."""
+    """A worker to the coordinator: it opens a store. Answered by TablesAt."""
 
 
 class ServeTables(JobMessage, frozen=True):
@@ -23,13 +22,13 @@ class ServeTables(JobMessage, frozen=True):
 
 
 class TablesReady(JobMessage, frozen=True):
-    """A server to the coordinator: my tables listen here."""
+    """A server to the coordinator: its tables listen here."""
 
     address: Address
 
 
 class TablesAssigned(JobMessage, frozen=True):
-    """The coordinator to servers: who has which shard of all stores from now on.
+    """The coordinator to servers: the servers of each shard of all stores from now on.
 
     `begins`: those that lead begin the shards; with `saved`, the tensors of a checkpoint, where there are some.
     """
@@ -42,7 +41,7 @@ class TablesAssigned(JobMessage, frozen=True):
 class TablesAt(JobMessage, frozen=True):
     """The coordinator to a worker: these servers hold tables, of so many shards. Or why none does.
 
-    Told again when it changes; of two, that with the larger epoch holds.
+    Sent again when it changes; of two, that with the larger epoch holds.
     """
 
     servers: list[ServerAt]

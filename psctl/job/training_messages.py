@@ -16,7 +16,7 @@ from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Lay
 
 
 class Join(JobMessage, frozen=True):
-    """First message of a worker (sent by psctl.init) or server; who it is stands in its certificate."""
+    """First message of a worker (sent by psctl.init) or server; its certificate names the member."""
 
     pid: int
 
@@ -64,7 +64,7 @@ class WorkerReport(JobMessage, frozen=True):
 
 
 class Heartbeat(JobMessage, frozen=True):
-    """A worker or server is alive; `doing` says at what ("compute", "sync: waiting for server/1")."""
+    """A worker or server is alive; `doing` is its activity ("compute", "sync: waiting for server/1")."""
 
     step: types.Step
     doing: str
@@ -133,7 +133,7 @@ class Leave(JobMessage, frozen=True):
 
 
 class StartBegin(JobMessage, frozen=True):
-    """Rank 0's start values of what no server holds: these slices follow, handed on to every other worker unread."""
+    """Rank 0's start values of what no server holds: these slices follow, relayed to every other worker."""
 
     slices: types.Slices
 
@@ -150,15 +150,15 @@ class StartEnd(JobMessage, frozen=True):
 
 
 class WorkerListens(JobMessage, frozen=True):
-    """A worker to the coordinator: others reach me here (None: none of another host needs to); those of my host show me
-    this secret. Answered by WorkersAt."""
+    """A worker to the coordinator: its address for other workers (None: no worker of another host needs it), and the
+    secret that workers of its own host must send. Answered by WorkersAt."""
 
     address: Address | None
     secret: bytes
 
 
 class WorkerAt(msgspec.Struct, frozen=True):
-    """A worker, which start of it, and how it is reached; the secret is told on its own host alone."""
+    """A worker, its incarnation and how it is reached; the secret is sent to workers of its own host only."""
 
     rank: int
     incarnation: int
