@@ -2,7 +2,7 @@
 
 Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step of a job at clock c is
 
-    gradients = client.sending(c)              # flat, by dtype ("float32"); fill it while backward runs
+    gradients = client.send_buffer(c)          # flat, by dtype ("float32"); fill it while backward runs
     client.push(c, shard, present, weight)     # each shard when its gradients are ready
     client.norms(c)                            # only to clip: squares of the averaged gradient's norms
     client.step(c, groups, scale, save)        # where servers step; save: the result is checkpoint c+1
@@ -90,11 +90,11 @@ class ParameterClient:
         self.base = decision.resume.step if decision.resume else 0  # the first clock
         terms = terms_of(decision, world)
         first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
-        self._mind = DenseClient(terms, decision.shards, first.owners, me.rank, servers, sharing)
+        self._state = DenseClient(terms, decision.shards, first.owners, me.rank, servers, sharing)
         self._pushes_ask = terms.pushes_ask
-        self.landing = self._mind.front
+        self.landing = self._state.front
         """By dtype ("float32"): values, or under `update: worker` the averaged gradient."""
-        self.residual = self._mind.send_buffers.residual
+        self.residual = self._state.send_buffers.residual
         """What compression left out of pushes so far, flat by dtype (ps/dense/client/send_buffers.py)."""
         self._under_way = UnderWay(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
@@ -103,10 +103,10 @@ class ParameterClient:
         self._lock = threading.RLock()
         self._epoch = first.epoch  # of the newest assignment
         self._servers = ServerConnections(dial, self, self._report_unreachable)
-        self._waits = ServerWaits(self._lock, self._mind, self._servers, clock, patience)
+        self._waits = ServerWaits(self._lock, self._state, self._servers, clock, patience)
         self._host = host
         if host is not None:
-            host.start(self._mind, self._call, tell)
+            host.start(self._state, self._call, tell)
         self._servers.assign(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
@@ -122,36 +122,36 @@ class ParameterClient:
             PsctlError: as `wait`.
         """
         if values is not None:
-            self._call(lambda: self._mind.send_start_values(values))
+            self._call(lambda: self._state.send_start_values(values))
         self.pull(self.base)
         self.wait(self.base)
 
-    def sending(self, clock: int) -> dict[str, torch.Tensor]:
+    def send_buffer(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, by dtype; waits until its former content is acknowledged."""
-        before = clock - self._mind.buffer_count
+        before = clock - self._state.buffer_count
         with self._lock:
-            full = self._mind.unacknowledged_servers(before)
+            full = self._state.unacknowledged_servers(before)
         if full:
             self._wait_for(
-                f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged_servers(before)
+                f"a free send buffer for clock {clock}", clock, lambda: self._state.unacknowledged_servers(before)
             )
-        return self._mind.send_buffer(clock)
+        return self._state.send_buffer(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
-        """Push a shard of `sending(clock)`, which must not be changed until `sending` returns it again.
+        """Push a shard of `send_buffer(clock)`, which must not be changed until `send_buffer` returns it again.
 
         Args:
             clock: the next of the shard; there are no gaps.
             present: for each piece of the shard, whether this worker has a gradient; other bytes are ignored.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        if self._mind.missing_shards(clock, [shard]):  # without the lock the answer can only be outdated
+        if self._state.missing_shards(clock, [shard]):  # without the lock the answer can only be outdated
             self._wait_for(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
-        self._mind.send_buffers.encode(clock, shard, present)
+        self._state.send_buffers.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
             self._under_way.begin()
-            self._send(self._mind.push(clock, shard, present, weight))
+            self._send(self._state.push(clock, shard, present, weight))
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
@@ -165,22 +165,22 @@ class ParameterClient:
             scale: factor of the summed gradient, to clip it; None: 1.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
-        self._call(lambda: self._mind.order_step(clock, [dict(group) for group in groups], scale, save))
+        self._call(lambda: self._state.order_step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
         """Have the servers save `version`, the newest that was pulled, without an order in its step; any rank may."""
-        if self._mind.terms.update == "server":
-            self._call(lambda: self._mind.request_save(version))
+        if self._state.terms.update == "server":
+            self._call(lambda: self._state.request_save(version))
 
     def norms(self, clock: int) -> dict[int, float]:
         """Return the square of the averaged gradient's 2-norm by parameter index; blocks until all have pushed.
 
         Every rank gets the same numbers to the bit. Parameters without a gradient on any rank are left out.
         """
-        self._call(lambda: self._mind.request_norms(clock))
-        self._wait_for(f"norms of clock {clock}", clock + 1, lambda: self._mind.servers_without_norms(clock))
+        self._call(lambda: self._state.request_norms(clock))
+        self._wait_for(f"norms of clock {clock}", clock + 1, lambda: self._state.servers_without_norms(clock))
         with self._lock:
-            found = self._mind.squared_norms(clock)
+            found = self._state.squared_norms(clock)
         assert found is not None, "the wait was for them"
         return found
 
@@ -190,7 +190,7 @@ class ParameterClient:
         Values that have arrived and were never waited for are copied to `landing` now.
         """
         with self._lock:
-            self._send(self._mind.pull(clock))
+            self._send(self._state.pull(clock))
             self._newest = self._newest[0], clock
 
     def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None:
@@ -205,49 +205,49 @@ class ParameterClient:
             TimedOut: a server is silent; names it and its address.
             JobFailed: the servers refuse to go on; the message has the reason.
         """
-        wanted = list(range(len(self._mind.shards))) if shards is None else list(shards)
+        wanted = list(range(len(self._state.shards))) if shards is None else list(shards)
         if exact:
-            self._call(lambda: self._mind.pull(clock, exact=True))
+            self._call(lambda: self._state.pull(clock, exact=True))
         with self._lock:
-            missing = PendingValues(self._mind, clock, wanted, exact=exact)
+            missing = PendingValues(self._state, clock, wanted, exact=exact)
             late = missing.left
-            self._mind.set_waiting(late, True)
+            self._state.set_waiting(late, True)
         try:
             if landed := missing.newly_arrived():
-                self._mind.copy_to_front(landed)
+                self._state.copy_to_front(landed)
             while missing.left:
                 self._wait_for(f"values of clock {clock}", clock, missing.servers_waited_for)
-                self._mind.copy_to_front(missing.newly_arrived())
+                self._state.copy_to_front(missing.newly_arrived())
         finally:
             with self._lock:
-                self._mind.set_waiting(late, False)
+                self._state.set_waiting(late, False)
 
     def deliver(self, take: ValueSink) -> None:
         """Have `wait` and `pull` call `take` instead of copying values to `landing`; called after `start`."""
-        self._mind.set_value_sink(take)
+        self._state.set_value_sink(take)
 
     def presence(self, clock: int) -> list[bool]:
         """Return for each trainable parameter whether any worker had a gradient at `clock`; after wait(clock + 1)."""
         with self._lock:
-            return self._mind.presence(clock)
+            return self._state.presence(clock)
 
-    def held(self, shards: Sequence[int]) -> int:
+    def complete_clocks(self, shards: Sequence[int]) -> int:
         """Return the clock before which all workers' clocks are in `landing`, for all of these shards."""
-        return self._mind.complete_clocks(shards)
+        return self._state.complete_clocks(shards)
 
     # ---- the state of a worker that joins during the run -----------------------------------------------------------
 
-    def put_aside(self, clock: int, data: bytes) -> None:
+    def keep_rank_state(self, clock: int, data: bytes) -> None:
         """Keep this rank's state at the start of `clock` on the servers, for a worker that joins there."""
-        self._call(lambda: self._mind.send_rank_state(clock, memoryview(data)))
+        self._call(lambda: self._state.send_rank_state(clock, memoryview(data)))
 
-    def aside(self, clock: int) -> bytes:
+    def rank_state(self, clock: int) -> bytes:
         """Return the state that is kept for the start of `clock`; blocks until it has arrived."""
-        self._call(lambda: self._mind.request_rank_state(clock))
-        missing = lambda: set() if self._mind.rank_state(clock) is not None else {self._mind.owners[0]}  # noqa: E731
+        self._call(lambda: self._state.request_rank_state(clock))
+        missing = lambda: set() if self._state.rank_state(clock) is not None else {self._state.owners[0]}  # noqa: E731
         self._wait_for(f"the state at clock {clock}", clock, missing)
         with self._lock:
-            found = self._mind.rank_state(clock)
+            found = self._state.rank_state(clock)
         assert found is not None, "the wait was for it"
         return bytes(found)
 
@@ -284,7 +284,7 @@ class ParameterClient:
         Raises:
             PsctlError: as `wait`.
         """
-        self._wait_for("the last clock", self._newest[0] + 1, self._mind.unsettled_servers)
+        self._wait_for("the last clock", self._newest[0] + 1, self._state.unsettled_servers)
 
     def close(self, reason: str = "") -> None:
         """End all connections, after what is queued was sent."""
@@ -294,7 +294,7 @@ class ParameterClient:
 
     # ---- the coordinator: its connection's reader thread ---------------------------------------------------------
 
-    def told(self, message: Reassign | ExamplesShared | WorkersAt) -> None:
+    def on_membership(self, message: Reassign | ExamplesShared | WorkersAt) -> None:
         """Adopt the listening workers of this host, or a new assignment; an older assignment changes nothing."""
         if isinstance(message, WorkersAt) and self._host is not None:
             self._host.on_workers(message)
@@ -307,7 +307,7 @@ class ParameterClient:
             self._epoch = new.epoch
         self._servers.assign(new.servers)
         with self._lock:
-            self._send(self._mind.on_assignment(new.epoch, new.owners, [at.rank for at in new.servers]))
+            self._send(self._state.on_assignment(new.epoch, new.owners, [at.rank for at in new.servers]))
             self._waits.wake()
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
@@ -321,7 +321,7 @@ class ParameterClient:
             self._waits.until(what, missing, lambda server: self._servers.send(server, WaitQuery(clock), urgent=True))
 
     def _servers_of(self, clock: int, shard: int) -> set[int]:
-        return {self._mind.owners[shard] for shard in self._mind.missing_shards(clock, [shard])}
+        return {self._state.owners[shard] for shard in self._state.missing_shards(clock, [shard])}
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class ParameterClient:
     def receive_buffer_for(self, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
             return (
-                self._mind.receive_buffer_for(peer.member.rank, message, size)
+                self._state.receive_buffer_for(peer.member.rank, message, size)
                 if self._servers.is_in_use(peer)
                 else None
             )
@@ -356,15 +356,15 @@ class ParameterClient:
         with self._lock:
             if not self._servers.is_in_use(peer):
                 return
-            self._send(self._mind.on_server_message(server, message, 0 if payload is None else len(payload), lent))
-            if not self._mind.unanswered and self._newest[1] > self._newest[0]:
+            self._send(self._state.on_server_message(server, message, 0 if payload is None else len(payload), lent))
+            if not self._state.unanswered and self._newest[1] > self._newest[0]:
                 self._under_way.end()
             self._waits.on_message(server, peer)
 
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
             if self._servers.is_in_use(peer):
-                self._send(self._mind.on_server_disconnected(peer.member.rank))
+                self._send(self._state.on_server_disconnected(peer.member.rank))
                 self._sharing.forget(peer.member)
                 self._waits.wake()
 

@@ -43,18 +43,18 @@ class HostAggregation:
 
     def start(
         self,
-        mind: DenseClient,
+        state: DenseClient,
         call: Callable[[Callable[[], Sequence[ClientOutput]]], None],
         tell: Callable[[Any], object],
     ) -> None:
         """Listen for the other workers, and report that to the coordinator.
 
         Args:
-            mind: the state machine that messages of other workers go to.
+            state: the state machine that messages of other workers go to.
             call: calls a function under the lock of the state machine, and follows what it returns.
             tell: sends a message to the coordinator.
         """
-        self._mind, self._call = mind, call
+        self._state, self._call = state, call
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
         self._connections = HostConnections(self._me, self._folder, self)
@@ -78,15 +78,15 @@ class HostAggregation:
         self._thread.join(LAST_SUM)
 
     def _sum(self) -> None:
-        held = self._mind.held
+        held = self._state.held
         while (gather := self._gathers.get()) is not None:
             present = host_sum(gather.into, held[gather.shard], gather.parts)
-            self._call(lambda gather=gather, present=present: self._mind.on_host_sum(gather, present))  # type: ignore[misc]
+            self._call(lambda gather=gather, present=present: self._state.on_host_sum(gather, present))  # type: ignore[misc]
 
     # ---- the connections: their reading thread ---------------------------------------------------------------------
 
     def on_connected(self, member: Member) -> None:
-        self._call(lambda: self._mind.on_peer_connected(member.rank))
+        self._call(lambda: self._state.on_peer_connected(member.rank))
 
     def on_message(self, member: Member, message: BetweenPeers) -> None:
         data = None
@@ -95,8 +95,8 @@ class HostAggregation:
                 data = self._sharing.read(member, message.at)
             except ProtocolError:
                 data = None  # that worker pushes alone
-        self._call(lambda: self._mind.on_peer_message(member.rank, message, data))
+        self._call(lambda: self._state.on_peer_message(member.rank, message, data))
 
     def on_connection_lost(self, member: Member) -> None:
-        self._call(lambda: self._mind.on_peer_disconnected(member.rank))
+        self._call(lambda: self._state.on_peer_disconnected(member.rank))
         self._sharing.forget(member)

@@ -123,9 +123,9 @@ class Store:
         self._spec, self._servers, self._at = spec, servers, at
         self._functions = functions
         self._marked = at.marked if rank in spec.group else FOREVER
-        self._mind = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.room)
+        self._state = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.room)
         self._lock = threading.RLock()
-        self._waits = ServerWaits(self._lock, self._mind, servers.connections, SystemClock(), PATIENCE)
+        self._waits = ServerWaits(self._lock, self._state, servers.connections, SystemClock(), PATIENCE)
         self._tasks = Tasks()
         self._numbers = 0  # of the script's tickets
         self._internal = INTERNAL
@@ -135,7 +135,7 @@ class Store:
         self._closed = False
         servers.open(spec.name, self)
         with self._lock:
-            self._wait_until(f"store {spec.name!r}", lambda: self._mind.is_open, self._all_shards)
+            self._wait_until(f"store {spec.name!r}", lambda: self._state.is_open, self._all_shards)
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Store:
 
             def begin() -> None:
                 wanted = [(kind, each if isinstance(each, range) else self._route(kind, each)) for each, kind in parts]
-                read, outs = self._mind.start_read(wanted, ticket.number)
+                read, outs = self._state.start_read(wanted, ticket.number)
                 self._results[ticket.number] = lambda: self._read(read, parts, keys if group else None)
                 self._send(outs)
 
@@ -317,7 +317,7 @@ class Store:
             kind = self._kind_for_pull("" if key is int else key)
             route = None if key is int else self._route(kind, key)
             ticket = self._ticket(f"call {name}", None)
-            changes = self._mind.prepare_call(kind, route, name, arguments, ticket.number)
+            changes = self._state.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
             self._finish_tickets()
         self._call_back()
@@ -342,20 +342,20 @@ class Store:
             if cut:
                 self._wait_until(
                     "the pushes of this clock",
-                    lambda: not self._mind.shards_without_updates,
-                    lambda: self._mind.shards_without_updates,
+                    lambda: not self._state.shards_without_updates,
+                    lambda: self._state.shards_without_updates,
                 )
-            self._send(self._mind.finish_clock(self._at.place, ticket := self._own_ticket()))
-            self._wait_internal(what := f"clock {self._mind.clock}", ticket)
-            self._wait_until(what, lambda: not self._mind.lagging_shards(), self._mind.lagging_shards)
-            done = self._mind.clock
+            self._send(self._state.finish_clock(self._at.place, ticket := self._own_ticket()))
+            self._wait_internal(what := f"clock {self._state.clock}", ticket)
+            self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
+            done = self._state.clock
         self._call_back()
         return done
 
     @property
     def clocks(self) -> int:
         """Number of clocks that this worker has finished."""
-        return self._mind.clock
+        return self._state.clock
 
     @property
     def delay(self) -> int | None:
@@ -398,7 +398,7 @@ class Store:
                 with self._lock:
                     if self.rank in self._spec.group:
                         ticket = self._own_ticket()
-                        self._send(self._mind.leave(self._at.place, ticket))
+                        self._send(self._state.leave(self._at.place, ticket))
                         self._wait_internal("the end of the store", ticket)
         finally:
             self._closed = True
@@ -414,18 +414,18 @@ class Store:
                 return
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             self._marked = step
-            self._send(self._mind.mark_step(self._at.place, step))
+            self._send(self._state.mark_step(self._at.place, step))
 
     @property
     def last(self) -> int:
         """The sequence of the newest update."""
-        return self._mind.last_sequence
+        return self._state.last_sequence
 
     @property
     def doing(self) -> str:
         """What the store waits for, for people; "" when it waits for no clock."""
-        behind = self._mind.lagging_shards()
-        return f"waiting for {self._waits.describe(self._mind.leaders_of(behind))}" if behind else ""
+        behind = self._state.lagging_shards()
+        return f"waiting for {self._waits.describe(self._state.leaders_of(behind))}" if behind else ""
 
     # ---- inside: one key -----------------------------------------------------------------------------------------
 
@@ -435,12 +435,12 @@ class Store:
             if kind is None or value is None:
                 return None
             self._check(writes=True)
-            if self._mind.outstanding.kept >= KEPT:
+            if self._state.outstanding.kept >= KEPT:
                 self._wait_for_space()
             lanes = _row(kind, key, value)
             ticket = self._open_ticket("push", key, callback)
             name = isinstance(key, str)
-            outs = self._mind.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.place)
+            outs = self._state.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.place)
             self._send_now(outs)
         self._call_back()
         return ticket
@@ -452,7 +452,7 @@ class Store:
                 return None
             self._check()
             ticket = self._open_ticket("pull", key, callback)
-            outs = self._mind.read_one(kind, 0 if isinstance(key, str) else key, ticket.number)
+            outs = self._state.read_one(kind, 0 if isinstance(key, str) else key, ticket.number)
             self._send_now(outs)
         self._call_back()
         return ticket
@@ -460,13 +460,13 @@ class Store:
     def _send_now(self, outs: Sequence[ToServer]) -> None:
         if outs:
             self._send(outs)
-        if self._mind.finished:
+        if self._state.finished:
             self._finish_tickets()
 
     def _single_kind(self, key: Any) -> TableKind | None:
         if key == "":  # the empty name is that of the table of integer keys
             return None
-        kind = self._mind.kinds.get(key if isinstance(key, str) else "")
+        kind = self._state.kinds.get(key if isinstance(key, str) else "")
         fit = kind is not None and kind.may_wait and (isinstance(key, str) or LEAST <= key <= MOST)
         return kind if fit and self._tasks.delay is None else None
 
@@ -493,17 +493,17 @@ class Store:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(text, callback)
-        changes = self._mind.prepare_push(parts, ticket.number, what, self._at.place)
+        changes = self._state.prepare_push(parts, ticket.number, what, self._at.place)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._finish_tickets()
         return ticket
 
     def _route(self, kind: TableKind, key: Any) -> KeyRoute:
         if isinstance(key, str):
-            return self._mind.routes.route_of_tensor(kind.spec)
+            return self._state.routes.route_of_tensor(kind.spec)
         keys = given.integer_keys([key] if isinstance(key, int) else key)
         given.check_bytes(kind.spec, len(keys))
-        return self._mind.routes.route_of("", keys)
+        return self._state.routes.route_of("", keys)
 
     def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> TableKind:
         if value is None:
@@ -531,15 +531,15 @@ class Store:
     def _find_kind(self, key: Any) -> TableKind | None:
         """Return the kind of a key, as this worker or the servers know it; None: it is unknown."""
         name = key if isinstance(key, str) else ""
-        if name not in self._mind.kinds:
+        if name not in self._state.kinds:
             ticket = self._own_ticket()
-            self._send(self._mind.request_description(name, ticket))
+            self._send(self._state.request_description(name, ticket))
             self._wait_internal(f"what {name!r} is", ticket)
-        return self._mind.kinds.get(name)
+        return self._state.kinds.get(name)
 
     def _make_kind(self, spec: TableSpec) -> TableKind:
-        new = spec.name not in self._mind.kinds
-        kind = self._mind.settle_kind(spec)
+        new = spec.name not in self._state.kinds
+        kind = self._state.settle_kind(spec)
         if new:
             self._functions.check(spec.reduce, kind.dtype, spec.width)
         return kind
@@ -554,7 +554,7 @@ class Store:
 
     def _send_changes(self, changes: Sequence[TableChange]) -> None:
         for change in changes:
-            self._send(self._mind.send_change(change, self._at.place))
+            self._send(self._state.send_change(change, self._at.place))
 
     def _send(self, outs: Sequence[ToServer]) -> None:
         for out in outs:
@@ -573,25 +573,25 @@ class Store:
 
     def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
         with self._lock:
-            shards = lambda: self._mind.shards_waited_for(ticket.number)  # noqa: E731
+            shards = lambda: self._state.shards_waited_for(ticket.number)  # noqa: E731
             self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
         self._call_back()
         return ticket.result
 
     def _wait_internal(self, what: str, ticket: int) -> None:
-        self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.shards_waited_for(ticket))
+        self._wait_until(what, lambda: ticket in self._ended, lambda: self._state.shards_waited_for(ticket))
         self._ended.remove(ticket)
 
     def _wait_for_space(self) -> None:
-        self._wait_until("space for a push", lambda: self._mind.outstanding.kept < KEPT, self._all_shards)
+        self._wait_until("space for a push", lambda: self._state.outstanding.kept < KEPT, self._all_shards)
 
     def _wait_until(
         self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None = None
     ) -> None:
         if not done():
-            self._send(self._mind.flush())
-            servers = lambda: self._mind.leaders_of(shards())  # noqa: E731
-            self._waits.until(what, servers, lambda server: self._send([self._mind.wait_query(server)]), done, timeout)
+            self._send(self._state.flush())
+            servers = lambda: self._state.leaders_of(shards())  # noqa: E731
+            self._waits.until(what, servers, lambda server: self._send([self._state.wait_query(server)]), done, timeout)
 
     def _all_shards(self) -> set[int]:
         return set(range(self._spec.shards))
@@ -602,12 +602,12 @@ class Store:
         """Start a session with a server that is connected."""
         with self._lock:
             attach()
-            self._send(self._mind.start_session(server, self._marked))
+            self._send(self._state.start_session(server, self._marked))
 
     def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
         """Process a message of a server."""
         with self._lock:
-            self._send(self._mind.on_server_message(server, message, payload))
+            self._send(self._state.on_server_message(server, message, payload))
             self._finish_tickets()
             self._waits.on_message(server, peer)
         self._call_back()
@@ -615,16 +615,16 @@ class Store:
     def _finish_tickets(self) -> None:
         """Finish tickets that are done and start the tasks that waited for them; under the lock."""
         self._tasks.run()
-        mind = self._mind
-        while mind.finished:
-            done, mind.finished = mind.finished, []
+        state = self._state
+        while state.finished:
+            done, state.finished = state.finished, []
             for number in done:
                 if number >= INTERNAL:
                     self._ended.add(number)
                     continue
                 ticket = self._tasks.finished(number)
-                if number in mind.rows:
-                    result: Any = mind.rows.pop(number).clone()
+                if number in state.rows:
+                    result: Any = state.rows.pop(number).clone()
                 else:
                     made = self._results.pop(number, None)
                     result = made() if made is not None else None

@@ -83,9 +83,9 @@ class LocalServer:
         self.shards = SHARDS
         self.room: Room = private
         self.connections = self
-        self._mind = TableServer(0, JobFunctions(), SHARDS)
-        self._mind.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
-        self._mind.start_shards(restored=False)
+        self._state = TableServer(0, JobFunctions(), SHARDS)
+        self._state.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self._state.start_shards(restored=False)
         self._queue: deque[tuple[Any, memoryview | None]] = deque()
         self._busy = False
         self._sessions: dict[str, StoreSession] = {}
@@ -102,7 +102,7 @@ class LocalServer:
         try:
             while self._queue:
                 asked, data = self._queue.popleft()
-                for answer in self._mind.on_worker_message(0, asked, data if data is not None else NOTHING):
+                for answer in self._state.on_worker_message(0, asked, data if data is not None else NOTHING):
                     assert isinstance(answer, ToWorker), "there is no other server"
                     data = answer.payload if answer.payload is not None else NOTHING
                     self._sessions[answer.message.store].on_message(0, None, answer.message, data)

@@ -56,7 +56,7 @@ class DenseConnections(PeerConnections):
         super().__init__(me, report, dial, unreachable)
         self.sharing = sharing or private_buffers(me)
         self._save = save
-        self._mind: DenseServer
+        self._state: DenseServer
         self._steps = threading.Lock()
         self._locks = ShardLocks()
 
@@ -70,14 +70,14 @@ class DenseConnections(PeerConnections):
             shards: how many the job has.
         """
         self._locks.update((index, threading.RLock()) for index in (LEDGER, *range(shards)))
-        self._mind = make(self._locks.__getitem__)
-        return self._mind
+        self._state = make(self._locks.__getitem__)
+        return self._state
 
     def assign(self, assignment: Assignment) -> None:
         """Adopt a new assignment; one that is not newer than the newest changes nothing."""
         if self.accept_members(assignment.epoch, assignment.servers):
             ranks = {at.rank for at in assignment.servers}
-            self.follow(self._mind.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
+            self.follow(self._state.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
             self.open(assignment.servers)
 
     def follow(self, instructions: Sequence[Instruction]) -> None:
@@ -103,23 +103,23 @@ class DenseConnections(PeerConnections):
         self.use(peer)
         rank = peer.member.rank
         self.follow(
-            self._mind.on_worker_connected(rank)
+            self._state.on_worker_connected(rank)
             if peer.member.role == "worker"
-            else self._mind.on_server_connected(rank)
+            else self._state.on_server_connected(rank)
         )
 
     def end_session(self, peer: PeerConnection) -> None:
         if peer.member.role == "worker":
             self.sharing.forget(peer.member)
-            self._mind.on_worker_disconnected(peer.member.rank)
+            self._state.on_worker_disconnected(peer.member.rank)
         else:
-            self.follow(self._mind.on_server_disconnected(peer.member.rank))
+            self.follow(self._state.on_server_disconnected(peer.member.rank))
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         role, rank = self._key_of(peer)
         if role == "worker":
-            return self._mind.receive_buffer_for(rank, message, size)
-        return self._mind.replica_buffer_for(rank, message, size)
+            return self._state.receive_buffer_for(rank, message, size)
+        return self._state.replica_buffer_for(rank, message, size)
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
@@ -129,9 +129,9 @@ class DenseConnections(PeerConnections):
             return
         with self._in_order(message):
             if role == "worker":
-                self.follow(self._mind.on_worker_message(rank, message, size, lent))
+                self.follow(self._state.on_worker_message(rank, message, size, lent))
             else:
-                self.follow(self._mind.on_server_message(rank, message, size))
+                self.follow(self._state.on_server_message(rank, message, size))
 
     def _in_order(self, message: Any) -> AbstractContextManager[object]:
         """Return what to hold from a message's arrival until all that follows from it is queued."""

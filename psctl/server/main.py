@@ -92,7 +92,7 @@ class Server:
         self.dense = DenseConnections(me, self._save_later, self._report, sharing, dial, self._report_unreachable)
         self._early: list[Membership] = []  # arrived before the decision
         self._gone: dict[int, int] = {}  # worker -> its lost incarnation
-        self.mind: DenseServer | None = None
+        self.state: DenseServer | None = None
         self._changed = threading.Condition()
         self._coordinator: CoordinatorConnection | None = None
         self._welcome: Welcome | None = None
@@ -145,13 +145,13 @@ class Server:
         resume = decision.resume
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
         sharing = self.dense.sharing
-        mind = self.dense.make_shards(
+        state = self.dense.make_shards(
             lambda guard: DenseServer(terms, decision.shards, self.me.rank, guard, sharing, restored=restored),
             len(decision.shards),
         )
         self.dense.assign(decision.assignment)
         with self._changed:
-            self.mind, early, self._early = mind, self._early, []
+            self.state, early, self._early = state, self._early, []
         for message in early:
             self._on_membership(message)
         own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
@@ -160,11 +160,11 @@ class Server:
         ):  # one that joins later owns none: the checkpoint may be deleted by then
             saved = by_parameter(resume.tensors)
             check_shapes(decision.layout, saved, resume.checkpoint)
-            wanted = {index: wanted_slices(decision.layout, mind.shards[index].held, saved) for index in own}
-            self._load(mind, wanted, resume.checkpoint)
+            wanted = {index: wanted_slices(decision.layout, state.shards[index].held, saved) for index in own}
+            self._load(state, wanted, resume.checkpoint)
         self._wait_for(lambda: None)
 
-    def _load(self, mind: DenseServer, wanted: dict[int, list[WantedSlice]], checkpoint: str) -> None:
+    def _load(self, state: DenseServer, wanted: dict[int, list[WantedSlice]], checkpoint: str) -> None:
         """Ask for the slices, wait until they have arrived, and load them into the shards."""
         loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
         self._loadings = [(shard, at, loadings[shard]) for shard, slices in wanted.items() for at in range(len(slices))]
@@ -177,7 +177,7 @@ class Server:
         if end.problem:
             raise CheckpointCorrupt(f"{checkpoint}: {end.problem}", where=checkpoint)
         self._loadings = []
-        self.dense.follow(mind.on_loaded(loadings))
+        self.dense.follow(state.on_loaded(loadings))
 
     def _wait_for(self, found: Callable[[], Any]) -> Any:
         """Return what `found` finds, sending beats while it is None; None when the server is to end."""
@@ -192,10 +192,10 @@ class Server:
         return None
 
     def _step(self) -> int:
-        return self.mind.version if self.mind is not None else 0
+        return self.state.version if self.state is not None else 0
 
     def _doing(self) -> str:
-        if self.mind is None:
+        if self.state is None:
             return "waiting for the plan"
         return "loading" if self._loadings else "serving"
 
@@ -208,19 +208,19 @@ class Server:
     # ---- members of the job --------------------------------------------------------------------------------------
 
     def _on_membership(self, message: Membership) -> None:
-        mind = self.mind
-        assert mind is not None, "messages that arrive before the decision wait for it"
+        state = self.state
+        assert state is not None, "messages that arrive before the decision wait for it"
         match message:
             case Reassign():
                 self.dense.assign(message.assignment)
             case WorkerGone():
                 self._gone[message.rank] = message.incarnation
                 self.dense.end_worker(message.rank, message.incarnation)
-                self.dense.follow(mind.on_worker_lost(message.rank))
+                self.dense.follow(state.on_worker_lost(message.rank))
             case CountUntil():
-                self.dense.follow(mind.count_until(message.rank, message.clock))
+                self.dense.follow(state.count_until(message.rank, message.clock))
             case Members():
-                self.dense.follow(mind.set_members(message.clock, message.ranks))
+                self.dense.follow(state.set_members(message.clock, message.ranks))
 
     def _report(self, report: DenseReport) -> None:
         """Send the coordinator a report of the connections or the shards."""
@@ -288,7 +288,7 @@ class Server:
             return
         if isinstance(message, Membership):
             with self._changed:
-                early = self.mind is None
+                early = self.state is None
                 if early:
                     self._early.append(message)
             if not early:

@@ -71,7 +71,7 @@ class TableConnections(PeerConnections):
         super().__init__(me, self._report_violation, dial, self._report_unreachable)
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
         self._tell: Callable[..., Any] = lambda *message: None
-        self._mind: TableServer | None = None
+        self._state: TableServer | None = None
         self._parts: dict[PeerConnection, PayloadAssembly] = {}
         self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
         self._back: dict[int, int] = {}  # by worker: how many it has read
@@ -97,7 +97,7 @@ class TableConnections(PeerConnections):
             case TablesAssigned():
                 self.assign(message)
             case TablesSave():
-                self._run(lambda mind: mind.request_checkpoint(message.step))
+                self._run(lambda state: state.request_checkpoint(message.step))
             case ReadWanted():
                 self._read(SnapshotRead((message.ticket, message.host), message.store, message.names, message.keys))
             case LoadEnd() if message.ticket >= FIRST_TICKET:
@@ -110,7 +110,7 @@ class TableConnections(PeerConnections):
                 return False
             case Members():
                 self._gone = {rank: self._last.get(rank, FOREVER) for rank in self._world - set(message.ranks)}
-                self._run(lambda mind: mind.remove_workers(self._gone))
+                self._run(lambda state: state.remove_workers(self._gone))
                 return False
             case _:
                 return False
@@ -123,16 +123,16 @@ class TableConnections(PeerConnections):
             return
         self._shards, self._saved = len(new.chains), self._saved or message.saved
         with self._lock:
-            if self._mind is None:
+            if self._state is None:
                 keep_freed_memory()
                 room = private if self._memory is None else self._memory.allocate
-                self._mind = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), room)
+                self._state = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), room)
             alive = [at.rank for at in new.servers]
-            self._follow(self._mind.on_assignment(new.epoch, new.chains, new.copies, alive))
+            self._follow(self._state.on_assignment(new.epoch, new.chains, new.copies, alive))
             if message.begins:
-                self._follow(self._mind.start_shards(restored=bool(message.saved)))
+                self._follow(self._state.start_shards(restored=bool(message.saved)))
             if self._gone:  # a server that joins late was sent their loss before
-                self._follow(self._mind.remove_workers(self._gone))
+                self._follow(self._state.remove_workers(self._gone))
         self.open(new.servers)
 
     def end_worker(self, rank: int, incarnation: int) -> None:
@@ -163,21 +163,21 @@ class TableConnections(PeerConnections):
         if message.problem:
             raise ConnectionFailed(f"the tables of the checkpoint could not be read: {message.problem}")
         tensors = {each.name: tensor.reshape(each.shape) for each, tensor in loading}
-        self._run(lambda mind: mind.on_loaded(message.ticket - FIRST_TICKET, tensors))
+        self._run(lambda state: state.on_loaded(message.ticket - FIRST_TICKET, tensors))
 
     def _read(self, look: SnapshotRead) -> None:
         """Answer a reader outside the job."""
         with self._lock:
-            if self._mind is None or self._closed:
+            if self._state is None or self._closed:
                 self._tell(read_rows(SnapshotAnswer(look, -1, 0, [], [], [], [])))
                 return
-            self._mind.snapshot_reads.on_read(look, self._mind.epoch)
-            self._follow(self._mind.release_outputs())
+            self._state.snapshot_reads.on_read(look, self._state.epoch)
+            self._follow(self._state.release_outputs())
 
     def _run(self, step: Callable[[TableServer], Sequence[TableOutput]]) -> None:
         with self._lock:
-            if self._mind is not None:
-                self._follow(step(self._mind))
+            if self._state is not None:
+                self._follow(step(self._state))
 
     def _report_violation(self, violation: ProtocolViolation) -> None:
         self._tell(violation)
@@ -191,13 +191,13 @@ class TableConnections(PeerConnections):
         rank = peer.member.rank
         with self._lock:
             self.use(peer)
-            assert self._mind is not None, "connections are used from the first assignment on"
+            assert self._state is not None, "connections are used from the first assignment on"
             self._parts[peer] = PayloadAssembly()
             if peer.member.role == "server":
-                self._follow(self._mind.on_server_connected(rank))
+                self._follow(self._state.on_server_connected(rank))
             else:  # a worker that connects again reads nothing of its former connection any more
                 self._lent[rank], self._back[rank] = deque(), 0
-                self._mind.on_worker_disconnected(rank)
+                self._state.on_worker_disconnected(rank)
 
     def end_session(self, peer: PeerConnection) -> None:
         """Forget a connection; what arrived on it stays, and so does the memory that a worker may be reading."""
@@ -205,24 +205,24 @@ class TableConnections(PeerConnections):
             self._memory.forget(peer.member)
         with self._lock:
             self._parts.pop(peer, None)
-            if self._mind is None or self._closed:
+            if self._state is None or self._closed:
                 return
             if peer.member.role == "server":
-                self._follow(self._mind.on_server_disconnected(peer.member.rank))
+                self._follow(self._state.on_server_disconnected(peer.member.rank))
             else:
-                self._mind.on_worker_disconnected(peer.member.rank)
+                self._state.on_worker_disconnected(peer.member.rank)
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         if peer.member.role == "worker":
             return self._parts[peer].place(message, size)
         with self._lock:
-            return self._mind_for(peer).replica_buffer_for(peer.member.rank, message, size)
+            return self._state_for(peer).replica_buffer_for(peer.member.rank, message, size)
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         size = 0 if payload is None else len(payload)
         if peer.member.role == "server":
             with self._lock:
-                self._follow(self._mind_for(peer).on_server_message(peer.member.rank, message, size))
+                self._follow(self._state_for(peer).on_server_message(peer.member.rank, message, size))
             return
         lent = self._memory.lent_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, SharedMemoryOffer):
@@ -233,12 +233,12 @@ class TableConnections(PeerConnections):
         whole = (message, lent) if lent is not None else self._parts[peer].received(message, size)
         if whole is not None:
             with self._lock:
-                self._follow(self._mind_for(peer).on_worker_message(peer.member.rank, *whole))
+                self._follow(self._state_for(peer).on_worker_message(peer.member.rank, *whole))
 
-    def _mind_for(self, peer: PeerConnection) -> TableServer:
-        if self._mind is None or self._closed or self.peers.get((peer.member.role, peer.member.rank)) is not peer:
+    def _state_for(self, peer: PeerConnection) -> TableServer:
+        if self._state is None or self._closed or self.peers.get((peer.member.role, peer.member.rank)) is not peer:
             raise ProtocolError(f"{peer.member} has another connection, or this server ends")
-        return self._mind
+        return self._state
 
     def _take_back(self, worker: int, answers: int) -> None:
         """Note that a worker has read so many of the answers that it was lent on this connection."""

@@ -221,7 +221,7 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
     if any(one.is_cuda for one in parameters):
         apart = decision.staleness != 0
         flat = GpuParameters(Staging(CudaCopies()), apart, decision.layout, decision.shards, parameters)
-    tools.session.listen(client.told)
+    tools.session.listen(client.on_membership)
     _start_values(parts, decision, tools, client, flat)
     if not on_servers:
         synchronizer = _stepping_on_workers(parts, ServerReducer(client, flat), decision, tools)

@@ -43,7 +43,7 @@ class FlatParameters:
 
     def push(self, client: ParameterClient, clock: int, shard: int, weight: float) -> None:
         """Push a shard's gradients of `clock` with this weight."""
-        present = self.fill(client.sending(clock), shard)
+        present = self.fill(client.send_buffer(clock), shard)
         client.push(clock, shard, present, weight)
 
     def finish_pushes(self) -> None:

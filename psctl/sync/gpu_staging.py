@@ -159,7 +159,7 @@ class GpuParameters(FlatParameters):
         self._staging, self._apart = staging, apart
 
     def push(self, client: ParameterClient, clock: int, shard: int, weight: float) -> None:
-        buffers = client.sending(clock)
+        buffers = client.send_buffer(clock)
         for buffer in buffers.values():
             self._staging.lock(buffer)
         self._staging.then(partial(client.push, clock, shard, self.fill(buffers, shard), weight))

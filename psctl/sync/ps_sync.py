@@ -91,7 +91,7 @@ class PendingParameters:
         with self._lock:
             self.wait()
             shards = list(range(len(self._flat.shards)))
-            if self._client.held(shards) < self._version:
+            if self._client.complete_clocks(shards) < self._version:
                 self._wait_for_client(shards, exact=True)
 
     def _wait_for_client(self, shards: list[int], *, exact: bool = False) -> None:
@@ -226,10 +226,10 @@ class ParameterServerSync(Synchronizer):
         self._client.save(self._clock)
 
     def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
-        self._client.put_aside(step, make_state())
+        self._client.keep_rank_state(step, make_state())
 
     def fetch_rank_state(self, step: int) -> bytes:
-        return self._client.aside(step)
+        return self._client.rank_state(step)
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._hooks.close()

@@ -62,8 +62,8 @@ def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
 
 
 def push_all(client, clock: int, value: float) -> None:
-    client.sending(clock)["float32"].fill_(value)
-    for shard, held in enumerate(client._mind.held):
+    client.send_buffer(clock)["float32"].fill_(value)
+    for shard, held in enumerate(client._state.held):
         client.push(clock, shard, [True] * len(held))
 
 
@@ -85,14 +85,14 @@ def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
         early.pull(1)
         waiting = threading.Thread(target=early.wait, args=(1,))
         waiting.start()
-        late.sending(0)["float32"].fill_(3.0)
+        late.send_buffer(0)["float32"].fill_(3.0)
         shards = range(len(world.decision.shards))
         for shard in shards[: len(shards) // 2]:
-            late.push(0, shard, [True] * len(late._mind.held[shard]))
+            late.push(0, shard, [True] * len(late._state.held[shard]))
         assert some.wait(10)
         assert waiting.is_alive()
         for shard in shards[len(shards) // 2 :]:
-            late.push(0, shard, [True] * len(late._mind.held[shard]))
+            late.push(0, shard, [True] * len(late._state.held[shard]))
         waiting.join(10)
         assert sorted(copied) == list(shards)
 
@@ -204,7 +204,7 @@ def test_landing_changes_only_in_waits_and_only_for_what_is_waited_for():
         push_all(client, 0, 1.0)
         client.step(0, GROUPS)
         client.pull(1)
-        until(lambda: not client._mind.missing_shards(1))
+        until(lambda: not client._state.missing_shards(1))
         assert client.landing["float32"].eq(1).all()
         client.wait(1, [1])
         assert client.landing["float32"].tolist() == [1.0] * 70 + [0.5] * 30
@@ -228,7 +228,7 @@ def test_two_send_buffers_are_used_by_turns():
         (client,) = world.clients
         seen = []
         for clock in range(4):
-            seen.append(client.sending(clock)["float32"].data_ptr())
+            seen.append(client.send_buffer(clock)["float32"].data_ptr())
             world.push(clock, gradients(1))
             world.step(clock, GROUPS)
         assert seen[0] == seen[2] != seen[1] == seen[3]
@@ -313,7 +313,7 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
 
 def readers_of(client) -> list[int]:
     """Note from now on which threads take in what the client is told."""
-    seen, mind = [], client._mind
+    seen, mind = [], client._state
     original = mind.on_server_message
 
     def received(*args, **options):
@@ -331,7 +331,7 @@ def step_once(client, clock: int) -> None:
 
 def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_the_reader_back(monkeypatch):
     monkeypatch.setattr(
-        "psctl.transport.read_lease.REST", 60.0
+        "psctl.transport.peer_connection.REST", 60.0
     )  # it never looks: only who waits can read, or call it back
     with World(LAYOUT, 1, 1, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
@@ -346,7 +346,7 @@ def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_th
         for later in range(clock, clock + 20):
             step_once(client, later)
         assert set(seen) == {me}
-    monkeypatch.setattr("psctl.transport.read_lease.REST", 0.005)
+    monkeypatch.setattr("psctl.transport.peer_connection.REST", 0.005)
     with World(LAYOUT, 1, 1, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
@@ -360,11 +360,13 @@ def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_th
 
 
 def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch):
-    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+    monkeypatch.setattr("psctl.transport.peer_connection.REST", 60.0)
     with World(LAYOUT, 1, 2, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
-        by_server = [[shard for shard, owner in enumerate(client._mind.owners) if owner == server] for server in (0, 1)]
+        by_server = [
+            [shard for shard, owner in enumerate(client._state.owners) if owner == server] for server in (0, 1)
+        ]
         assert all(by_server)
         for clock in range(20):
             push_all(client, clock, 1.0)

@@ -206,7 +206,7 @@ class World:
         for group in self.decision.hosts:
             told = WorkersAt([at for at in self._listening if at.rank in group])
             for rank in group:
-                self.clients[rank].told(told)
+                self.clients[rank].on_membership(told)
 
     def _sharing(self, member: Member) -> SharedBuffers | None:
         return self._host.sharing(member) if self._near(member) else None
@@ -234,7 +234,7 @@ class World:
             if rank not in self.dead:
                 server.on_message(None, Reassign(self.assignment), None)
         for client in self.clients:
-            client.told(Reassign(self.assignment))
+            client.on_membership(Reassign(self.assignment))
 
     # ---- one step over all workers ----
 
@@ -248,12 +248,12 @@ class World:
         """Push for every rank; `gradients[rank]` maps parameter index to gradient, absent where it has none."""
         for rank in reversed(range(self.workers)):  # last rank first: the sum must wait for rank 0
             client, weight = self.clients[rank], 1.0 if weights is None else weights[rank]
-            buffers = client.sending(clock)
+            buffers = client.send_buffer(clock)
             for flat in buffers.values():
                 flat.fill_(float("nan"))  # what has no gradient must not be read
             for index, gradient in gradients[rank].items():
                 view_of(self.layout, buffers, index).copy_(gradient)
-            for shard, held in reversed(list(enumerate(client._mind.held))):
+            for shard, held in reversed(list(enumerate(client._state.held))):
                 client.push(clock, shard, [piece.parameter in gradients[rank] for piece in held], weight)
 
     def step(self, clock: int, groups, scale=None, save=False) -> None:

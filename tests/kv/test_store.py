@@ -435,7 +435,7 @@ def test_who_is_behind_is_named() -> None:
         thread.start()
         with fast._lock:
             fast._wait_until(
-                "an answer", lambda: fast._mind.wait_reasons == {0: [1], 1: [1]}, fast._mind.lagging_shards, 20
+                "an answer", lambda: fast._state.wait_reasons == {0: [1], 1: [1]}, fast._state.lagging_shards, 20
             )
         assert "worker/1" in fast.doing
         net.stores[1].clock()

@@ -105,7 +105,7 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
         20.0,
     )
     client.start(flat_values(layout, [torch.ones(70, 70)]))
-    client.sending(0)["float32"].fill_(2.0)
+    client.send_buffer(0)["float32"].fill_(2.0)
     for shard in range(len(shards)):
         client.push(0, shard, [True])
     client.step(0, [{"lr": 0.1}], save=True)

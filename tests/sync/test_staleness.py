@@ -53,10 +53,10 @@ class Runner:
 
     def push(self, values, groups) -> None:
         client, clock = self.client, self.clock
-        buffers = client.sending(clock)
+        buffers = client.send_buffer(clock)
         for index, gradient in gradient_of(values, clock, self.rank).items():
             view_of(self.world.layout, buffers, index).copy_(gradient)
-        for shard, held in enumerate(client._mind.held):
+        for shard, held in enumerate(client._state.held):
             client.push(clock, shard, [True] * len(held))
         client.step(clock, groups)
         client.pull(clock + 1)
@@ -80,7 +80,7 @@ def test_every_value_read_is_a_version_that_the_law_allows_and_equals_one_proces
             runner = chance.choice([one for one in runners if one.clock <= slowest + staleness and one.clock < 12])
             runner.client.wait(runner.clock)
             shards = range(len(world.decision.shards))
-            held = [runner.client.held([shard]) for shard in shards]
+            held = [runner.client.complete_clocks([shard]) for shard in shards]
             assert max(held) <= slowest
             assert min(held) >= runner.clock - staleness
             values = runner.values()
@@ -109,7 +109,7 @@ def test_the_fastest_goes_s_clocks_ahead_and_then_waits_for_the_slowest_by_name(
         fast, slow = Runner(world, 0), Runner(world, 1)
         for clock in range(3):
             fast.client.wait(clock)
-            assert fast.client.held(range(len(world.decision.shards))) == 0
+            assert fast.client.complete_clocks(range(len(world.decision.shards))) == 0
             fast.push(fast.values(), [{"lr": 0.1}])
         waiting = threading.Thread(target=fast.client.wait, args=(3,))
         waiting.start()
@@ -117,7 +117,7 @@ def test_the_fastest_goes_s_clocks_ahead_and_then_waits_for_the_slowest_by_name(
         assert waiting.is_alive()
         slow.push(slow.values(), [{"lr": 0.1}])
         waiting.join(10)
-        assert fast.client.held(range(len(world.decision.shards))) == 1
+        assert fast.client.complete_clocks(range(len(world.decision.shards))) == 1
 
 
 def test_a_wait_for_everyones_clocks_takes_in_what_has_landed_meanwhile():
@@ -130,13 +130,13 @@ def test_a_wait_for_everyones_clocks_takes_in_what_has_landed_meanwhile():
             fast.client.wait(clock)
             fast.push(fast.values(), [{"lr": 0.1}])
         slow.push(slow.values(), [{"lr": 0.1}])
-        until(lambda: all(fast.client._mind._received.each[shard].version == 1 for shard in shards))  # and not shown
+        until(lambda: all(fast.client._state._received.each[shard].version == 1 for shard in shards))  # and not shown
         waiting = threading.Thread(target=fast.client.wait, args=(2,), kwargs={"exact": True})
         waiting.start()
         slow.client.wait(1)
         slow.push(slow.values(), [{"lr": 0.1}])
         waiting.join(10)
-        assert fast.client.held(shards) == 2
+        assert fast.client.complete_clocks(shards) == 2
 
 
 def test_a_script_trains_with_workers_apart_and_tells_how_stale_its_values_were():
