@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from psctl.client.server_connections import ServerConnection
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
-from psctl.ps.tables.client.unacked_calls import NOBODY
+from psctl.ps.tables.client.calls_in_flight import NOBODY
 
 TICK = 1.0
 """Seconds after which a waiting thread looks for lost servers and asks the others who delays them."""

@@ -38,7 +38,7 @@ from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.pieces import bytes_view
 from psctl.ps.table_messages import AnswersRead
-from psctl.ps.tables.server.held_answers import READERS
+from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
 from psctl.ps.tables.server.snapshot_reads import SnapshotAnswer, SnapshotRead
 from psctl.ps.tables.server.table_server import TableOutput, TableServer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from psctl.ps.dense.client.shard_routes import ShardRoutes
-from psctl.ps.dense.client.unacked_pushes import UnackedPushes
+from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
 from psctl.ps.messages import Push, Step
 
 

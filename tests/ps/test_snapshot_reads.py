@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psctl.ps.outputs import ToWorker
-from psctl.ps.tables.server.held_answers import READERS
+from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.snapshot_reads import AT_ONCE, SnapshotAnswer, SnapshotRead
 from tests.ps.table_world import World, spec
 

@@ -22,14 +22,13 @@ from psctl.ps.dense.clock_ledger import Membership
 from psctl.ps.dense.server.aggregation import ClockAggregation
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.server.dense_shard import DenseShard
-from psctl.ps.dense.server.push_staging import PushStaging
+from psctl.ps.dense.server.push_staging import PushStaging, StagedTransfer
 from psctl.ps.dense.server.shard_answers import VersionReaders
-from psctl.ps.dense.server.staged_push import StagedTransfer
 from psctl.ps.outputs import Snapshot
 from psctl.ps.replication.chain_downstream import ChainDownstream
 from psctl.ps.tables.server.client_sessions import OpenedStore
-from psctl.ps.tables.server.replicated_tables import ReplicatedTables
 from psctl.ps.tables.server.table_server import TableServer
+from psctl.ps.tables.server.table_shard import ReplicatedTables
 from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
 from tests.simulation.play import Outcome
 from tests.simulation.plays import PLAYS

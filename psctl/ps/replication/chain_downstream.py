@@ -11,8 +11,7 @@ from collections.abc import Callable
 from psctl.ps.messages import Forwarded, ReplicaQuery, StateCopy
 from psctl.ps.outputs import ChainOutput, ReplicaCaughtUp, ToServer
 from psctl.ps.replication.chain_entries import CopyBudget, EntryLog, copy_messages
-from psctl.ps.replication.replica_roles import ChainFollower, ReplicaPosition
-from psctl.ps.replication.replicated_state import ReplicatedState
+from psctl.ps.replication.replica_roles import ChainFollower, ReplicaPosition, ReplicatedState
 
 CATCH_UP = 4
 """Entries that a primary may be ahead of a member that is being filled."""

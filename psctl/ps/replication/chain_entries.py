@@ -1,12 +1,26 @@
-"""The entries of one shard that another server may still need, and how entries and copies become messages."""
+"""The entries of one shard that another server may still need, and how entries and copies become messages.
+
+Entries and copies of one shard while their bytes come in: in order, and no larger than what was said first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.ps.messages import LARGE, PART, Forward, ForwardPart, StateEnd, StatePart
+from psctl.errors import ProtocolError
+from psctl.ps.messages import (
+    LARGE,
+    PART,
+    BetweenServers,
+    Forward,
+    ForwardPart,
+    LeadTransfer,
+    StateCopy,
+    StateEnd,
+    StatePart,
+)
 from psctl.ps.outputs import ChainOutput, ToServer
-from psctl.ps.replication.replicated_state import ReplicatedState
+from psctl.ps.replication.replica_roles import ReplicatedState
 
 
 class EntryLog:
@@ -90,3 +104,110 @@ def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[C
             outputs.append(ToServer(server, StatePart(shard, base + offset), one[offset : offset + PART]))
         base += len(one)
     return [*outputs, ToServer(server, StateEnd(shard))]
+
+
+class IncomingTransfers:
+    """At most one entry and one copy at a time; a new beginning drops what came before.
+
+    Args:
+        shard: its index.
+        machine: where entries' bytes go.
+    """
+
+    def __init__(self, shard: int, machine: ReplicatedState) -> None:
+        self._shard, self._machine = shard, machine
+        self._entry: Forward | None = None
+        self._room = memoryview(b"")
+        self._entry_filled = 0
+        self._sender = -1
+        self._copy: StateCopy | LeadTransfer | None = None
+        self._source = -1
+        self._data = memoryview(b"")
+        self._copy_filled = 0
+
+    def open_entry(self, server: int, message: Forward) -> None:
+        """Begin an entry."""
+        self.drop_entry()
+        self._room = self._machine.entry_buffer(message.head, message.size)
+        self._entry, self._entry_filled, self._sender = message, 0, server
+
+    def drop_entry(self) -> None:
+        """Forget the entry that comes in."""
+        if self._entry is not None:
+            self._entry = None
+            self._machine.release(self._room)
+
+    def drop_older(self, epoch: int) -> None:
+        """Forget the entry that comes in if an older assignment sent it."""
+        if self._entry is not None and self._entry.epoch < epoch:
+            self.drop_entry()
+
+    def drop_copy(self, epoch: int) -> None:
+        """Forget the copy that comes in if an older assignment sent it."""
+        if self._copy is not None and self._copy.epoch < epoch:
+            self._copy, self._data = None, memoryview(b"")
+
+    def is_open(self, server: int, message: Forward) -> bool:
+        """Tell whether this entry comes in, from that server."""
+        return self._entry == message and self._sender == server
+
+    def open_copy(self, server: int, message: StateCopy | LeadTransfer | None) -> None:
+        """Begin a copy, or what is handed over; None: one that is not wanted, whose parts are not of the one before."""
+        if message is None:
+            if self._source == server:
+                self._copy, self._source, self._data = None, -1, memoryview(b"")
+        elif message.size <= self._machine.copy_limit:  # an honest one is not larger
+            self._copy, self._source, self._copy_filled = message, server, 0
+            self._data = memoryview(bytearray(message.size))
+
+    def place(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
+        """Return where a payload goes; None when it is not wanted.
+
+        Raises:
+            ProtocolError: it does not fit; nothing was changed.
+        """
+        if isinstance(message, Forward | ForwardPart):
+            if self._entry is None or self._entry.number != message.number or self._sender != server:
+                return None
+            offset = message.offset if isinstance(message, ForwardPart) else 0
+            if offset < self._entry_filled:
+                return None  # sent twice
+            return self._fits(server, self._room, self._entry_filled, offset, size)
+        if isinstance(message, StatePart):
+            if self._copy is None or self._source != server:
+                return None
+            return self._fits(server, self._data, self._copy_filled, message.offset, size)
+        raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
+
+    def _fits(self, server: int, whole: memoryview, filled: int, offset: int, size: int) -> memoryview:
+        if offset != filled or offset + size > len(whole):
+            what = f"bytes [{offset}, {offset + size}) of {len(whole)} where {filled} are"
+            raise ProtocolError(f"server/{server}, shard {self._shard}: {what}", where=f"server/{server}")
+        return whole[offset : offset + size]
+
+    def entry_filled(self, server: int, message: Forward | ForwardPart, size: int) -> tuple[Forward, memoryview] | None:
+        """Count an entry's bytes in; return it once it is whole."""
+        entry = self._entry
+        offset = message.offset if isinstance(message, ForwardPart) else 0
+        if entry is None or entry.number != message.number or self._sender != server:
+            return None
+        if offset != self._entry_filled:
+            return None
+        self._entry_filled += size
+        if self._entry_filled < len(self._room):
+            return None
+        self._entry = None
+        return entry, self._room
+
+    def copy_filled(self, server: int, size: int) -> None:
+        """Count a copy's bytes in."""
+        if self._source == server:
+            self._copy_filled += size
+
+    def copied(self, server: int) -> tuple[StateCopy | LeadTransfer, memoryview] | None:
+        """Return the copy that has ended, if it is whole."""
+        begin = self._copy
+        if begin is None or self._source != server or self._copy_filled < begin.size:
+            return None
+        data, self._copy, self._data = self._data, None, memoryview(b"")
+        return begin, data

@@ -50,10 +50,16 @@ from psctl.ps.messages import (
 )
 from psctl.ps.outputs import ChainOutput, LeadMoved, ToServer
 from psctl.ps.replication.chain_downstream import ChainDownstream
-from psctl.ps.replication.chain_entries import CopyBudget, copy_messages
-from psctl.ps.replication.chain_incoming import IncomingTransfers
-from psctl.ps.replication.replica_roles import AFTER_HANDING, ROLES, ChainFollower, ReplicaPosition, Role, position_of
-from psctl.ps.replication.replicated_state import ReplicatedState
+from psctl.ps.replication.chain_entries import CopyBudget, IncomingTransfers, copy_messages
+from psctl.ps.replication.replica_roles import (
+    AFTER_HANDING,
+    ROLES,
+    ChainFollower,
+    ReplicaPosition,
+    ReplicatedState,
+    Role,
+    position_of,
+)
 
 
 class ReplicaChain:

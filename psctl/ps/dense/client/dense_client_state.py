@@ -6,7 +6,7 @@ receive_buffers.py says. A shard's values have a version (messages.py); a push o
 version c-s
 or newer", so it may leave only when that version has landed: this keeps the fastest within s clocks of the slowest.
 
-Nothing leaves for a server before it has said that it leads the shard (shard_routes.py). When it says so, on a new
+Nothing leaves for a server before it has said that it leads the shard (unacked_pushes.py). When it says so, on a new
 connection,
 after the death of another, after a move, all that is outstanding leaves, again: pushes that are not Pushed, from the
 same bytes; step orders (outbox.py); the pull that is unanswered. The servers drop what they have.
@@ -24,10 +24,9 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.client.host_collection import HostSumTask
-from psctl.ps.dense.client.joint_norms import JointNorms
 from psctl.ps.dense.client.push_path import ClientOutput, PushPath
-from psctl.ps.dense.client.receive_buffers import ReceiveBuffers, ValueSink, wrong
-from psctl.ps.dense.client.shard_routes import ShardRoutes
+from psctl.ps.dense.client.receive_buffers import JointNorms, ReceiveBuffers, ValueSink, wrong
+from psctl.ps.dense.client.unacked_pushes import ShardRoutes
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStateFetch
 from psctl.ps.dense.shard_state import Terms

@@ -15,8 +15,7 @@ import torch
 from psctl.errors import ProtocolError
 from psctl.ps.dense.client.host_collection import Act, HostCollection, HostSumTask, SeparatePush, ToPeer
 from psctl.ps.dense.client.send_buffers import SendBuffers
-from psctl.ps.dense.client.shard_routes import ShardRoutes
-from psctl.ps.dense.client.unacked_pushes import UnackedPushes
+from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
 from psctl.ps.dense.host_sums import RankGradients, joint_weight
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.shard_state import Terms

@@ -25,8 +25,7 @@ import torch
 
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
-from psctl.ps.dense.server.push_staging import PushStaging, ReadyGradient
-from psctl.ps.dense.server.staged_push import StagedPush, StagedTransfer
+from psctl.ps.dense.server.push_staging import PushStaging, ReadyGradient, StagedPush, StagedTransfer
 from psctl.ps.dense.shard_state import ShardEntry, ShardState
 from psctl.ps.pieces import bytes_view
 

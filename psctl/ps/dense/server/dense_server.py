@@ -17,6 +17,8 @@ comes back may be sent after the guard is let go: bytes that are on their way ar
 is about one shard must leave in the order in which it was said, so a shell with threads holds the shard's guard until
 then (the mind may be entered with one shard's guard held). Messages of one connection come in order, and none of an
 older connection of the same peer after `joined` or `server_joined`.
+
+One server's part of a checkpoint, gathered from its shards.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, StepOrder
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStates
-from psctl.ps.dense.server.checkpoint_parts import CheckpointParts
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
@@ -49,11 +50,40 @@ from psctl.ps.messages import (
     WaitAnswer,
     WaitQuery,
 )
-from psctl.ps.outputs import HeldPushes, Instruction, Output, Snapshot, ToWorker
+from psctl.ps.outputs import HeldPushes, Instruction, Output, SaveSlices, Snapshot, ToWorker
 from psctl.ps.pieces import pieces
 from psctl.ps.replication.chain_entries import CopyBudget
-from psctl.ps.snapshot import ShardLoading
+from psctl.ps.snapshot import CopiedSlice, ShardLoading
 from psctl.types import Shard
+
+
+class CheckpointParts:
+    """Snapshots of shards until a step's are all here.
+
+    Args:
+        base: the first version of the job.
+    """
+
+    def __init__(self, base: int) -> None:
+        self._parts: dict[int, dict[int, list[CopiedSlice]]] = {}  # step -> shard -> slices
+        self._empty = base - 1  # newest that this server took part in without leading a shard
+
+    def add(self, snapshot: Snapshot, owed: Iterable[int]) -> list[SaveSlices]:
+        """Take in a shard's part; return the server's when all shards that owe one have given theirs."""
+        parts = self._parts.setdefault(snapshot.step, {})
+        parts[snapshot.shard] = snapshot.copied
+        if not all(index in parts for index in owed):
+            return []
+        del self._parts[snapshot.step]
+        return [SaveSlices(snapshot.step, [one for index in sorted(parts) for one in parts[index]])]
+
+    def empty_part(self, step: int) -> list[SaveSlices]:
+        """Return the (empty) part of a server that leads no shard; only once a step."""
+        if step <= self._empty:
+            return []
+        self._empty = step
+        return [SaveSlices(step, [])]
+
 
 LEDGER = -1
 """What `guard` is asked for around all that is not one shard's."""

@@ -12,6 +12,8 @@ Theory. At any time the shard has one version v (state.py). On its primary the n
 A pull is answered by a version that is `oldest` or newer, and newer than what the worker has; else it is remembered.
 Who is not the primary drops what workers say: the primary has told them, or will, that it leads (Leads), and on that
 they send all that is outstanding.
+
+A shard of parameters as the state machine that its chain of servers replicates.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.server.aggregation import intake
-from psctl.ps.dense.server.push_staging import ReadyGradient
-from psctl.ps.dense.server.replicated_shard import ReplicatedShard
+from psctl.ps.dense.server.push_staging import PushStaging, ReadyGradient
 from psctl.ps.dense.server.shard_answers import ShardAnswers, VersionReaders
 from psctl.ps.dense.shard_state import ShardState, Terms
 from psctl.ps.messages import (
@@ -41,6 +42,53 @@ from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.snapshot import ShardLoading
 from psctl.types import Shard
+
+
+class ReplicatedShard:
+    """A shard of parameters: its state, and what it has taken in."""
+
+    def __init__(self, state: ShardState, intake: PushStaging) -> None:
+        self._state, self._intake = state, intake
+
+    @property
+    def version(self) -> int | None:
+        """How many entries are applied; None before the start values are here."""
+        return self._state.version
+
+    @property
+    def copy_limit(self) -> int:
+        """Bytes that a copy, or what is handed over, may take at most."""
+        terms = self._state.terms
+        ranks = len(self._intake.membership.everyone)
+        return max(self._state.copy_limit, (ranks * terms.buffers + 1) * self._state.nbytes)
+
+    def entry_buffer(self, head: bytes, size: int) -> memoryview:
+        """Return where an entry's payload goes."""
+        return self._state.entry_buffer(head, size)
+
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
+        """Apply an entry."""
+        self._state.apply(head, payload, kept=kept)
+
+    def release(self, payload: memoryview) -> None:
+        """Take back a payload."""
+        self._state.release(payload)
+
+    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+        """Return all of the state."""
+        return self._state.snapshot()
+
+    def restore(self, version: int, head: bytes, data: memoryview) -> None:
+        """Become what another's `snapshot` was."""
+        self._state.restore(version, head, data)
+
+    def staged_state(self) -> tuple[bytes, list[memoryview]]:
+        """Return what is taken in and not applied."""
+        return self._intake.staged_state()
+
+    def restore_staged(self, head: bytes, data: memoryview) -> None:
+        """Take over what another's `staged` returned."""
+        self._intake.restore_staged(head, data)
 
 
 class DenseShard:

@@ -33,10 +33,13 @@ from psctl.ps.table_messages import (
     TableSpec,
 )
 from psctl.ps.tables.client.calls_in_flight import (
+    NOBODY,
+    OpenDescriptions,
     ReadPart,
     ServerSession,
     TableChange,
     TableRead,
+    UnackedChanges,
     called,
     chunks,
     pieces,
@@ -46,7 +49,6 @@ from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes
 from psctl.ps.tables.client.row_cache import OwnPush
 from psctl.ps.tables.client.row_view import ANY, RowView
 from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch, ReadBatch
-from psctl.ps.tables.client.unacked_calls import NOBODY, OpenDescriptions, UnackedChanges
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import PayloadReader, Room, private

@@ -1,26 +1,124 @@
 """How a server of tables answers reads: from the shards that it leads, and by itself when rows that were read change.
 
 A read that wants clock r is answered once all of the group have finished r clocks in the shards that it reads.
+
+What a server of tables has said to workers and may not send yet: what it rests on is not on all of the chain.
+
+Nobody may learn of an update that could still be lost. So each message names the versions of shards that it rests on,
+and leaves when all replicas have them; messages to one worker leave in the order in which they were said, or an older
+reading could overtake the word that a newer push is done. When a shard is led by another server, what was said of it is
+taken back; whoever was to hear it asks there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from psctl.errors import MessageRefused
 from psctl.ps.outputs import ToWorker
-from psctl.ps.table_messages import AnswerSection, ClocksFinished, Fetched, ReadSection
+from psctl.ps.table_messages import (
+    AnswerSection,
+    ClocksFinished,
+    Done,
+    Fetched,
+    ReadSection,
+    StoreLeads,
+    TableDescribed,
+)
 from psctl.ps.tables.reductions import words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
-from psctl.ps.tables.server.held_answers import HeldAnswers
 from psctl.ps.tables.server.table_shard import HostedShard
 from psctl.ps.tables.table_packing import PayloadWriter, Room, lanes_size, padded, private
 from psctl.ps.tables.table_state import ShardTable
+
+READERS = -1
+"""In the place of a worker: who looks from outside the job (snapshot_reads.py)."""
+
+
+class HeldAnswer(msgspec.Struct):
+    """One message that waits. `again`: how to answer anew, of these shards, what was asked."""
+
+    send: ToWorker
+    rests_on: dict[int, int]  # shard -> version
+    again: Callable[[set[int]], Any] | None = None
+
+
+class HeldAnswers:
+    """Messages by worker.
+
+    Args:
+        acknowledged: returns the version of a shard that is on all of its chain.
+    """
+
+    def __init__(self, acknowledged: Callable[[int], int]) -> None:
+        self._acknowledged = acknowledged
+        self._queues: dict[int, deque[HeldAnswer]] = {}
+
+    def add(self, send: ToWorker, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
+        """Say something as soon as it is sure."""
+        self._queues.setdefault(send.rank, deque()).append(HeldAnswer(send, dict(rests_on), again))
+
+    def count_waiting(self, worker: int) -> int:
+        """Return how much was said to a worker that may not be sent yet."""
+        return len(self._queues.get(worker, ()))
+
+    def release(self) -> list[ToWorker]:
+        """Return what may be sent now."""
+        found = []
+        for worker, queue in list(self._queues.items()):
+            while queue and all(self._acknowledged(shard) >= at for shard, at in queue[0].rests_on.items()):
+                found.append(queue.popleft().send)
+            if not queue:
+                del self._queues[worker]
+        return found
+
+    def forget(self, worker: int, store: str | None = None) -> None:
+        """A worker's connection, or its session with a store, is over."""
+        kept = [
+            said
+            for said in self._queues.pop(worker, ())
+            if store not in (None, getattr(said.send.message, "store", None))
+        ]
+        if kept:
+            self._queues[worker] = deque(kept)
+
+    def take_back(self, shard: int) -> None:
+        """A shard is led by another: take back what was said of it, and answer anew what was asked of others too."""
+        anew = []
+        for worker, queue in list(self._queues.items()):
+            kept: deque[HeldAnswer] = deque()
+            for said in queue:
+                left = said.rests_on.pop(shard, None) is None
+                if not left and said.again is not None:
+                    anew.append((said.again, set(said.rests_on)))
+                elif left or _without(said, shard):
+                    kept.append(said)
+            self._queues[worker] = kept
+        for again, shards in anew:
+            again(shards)
+
+
+def _without(said: HeldAnswer, shard: int) -> bool:
+    """Take a shard out of a message; False when nothing is left of it."""
+    message = said.send.message
+    if isinstance(message, Fetched):
+        return False  # rows that nobody asked for
+    if isinstance(message, StoreLeads):
+        left: list[Any] = [each for each in message.shards if each.shard != shard]
+    else:
+        assert isinstance(message, Done | TableDescribed | ClocksFinished), "these are about shards"
+        left = [each for each in message.shards if each != shard]
+    said.send = ToWorker(said.send.rank, replace(message, shards=left), said.send.payload)
+    return bool(left)
+
 
 WAITING = 4096
 """Reads of one worker that may wait for a clock in one store."""

@@ -7,6 +7,8 @@
 LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the whole numbers that some reductions have
 beside a row. Names are quoted as in a URL. Who restores takes the keys that are its own from every range that meets its
 own range.
+
+A server's part of a checkpoint of tables: each shard that it leads, as it was when all had marked the step.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ import numpy as np
 import torch
 
 from psctl.errors import CheckpointCorrupt
+from psctl.ps.outputs import SaveSlices
 from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
-from psctl.ps.tables.server.replicated_tables import ReplicatedTables
+from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
-from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
+from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry, TableShard
 from psctl.types import Range, TensorSlice
 
 ROOT = "store/"
@@ -153,3 +156,53 @@ def _part(part: EntryPart, own: tuple[int, int], *, first: bool) -> EntryPart | 
 def flat(slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
     """Return memory for these tensors, each flat."""
     return [torch.empty(each.stop - each.start, dtype=torch_dtype(each.dtype)) for each in slices]
+
+
+KEPT = 2
+"""Checkpoints whose state is kept until they are asked for."""
+
+
+class TableCheckpoints:
+    """Copies that were taken.
+
+    Args:
+        slots: the server's shards.
+        shards: how many each store has.
+    """
+
+    def __init__(self, slots: Mapping[int, HostedShard], shards: int) -> None:
+        self.wanted: int | None = None
+        """The step of the checkpoint that this server is to send its part of."""
+        self._slots, self._shards = slots, shards
+        self._cuts: dict[int, dict[tuple[str, int], list[CopiedSlice]]] = {}  # step -> (store, shard) -> as it was then
+
+    def add_copy(self, store: TableShard, shard: int) -> None:
+        """All have marked a step in this shard: copy it as it is."""
+        self._cuts.setdefault(store.cut, {})[store.spec.name, shard] = copy_shard(store, shard, self._shards)
+        for old in sorted(self._cuts)[:-KEPT]:
+            del self._cuts[old]
+
+    def forget(self, shard: int) -> None:
+        """A shard is led by another."""
+        for cut in self._cuts.values():
+            for key in [key for key in cut if key[1] == shard]:
+                del cut[key]
+
+    def take_part(self) -> SaveSlices | None:
+        """Return this server's part of the checkpoint that is wanted, once, when it is there."""
+        if self.wanted is None:
+            return None
+        copied: list[CopiedSlice] = []
+        for _, slot in sorted(self._slots.items()):
+            for name, store in slot.state.stores.items() if slot.leads else ():
+                held = self._cuts.get(self.wanted, {}).get((name, slot.shard))
+                if held is not None:
+                    copied += held
+                elif store.cut < self.wanted:
+                    return None
+                elif store.cut == FOREVER:  # all have left it: it does not change any more
+                    copied += copy_shard(store, slot.shard, self._shards)
+        step, self.wanted = self.wanted, None
+        for old in [old for old in self._cuts if old <= step]:
+            del self._cuts[old]
+        return SaveSlices(step, copied)

@@ -19,7 +19,7 @@ from psctl.ps.outputs import ToWorker
 from psctl.ps.table_messages import TableSpec
 from psctl.ps.tables.reductions import Array
 from psctl.ps.tables.row_index import Keys, shard_of
-from psctl.ps.tables.server.held_answers import READERS, HeldAnswers
+from psctl.ps.tables.server.read_answers import READERS, HeldAnswers
 from psctl.ps.tables.server.table_shard import HostedShard
 from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import bytes_of

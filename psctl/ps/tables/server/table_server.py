@@ -3,7 +3,7 @@
 It holds, for each shard that it leads or has a replica of, that shard of every store (table_shard.py), and for each
 worker what the worker has told and read (client_sessions.py). An update is split by shard; in each it is applied by who
 leads the shard, goes down the shard's chain of replicas (chain.py), and is Done when all of the chain have it; nothing
-that rests on it is told before (held_answers.py). So a server's death loses nothing that anybody was told of, and what
+that rests on it is told before (read_answers.py). So a server's death loses nothing that anybody was told of, and what
 was not Done is said again to the next of the chain.
 
 A read that wants clock r is answered once all of the group have finished r clocks: the server's half of SSP's cache
@@ -41,13 +41,10 @@ from psctl.ps.table_messages import (
 )
 from psctl.ps.tables.row_index import NO_KEYS
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, UnknownToSession, WaitingRead, open_store
-from psctl.ps.tables.server.held_answers import HeldAnswers
-from psctl.ps.tables.server.read_answers import ReadAnswers
-from psctl.ps.tables.server.replicated_tables import EntryHead
-from psctl.ps.tables.server.saved_tables import load
+from psctl.ps.tables.server.read_answers import HeldAnswers, ReadAnswers
+from psctl.ps.tables.server.saved_tables import TableCheckpoints, load
 from psctl.ps.tables.server.snapshot_reads import SnapshotReads
-from psctl.ps.tables.server.table_checkpoint_parts import TableCheckpoints
-from psctl.ps.tables.server.table_shard import HostedShard, WaitingEntry
+from psctl.ps.tables.server.table_shard import EntryHead, HostedShard, WaitingEntry
 from psctl.ps.tables.table_kinds import Functions
 from psctl.ps.tables.table_packing import PayloadReader, Room, private
 from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry
