@@ -1,19 +1,16 @@
 """Connections between the workers of one host whose gradients are summed there; made again after a worker is replaced.
 
 Each worker listens on a socket in a directory that only this user can enter, and reports to the coordinator the secret
-that other workers must present (job/training_messages.py). The coordinator sends each worker the others of its host;
+by which others prove themselves (job/training_messages.py). The coordinator sends each worker the others of its host;
 of two the one with the higher rank dials. No operation waits for a connection: without one the worker pushes alone. One
 thread accepts, one reads all connections; each dial has a thread of its own until it is done.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
-import secrets
 import select
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,12 +21,11 @@ import msgspec
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import BetweenPeers
-from psctl.transport import unix_channel
-from psctl.transport.unix_channel import BYE, PIECE, UnixChannel
+from psctl.transport.unix_channel import BYE, PIECE, ChannelListener, UnixChannel
 from psctl.types import Member
 
 PATIENCE = 2.0
-"""Seconds for two ends to exchange their secrets."""
+"""Seconds for two ends to prove themselves."""
 
 ATTEMPTS = 100
 """Attempts to dial a worker, which may not know this one's secret yet."""
@@ -62,10 +58,10 @@ class HostConnections:
     """
 
     def __init__(self, me: Member, folder: Path, handler: HostMessages) -> None:
-        self._me, self._folder, self._handler = me, folder, handler
-        self.secret = secrets.token_bytes(unix_channel.SECRET)
-        """The secret that the others must present."""
-        self._listener = unix_channel.listen(folder, _name(me.rank, me.incarnation))
+        self._me, self._handler = me, handler
+        self._listener = ChannelListener(folder, me, "push")
+        self.secret = self._listener.secret
+        """The secret by which the others prove themselves."""
         self._lock = threading.Lock()
         self._known: dict[int, WorkerAt] = {}
         self._channels: dict[int, tuple[Member, UnixChannel]] = {}
@@ -98,7 +94,7 @@ class HostConnections:
             if found is None:
                 return
             found[1].send(PIECE, size=len(data), data=data)
-            waiting = found[1].waiting
+            waiting = found[1].has_queued
         if waiting:
             os.eventfd_write(self._wake, 1)
 
@@ -107,15 +103,13 @@ class HostConnections:
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.shutdown()
         os.eventfd_write(self._wake, 1)
         for thread in self._threads:
             thread.join(JOIN)
         while not self._made.empty():
             self._made.get()[1].close()
         self._listener.close()
-        (self._folder / _name(self._me.rank, self._me.incarnation)).unlink(missing_ok=True)
 
     # ---- connecting ----------------------------------------------------------------------------------------------
 
@@ -124,34 +118,29 @@ class HostConnections:
             if self._closed.is_set() or self._known[each.rank] != each:
                 return
             try:
-                name = _name(each.rank, each.incarnation)
-                connected = unix_channel.meet(self._folder, name, self._me.rank, self.secret, each.secret, PATIENCE)
+                channel = self._listener.connect(each, PATIENCE)
             except PeerLost:
                 self._closed.wait(PAUSE)
                 continue
-            self._add(each, connected)
+            self._add(each, channel)
             return
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connected, _ = self._listener.accept()
+                self._add(*self._listener.accept(self._dialling, PATIENCE))
             except OSError:  # closed, or descriptors are short for a while
                 self._closed.wait(PAUSE)
-                continue
-            with self._lock:
-                known = dict(self._known)
-            try:
-                dialling = {rank: each.secret for rank, each in known.items() if rank > self._me.rank}
-                rank = unix_channel.answer(connected, self.secret, dialling, PATIENCE)
             except ConnectionFailed:  # no worker of the job, or one that the coordinator has not reported yet
-                connected.close()
                 continue
-            self._add(known[rank], connected)
 
-    def _add(self, each: WorkerAt, connected: socket.socket) -> None:
-        member = Member("worker", each.rank, each.incarnation)
-        self._made.put((member, UnixChannel(connected, str(member))))
+    def _dialling(self) -> list[WorkerAt]:
+        """Return the workers that dial this one."""
+        with self._lock:
+            return [each for rank, each in self._known.items() if rank > self._me.rank]
+
+    def _add(self, each: WorkerAt, channel: UnixChannel) -> None:
+        self._made.put((Member("worker", each.rank, each.incarnation), channel))
         os.eventfd_write(self._wake, 1)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -184,10 +173,10 @@ class HostConnections:
                 self._handler.on_connected(member)
             with self._lock:
                 for descriptor, (_, channel) in by_descriptor.items():
-                    poll.modify(descriptor, select.POLLIN | (select.POLLOUT if channel.waiting else 0))
+                    poll.modify(descriptor, select.POLLIN | (select.POLLOUT if channel.has_queued else 0))
         with self._lock:
             for _, channel in self._channels.values():
-                channel.bye("it has finished")
+                channel.send_bye("it has finished")
                 channel.shutdown()
                 channel.close()
             self._channels.clear()
@@ -213,7 +202,3 @@ class HostConnections:
                 del self._channels[member.rank]
             channel.close()
         self._handler.on_connection_lost(member)
-
-
-def _name(rank: int, incarnation: int) -> str:
-    return f"worker-{rank}-{incarnation}.push"

@@ -192,7 +192,7 @@ class DataPlane:
         with self._changed:
             self._broken = self._broken or reason
             for line in self._lines.values():
-                line.bye(reason)
+                line.send_bye(reason)
                 line.shutdown()
             self._changed.notify_all()
         if self._sealed is not None:
@@ -202,11 +202,11 @@ class DataPlane:
     def close(self) -> None:
         """Leave: what was sent still arrives. Nobody waits here any more."""
         for rank, line in self._lines.items():
-            line.bye("it has finished")
+            line.send_bye("it has finished")
             with_time = threading.Timer(GOODBYE, line.shutdown)
             with_time.start()
             try:
-                self._until(lambda line=line: True if not line.waiting or line.ended else None, rank)  # type: ignore[misc]
+                self._until(lambda line=line: True if not line.has_queued or line.ended else None, rank)  # type: ignore[misc]
             except RuntimeError:
                 pass  # it left first
             finally:
@@ -240,8 +240,8 @@ class DataPlane:
     def has_left(self, peer: int, number: int) -> None:
         """Wait until a line's record has left."""
         line = self._lines[peer]
-        if line.left < number:
-            self._until(lambda: True if line.left >= number else None, peer)
+        if line.written < number:
+            self._until(lambda: True if line.written >= number else None, peer)
 
     def give_back(self, peer: int, tag: int) -> None:
         """Say that what was lent may be overwritten."""
@@ -318,7 +318,7 @@ class DataPlane:
     def _watch(self, line: UnixChannel) -> None:
         """Poll a line for what it still has to do."""
         events = 0 if line.ended else select.EPOLLIN
-        if line.waiting and not line.ended:
+        if line.has_queued and not line.ended:
             events |= select.EPOLLOUT
         descriptor = line.fileno()
         if self._events[descriptor] == events:

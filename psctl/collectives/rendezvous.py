@@ -7,8 +7,6 @@ both prove by their certificates who they are, and the coordinator has said whic
 
 from __future__ import annotations
 
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,12 +19,11 @@ from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
 from psctl.process.rejected_connections import RejectionLog
 from psctl.schedule.schedule import Schedule
-from psctl.transport import unix_channel
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient
-from psctl.transport.unix_channel import UnixChannel
+from psctl.transport.unix_channel import ChannelListener, UnixChannel
 from psctl.types import Address, Member
 
 LINE = 64
@@ -67,7 +64,6 @@ class Rendezvous:
     ) -> None:
         self._orders, self._folder, self._hosts = orders, folder, hosts
         self._me, self._credentials, self._segments = orders.member.rank, credentials, segments
-        self._secret = secrets.token_bytes(unix_channel.SECRET)
         self._workers: dict[int, WorkerAt] = {}
         self._told = threading.Event()
         self._deadline = 0.0
@@ -82,15 +78,14 @@ class Rendezvous:
         near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
         sealed = SealedStreams() if others != near else None
         acceptor = self._acceptor(sealed) if sealed is not None else None
-        door = unix_channel.listen(self._folder, _name(self._me)) if near else None
+        listener = ChannelListener(self._folder, self._orders.member, "line")
         lines: dict[int, UnixChannel] = {}
         try:
-            found = ask(acceptor.address if acceptor is not None else None, self._secret)
+            found = ask(acceptor.address if acceptor is not None else None, listener.secret)
             self._workers = {each.rank: each for each in found}
             self._deadline = time.monotonic() + PATIENCE
             self._told.set()
-            if door is not None:
-                self._connect(door, near, lines)
+            self._connect(listener, near, lines)
             if sealed is not None:
                 self._streams(sealed, others - near)
         except BaseException:
@@ -100,9 +95,7 @@ class Rendezvous:
                 sealed.close("it could not connect to all", 0.0)
             raise
         finally:
-            if door is not None:
-                door.close()
-                (self._folder / _name(self._me)).unlink(missing_ok=True)
+            listener.close()
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
@@ -113,26 +106,21 @@ class Rendezvous:
 
     # ---- within the host -----------------------------------------------------------------------------------------
 
-    def _connect(self, door: socket.socket, near: set[int], lines: dict[int, UnixChannel]) -> None:
-        """Add a line to each of these ranks."""
+    def _connect(self, listener: ChannelListener, near: set[int], lines: dict[int, UnixChannel]) -> None:
+        """Add a channel to each of these ranks."""
         for rank in sorted(rank for rank in near if rank < self._me):
-            theirs = self._workers[rank].secret
-            made = unix_channel.meet(self._folder, _name(rank), self._me, self._secret, theirs, self._left())
-            lines[rank] = UnixChannel(made, f"worker/{rank}")
-        coming = {rank: self._workers[rank].secret for rank in near if rank > self._me}
-        while coming:
-            door.settimeout(self._left())
+            lines[rank] = listener.connect(self._workers[rank], self._left())
+        missing = {rank for rank in near if rank > self._me}
+        while missing:
+            known = [self._workers[rank] for rank in missing]
             try:
-                connected, _ = door.accept()
+                worker, channel = listener.accept(lambda known=known: known, self._left(), self._left())  # type: ignore[misc]
             except TimeoutError:
-                raise _missing(coming) from None
-            try:
-                rank = unix_channel.answer(connected, self._secret, coming, self._left())
-            except ConnectionFailed:  # a stranger: those who are meant still come
-                connected.close()
+                raise _missing(missing) from None
+            except ConnectionFailed:  # not a worker of this job; the others may still connect
                 continue
-            del coming[rank]
-            lines[rank] = UnixChannel(connected, f"worker/{rank}")
+            missing.remove(worker.rank)
+            lines[worker.rank] = channel
 
     # ---- between hosts -------------------------------------------------------------------------------------------
 
@@ -165,7 +153,3 @@ class Rendezvous:
 def _missing(ranks: Iterable[int]) -> PeerLost:
     names = ", ".join(f"worker/{rank}" for rank in sorted(ranks))
     return PeerLost(f"{names}: not connected within {PATIENCE:g} s", where=names)
-
-
-def _name(rank: int) -> str:
-    return f"worker-{rank}.line"

@@ -10,7 +10,7 @@ import pytest
 from psctl.client.host_connections import HostConnections
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import HostPush, PushAlone, SharedRange
-from psctl.transport import unix_channel
+from psctl.transport.unix_channel import PIECE, ChannelListener
 from psctl.types import Member
 
 LONG = 20.0
@@ -99,21 +99,23 @@ def test_who_takes_a_place_gets_a_line_and_the_former_ends_first(workers):
 
 def test_a_stranger_gets_no_line_and_keeps_nobody_out(workers, tmp_path):
     zero, one = workers(0, 1)
-    stranger = b"s" * unix_channel.SECRET
+    stranger = ChannelListener(tmp_path, Member("worker", 1, 7), "push")
+    unknown = WorkerAt(0, 0, None, b"s" * 32)
     with pytest.raises(Exception, match="worker-0"):
-        unix_channel.meet(tmp_path, "worker-0-0.push", 1, stranger, stranger, 5.0)
+        stranger.connect(unknown, 5.0)
     meet(zero, one)
     with pytest.raises(Exception, match="worker-0"):
-        unix_channel.meet(tmp_path, "worker-0-0.push", 1, stranger, stranger, 5.0)
+        stranger.connect(unknown, 5.0)
     assert (zero.next(), one.next()) == (("up", one.member), ("up", zero.member))
     assert zero.said.empty()
+    stranger.close()
 
 
 def test_who_speaks_another_language_is_done_without(workers, tmp_path):
     zero, one = workers(0, 1)
     zero.lines.connect([one.at])
-    odd = unix_channel.meet(tmp_path, "worker-0-0.push", 1, one.lines.secret, zero.lines.secret, 5.0)
+    odd = one.lines._listener.connect(zero.at, 5.0)
     assert zero.next() == ("up", one.member)
-    odd.sendall(unix_channel.HEAD.pack(unix_channel.PIECE, 0, 0, 0, 4) + b"what")
+    odd.send(PIECE, size=4, data=memoryview(b"what"))
     assert zero.next() == ("down", one.member)
     odd.close()

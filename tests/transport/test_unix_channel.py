@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
-from psctl.transport import unix_channel
-from psctl.transport.unix_channel import BYE, DONE, HEAD, LENT, PIECE, Record, UnixChannel
+from psctl.job.training_messages import WorkerAt
+from psctl.transport.unix_channel import BYE, DONE, HEAD, LENT, PIECE, ChannelListener, Record, UnixChannel
+from psctl.types import Member
 
-OURS, THEIRS = b"a" * 16, b"b" * 16
+OURS, THEIRS = b"a" * 32, b"b" * 32
 
 
 def ends() -> tuple[UnixChannel, UnixChannel]:
@@ -27,7 +28,7 @@ def drained(line: UnixChannel, other: UnixChannel) -> list[Record]:
         other.flush()
         new = line.receive()
         found += new
-        if not new and not other.waiting and line._long is None:
+        if not new and not other.has_queued and line._long is None:
             return found
 
 
@@ -38,9 +39,9 @@ def test_records_arrive_in_order_and_no_send_waits_for_a_reader() -> None:
     last = one.send(LENT, 8, 3, 64, 1 << 33)
     for tag in range(2000):
         one.send(DONE, tag)
-    assert (one.left < number, one.waiting) == (True, True)
+    assert (one.written < number, one.has_queued) == (True, True)
     found = drained(other, one)
-    assert one.left == one.sent == last + 2000
+    assert one.written == one.sent == last + 2000
     assert found[0].data == long
     assert found[1] == Record(LENT, 8, 3, 64, 1 << 33)
     assert [record.tag for record in found[2:]] == list(range(2000))
@@ -50,13 +51,13 @@ def test_records_arrive_in_order_and_no_send_waits_for_a_reader() -> None:
 
 def test_a_goodbye_tells_its_reason_and_an_end_without_one_is_a_death() -> None:
     one, other = ends()
-    one.bye("it gave up")
+    one.send_bye("it gave up")
     one.shutdown()
     assert [(record.kind, record.data) for record in other.receive()] == [(BYE, b"it gave up")]
     assert (other.receive(), other.ended) == ([], "its process ended")
     other.send(DONE)
     other.send(DONE)
-    assert other.left < other.sent, "nobody takes it"
+    assert other.written < other.sent, "nobody takes it"
     one.close()
     other.close()
 
@@ -64,39 +65,43 @@ def test_a_goodbye_tells_its_reason_and_an_end_without_one_is_a_death() -> None:
 def test_what_is_no_record_is_refused() -> None:
     one, other = ends()
     one._socket.send(HEAD.pack(9, 0, 0, 0, 0))
-    with pytest.raises(ProtocolError, match="worker/0: sent what is no record"):
+    with pytest.raises(ProtocolError, match="worker/0: sent an invalid record"):
         other.receive()
     one.close()
     other.close()
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "number", "fits"),
+    ("mine", "theirs", "rank", "fits"),
     [(OURS, THEIRS, 1, True), (OURS, OURS, 1, False), (THEIRS, THEIRS, 1, False), (OURS, THEIRS, 2, False)],
 )
 def test_both_ends_must_know_the_others_secret(
-    tmp_path: Path, mine: bytes, theirs: bytes, number: int, fits: bool
+    tmp_path: Path, mine: bytes, theirs: bytes, rank: int, fits: bool
 ) -> None:
     """`OURS` is the caller's, `THEIRS` the listener's, which knows of a rank 1 alone."""
     found: list[object] = []
-    door = unix_channel.listen(tmp_path, "worker-0.line")
+    listener = ChannelListener(tmp_path, Member("worker", 0), "line")
+    listener.secret = THEIRS
 
     def listen() -> None:
-        connected, _ = door.accept()
         try:
-            found.append(unix_channel.answer(connected, THEIRS, {1: OURS}, 5.0))
+            worker, channel = listener.accept(lambda: [WorkerAt(1, 0, None, OURS)], 5.0)
+            found.append(worker.rank)
+            channel.close()
         except ConnectionFailed as error:
             found.append(error)
-        finally:
-            connected.close()
 
     thread = threading.Thread(target=listen)
     thread.start()
+    caller = ChannelListener(tmp_path, Member("worker", rank), "line")
+    caller.secret = mine
     if fits:
-        unix_channel.meet(tmp_path, "worker-0.line", number, mine, theirs, 5.0).close()
+        caller.connect(WorkerAt(0, 0, None, theirs), 5.0).close()
     else:
-        with pytest.raises(PeerLost, match=r"worker-0\.line"):
-            unix_channel.meet(tmp_path, "worker-0.line", number, mine, theirs, 5.0)
+        with pytest.raises(PeerLost, match=r"worker-0-0\.line"):
+            caller.connect(WorkerAt(0, 0, None, theirs), 5.0)
     thread.join(5)
-    door.close()
+    caller.close()
+    listener.close()
     assert (found == [1]) is (fits or mine == THEIRS), "who listens cannot know yet that its caller expects another"
+    assert not list(tmp_path.iterdir()), "no socket is left behind"
