@@ -1,7 +1,7 @@
 """Types that several threads decode at once are known to msgspec from the import on.
 
-msgspec learns a type at its first use and fills what it knows in place; a second thread that comes by in that moment
-reads what is not there yet, and the process ends by a segmentation fault. Imports are one at a time.
+msgspec inspects a type at its first use and fills the result in place; a second thread that uses the type at that
+moment reads an incomplete result, and the process ends with a segmentation fault. Imports run one at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ sys.exit("StructInfo" not in [type(one).__name__ for one in gc.get_referents(fou
         "psctl.launch.hosts.site.HostSite",  # a thread a host
         "psctl.topology.facts.HostFacts",
         "psctl.topology.readers.rdma.RdmaPort",
-        "psctl.transport.protocol.connection.Keys",  # a thread a peer
-        "psctl.transport.protocol.connection.Credit",
-        "psctl.checkpoint.manifest.Manifest",  # a server's saver beside its readers
+        "psctl.transport.protocol.connection_messages.KeyExchange",  # a thread a peer
+        "psctl.transport.protocol.connection_messages.Credit",
+        "psctl.checkpoint.manifest.Manifest",  # a server's writer and its readers
     ],
 )
 def test_a_type_is_learnt_before_threads_use_it(type: str) -> None:

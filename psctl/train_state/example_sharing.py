@@ -43,8 +43,8 @@ def position_from(state: Mapping[str, Any]) -> DataPosition:
     return DataPosition(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))
 
 
-class ExampleDivision:
-    """The ranks that take part in each clock.
+class ExampleShare:
+    """A worker's record of the ranks that take part in each clock.
 
     The network thread calls `next_clock` and `add_change`, the main thread the rest.
 

@@ -53,7 +53,7 @@ from psctl.process import bootstrap
 from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
-from psctl.train_state.example_sharing import ExampleDivision
+from psctl.train_state.example_sharing import ExampleShare
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Layout, Member, TensorSlice
 
@@ -127,7 +127,7 @@ class CoordinatorSession:
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._workers: WorkersAt | None = None
-        self.division: ExampleDivision | None = None
+        self.division: ExampleShare | None = None
         """The ranks that share the examples of each clock; None before the decision."""
 
     # ---- the handler: network thread ----
@@ -206,10 +206,10 @@ class CoordinatorSession:
                 return
         self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
 
-    def _make_division(self, decision: Decision) -> ExampleDivision:
+    def _make_division(self, decision: Decision) -> ExampleShare:
         assert self._welcome is not None, "the coordinator sends it before any decision"
         first = decision.resume.step if decision.resume is not None else 0
-        return ExampleDivision(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
+        return ExampleShare(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
 
     def _answer(self, propose: ProposeCut) -> None:
         if self._agreement is None:

@@ -14,7 +14,7 @@ from psctl.collectives.data_plane import DataPlane
 from psctl.job.training_messages import Decision, Welcome
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
-from psctl.train_state.example_sharing import ExampleDivision
+from psctl.train_state.example_sharing import ExampleShare
 from psctl.types import Layout, Member, TensorSlice
 
 LINE_SECONDS = 5.0
@@ -37,7 +37,7 @@ class StandaloneSession:
     """
 
     keeps = False
-    division: ExampleDivision | None = None
+    division: ExampleShare | None = None
 
     def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
         self.me = Member("worker", rank)

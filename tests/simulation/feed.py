@@ -11,7 +11,7 @@ from collections.abc import Generator
 import msgspec
 
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.train_state.example_sharing import Batch, ExampleDivision, members_after, owed
+from psctl.train_state.example_sharing import Batch, ExampleShare, members_after, owed
 from tests.simulation.kernel import Until
 from tests.simulation.model import Spec
 
@@ -35,7 +35,7 @@ class Feed:
         passes: when it ends.
     """
 
-    def __init__(self, spec: Spec, division: ExampleDivision, place: Place, passes: int) -> None:
+    def __init__(self, spec: Spec, division: ExampleShare, place: Place, passes: int) -> None:
         self._spec, self._division, self._passes = spec, division, passes
         self.step, self.epoch, self.within = place.step, place.epoch, place.within
         self._batches = list(place.batches)

@@ -39,7 +39,7 @@ from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import BetweenPeers, HostPush
 from psctl.ps.outputs import ToServer
 from psctl.ps.pieces import pieces
-from psctl.train_state.example_sharing import ExampleDivision
+from psctl.train_state.example_sharing import ExampleShare
 from psctl.types import Address, Assignment, Member, ServerAt
 from tests.simulation.beside import Lines, Memory
 from tests.simulation.feed import Feed, Place
@@ -72,7 +72,7 @@ class Worker:
         self._memory = Memory(network)
         self._lines: Lines | None = None  # to others of this host
         self.step = 0
-        self._division: ExampleDivision | None = None
+        self._division: ExampleShare | None = None
         self._feed: Feed | None = None  # where members may change
         network.dial(process, coordinator, Member("coordinator", 0), self, self._unreachable)
         process.spawn(self._main())
@@ -94,7 +94,7 @@ class Worker:
                 if message.elastic:
                     first = message.resume.step if message.resume is not None else 0
                     world, staleness = self._scenario.spec.world, message.staleness or 0
-                    self._division = ExampleDivision(world, first, elastic=True, staleness=staleness)
+                    self._division = ExampleShare(world, first, elastic=True, staleness=staleness)
             case NextClockWanted(ticket=ticket) if self._division is not None:
                 self._tell(NextClock(ticket, self._division.next_clock(ticket)))
             case ExamplesShared() if self._division is not None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psctl.errors import TimedOut
 from psctl.job.membership_messages import ExamplesShared
-from psctl.train_state.example_sharing import Batch, ExampleDivision, owed, within
+from psctl.train_state.example_sharing import Batch, ExampleShare, owed, within
 from psctl.types import Range
 
 RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=4).map(
@@ -67,7 +67,7 @@ def test_every_example_is_in_one_batch_that_counts(data) -> None:
 
 
 def test_what_was_promised_is_waited_for_and_no_more() -> None:
-    division = ExampleDivision(3, first=5, elastic=True)
+    division = ExampleShare(3, first=5, elastic=True)
     assert division.begin_clock(5) == []
     assert division.next_clock(1) == 6
     assert division.begin_clock(5) == []  # it is begun
@@ -84,7 +84,7 @@ def test_what_was_promised_is_waited_for_and_no_more() -> None:
 
 
 def test_a_promise_that_is_not_kept_is_told() -> None:
-    division = ExampleDivision(2, patience=0.01)
+    division = ExampleShare(2, patience=0.01)
     division.next_clock(1)
     with pytest.raises(TimedOut, match="which clocks are begun"):
         division.settle()

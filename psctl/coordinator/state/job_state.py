@@ -15,7 +15,7 @@ from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
 from psctl.coordinator.state.losses import Losses, Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
-from psctl.coordinator.state.progress import Progress
+from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.scaling import Scaling
 from psctl.coordinator.state.server_changes import Shards
 from psctl.coordinator.state.stalls import Stalls
@@ -97,7 +97,7 @@ class JobState:
 
         step = resume.step if resume else 0
         self.startup = Startup()
-        self.progress = Progress(now, step)
+        self.progress = JobProgress(now, step)
         self.checkpoints = JobCheckpoints(
             order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now
         )

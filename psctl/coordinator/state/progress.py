@@ -170,8 +170,8 @@ def _mean(by_rank: dict[int, tuple[float, float]]) -> float:
     return sum(by_rank[rank][0] * by_rank[rank][1] for rank in sorted(by_rank)) / weights
 
 
-class Progress:
-    """How far the job is, and what the log has of it.
+class JobProgress:
+    """The progress of a job, and which part of it the event log has.
 
     Args:
         now: seconds.
