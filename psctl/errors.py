@@ -1,4 +1,4 @@
-"""Every error that psctl raises on purpose, as one tree.
+"""The errors that psctl raises, as one tree.
 
     PsctlError                      code, exit, message, hint, where
     |- UsageError                   usage               2   the command line is wrong
@@ -22,26 +22,26 @@
     |- JobFailed                    job-failed          1   the user's code, or a loss beyond the restarts
     |- CommandFailed                host-command-failed 1   a command on a host ended non-zero
     '- ConnectionFailed             connection-failed   1   a data-plane connection ended; never the user's fault
-       |- ProtocolError             protocol            1   the peer broke the protocol (or is a stranger)
+       |- ProtocolError             protocol            1   the peer broke the protocol (or is no member of the job)
        |  '- MessageRefused         protocol            1   a member sent what psctl's tables of messages do not allow
        '- PeerLost                  peer-lost           1   the peer died or the link was cut
 
-`ValueError` family for what a user wrote, `assert` for what we got wrong. Only cli/app.py turns one of these into an
-exit code; the table of codes is promised in the contract with the user.
+Errors in a user's files are `ValueError`s too; an `assert` marks a bug in psctl. Only cli/app.py turns one of these
+errors into an exit code; the table of codes is promised to users.
 """
 
 from __future__ import annotations
 
 
 class PsctlError(Exception):
-    """An error with a code, an exit status and a cure.
+    """An error with a code, an exit status and a remedy.
 
     Args:
-        message: one line: what is wrong, where, whose fault.
+        message: one line: what is wrong, where, and the cause.
         hint: one line: what to do next; empty when there is nothing to do.
         where: file:line:column, host name, or job name; empty when unknown.
 
-    `others` holds further errors that were found with it: all mistakes of one file are told at once.
+    `others` holds further errors found at the same time: all mistakes of one file are reported together.
     """
 
     code = "internal"
@@ -55,7 +55,7 @@ class PsctlError(Exception):
         self.others: tuple[PsctlError, ...] = ()
 
     def document(self) -> dict[str, dict[str, object]]:
-        """Return the error as the JSON document promised to users; `others` is there when it is not alone."""
+        """Return the error as the JSON document promised to users; `others` lists further errors, if any."""
         body: dict[str, object] = {
             "code": self.code, "exit": self.exit, "message": self.message, "hint": self.hint, "where": self.where,
         }  # fmt: skip
@@ -65,7 +65,7 @@ class PsctlError(Exception):
 
 
 class UsageError(PsctlError):
-    """The command line is wrong; the user's fault, nothing was touched."""
+    """The command line is wrong; nothing was changed."""
 
     code, exit = "usage", 2
 
@@ -81,7 +81,7 @@ class NotInThisVersion(UsageError):
 
     Args:
         what: the command, option, key or value, as the user wrote it.
-        where: file:line:column when it stands in a file; then the code is invalid-file.
+        where: file:line:column for an entry of a file; the code is then invalid-file.
     """
 
     def __init__(self, what: str, hint: str = "", where: str = "") -> None:
@@ -97,7 +97,7 @@ class HostUnreachable(PsctlError):
 
 
 class LoginShellFailed(HostUnreachable):
-    """A host let us in, but its login shell does not run commands: a start-up file of the user prevents it."""
+    """The login on a host succeeds, but its login shell runs no commands: a start-up file of the user prevents it."""
 
 
 class AuthFailed(PsctlError):
@@ -113,7 +113,7 @@ class PythonMissing(PsctlError):
 
 
 class DiskFull(PsctlError):
-    """A host's disk has no room for what must be written there."""
+    """A host's disk has no space for the files that must be written."""
 
     code, exit = "disk-full", 4
 
@@ -125,7 +125,7 @@ class VersionMismatch(PsctlError):
 
 
 class TimedOut(PsctlError):
-    """A deadline passed; the message names the process that was waited for."""
+    """A deadline passed; the message names the process that did not answer."""
 
     code, exit = "timed-out", 5
 
@@ -222,16 +222,16 @@ class ConnectionFailed(PsctlError):
 
 
 class ProtocolError(ConnectionFailed):
-    """The peer sent what the protocol does not allow: the connection is ended, nothing else is harmed."""
+    """The peer sent what the protocol does not allow: the connection is closed; nothing else is affected."""
 
     code = "protocol"
 
 
 class MessageRefused(ProtocolError):
-    """A member of the job sent a message that it may not send, or one that is no message; its connection ends."""
+    """A member of the job sent a message that is not permitted or cannot be decoded; its connection is closed."""
 
 
 class PeerLost(ConnectionFailed):
-    """The peer died, closed without a word, or its link was cut."""
+    """The peer ended, closed without a farewell message, or its link was cut."""
 
     code = "peer-lost"

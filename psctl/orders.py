@@ -1,4 +1,4 @@
-"""The orders of one agent: written by launch/, sent over standard input, read by agent/."""
+"""The orders of an agent: written by launch/, sent over standard input, read by agent/."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class HostOrder(msgspec.Struct, frozen=True):
     """A host's part in the job."""
 
     name: str
-    address: str  # numeric; listeners bind it, other hosts reach it
+    address: str  # numeric; listeners bind it, other hosts connect to it
     interface: str  # for GLOO_SOCKET_IFNAME; "" when unknown
     cores: int
     gpus: int
-    workers: int  # how many worker ranks sit here; ranks are given out in roster order
+    workers: int  # number of worker ranks on this host; ranks are assigned in roster order
     may_serve: bool  # servers may be placed here
     rate: float = 0.0  # payload bytes/s of the interface, one direction, measured or nominal; 0: unknown
-    slots: int = 0  # workers that this job may have here in all, those of `workers` among them
-    kernel: str = ""  # hosts with the same one share their processors (containers, namespaces); "" when unknown
+    slots: int = 0  # most workers that this job may have on this host, `workers` included
+    kernel: str = ""  # hosts with the same value share their processors (containers, namespaces); "" when unknown
     rdma: str = ""  # for NCCL_IB_HCA: "=mlx5_0:1,mlx5_1:1"; "" when there are none, or none of this network
 
 
@@ -38,12 +38,12 @@ class CheckpointOrder(msgspec.Struct, frozen=True):
 
 
 class JobOrder(msgspec.Struct, frozen=True):
-    """What the coordinator, agents and plan need to know of the job."""
+    """The job as the coordinator, agents and planner need it."""
 
     name: str  # "digits-3"
     argv: list[str]  # after the interpreter: ["train.py", "--epochs", "10"] or ["-m", "pkg.train", ...]
     hosts: list[HostOrder]  # the first is the head
-    servers: int | None  # None: what the plan says
+    servers: int | None  # None: the plan decides
     strategy: str
     update: str
     seed: int
@@ -60,20 +60,20 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_file: str  # text of job.yaml, for the manifest
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
-    require_encryption: bool = False  # nothing of the training may go between hosts unencrypted
+    require_encryption: bool = False  # no training traffic may be sent between hosts unencrypted
     restarts: int = 3  # losses that the job survives
     replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
-    on_worker_loss: str = "restart"  # restart: all go back to the last checkpoint | wait | continue
+    on_worker_loss: str = "restart"  # restart: all workers return to the last checkpoint | wait | continue
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronisations; 1: none
     compression: Compression = PLAIN
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
-    costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
+    costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 
 class AgentOrders(msgspec.Struct, frozen=True):
-    """All that one agent needs. Secrets and keys are in here, so it is on no disk and never printed."""
+    """The orders of one agent. They contain secrets and keys, so they are never written to disk and never printed."""
 
     job: JobOrder
     host: int  # index into job.hosts
@@ -85,8 +85,8 @@ class AgentOrders(msgspec.Struct, frozen=True):
     authority: str  # PEM of the job's certificate authority
     certificate: str
     key: str
-    preauth_secret: str  # the job's secret that is proven before TLS (transport/protocol/preauth.py), hex
+    preauth_secret: str  # hex; proven by both ends before TLS (transport/protocol/preauth.py)
     coordinator: Address | None  # None on the head, whose agent starts it
-    authority_key: str  # PEM, head only ("" elsewhere): the coordinator's, nobody else's
+    authority_key: str  # PEM, on the head only ("" elsewhere): for the coordinator alone
     secrets: dict[str, str]
     grace: float  # seconds between TERM and KILL

@@ -1,10 +1,9 @@
 """The messages that a connection allows, as data: one row for each message, checked before any handler.
 
-A row says which role may send the message to which, in which states of the sender, how long it and its payload may be,
-and what its fields must satisfy. psctl/transport/connect.py enforces the rows; the tables stand in
-job/job_permits.py (coordinator
-and agents, servers, workers) and ps/permits.py (workers and servers). Limits of single fields stand beside the
-fields' types, so that decoding refuses them before memory is taken.
+A row states the roles of sender and receiver, the permitted states of the sender, the largest sizes of the message and
+its payload, and a check of its fields. psctl/transport/connect.py enforces the rows; the tables are in
+job/job_permits.py (the coordinator with agents, servers and workers) and ps/permits.py (workers and servers). Limits of
+single fields are part of the fields' types, so that decoding refuses them before memory is allocated.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ NEW = "new"
 """The state of every sender when its connection begins."""
 
 SHORT = 64 << 10
-"""Bytes that a message may have, without its payload, where its row says nothing else."""
+"""Bytes that a message may have, without its payload, where its row has no other limit."""
 
 LISTS = 1 << 20
-"""The same of one that lists shards, ranks or lines of text."""
+"""The same for a message that lists shards, ranks or lines of text."""
 
 LAYOUTS = 16 << 20
-"""The same of one that lists all parameters of a model."""
+"""The same for a message that lists all parameters of a model."""
 
 
 class Permit(msgspec.Struct, frozen=True):
-    """Who may send a message, when, and how large it may be."""
+    """The permitted senders of a message, their states, and its largest size."""
 
     message: type
     ways: tuple[Direction, ...]
     when: Mapping[Role, tuple[str, ...]] = {}
-    """By role of the sender: its states in which it may; a role that is not in it may always."""
+    """By role of the sender: the states that permit the message; a role that is not listed may send it always."""
     then: str = ""
-    """The sender's state afterwards; "": as before."""
+    """The sender's state afterwards; "": unchanged."""
     rank: int | None = None
-    """The only rank of the sender's role that may; None: all may."""
+    """The only permitted rank of the sender's role; None: all ranks."""
     size: int = SHORT
     """Most bytes of the message."""
     payload: int = 0
@@ -52,7 +51,7 @@ class Permit(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The message's name, which is its tag on the wire too."""
+        """The message's name, which is also its tag on the wire."""
         return self.message.__name__
 
 
@@ -75,7 +74,7 @@ class Permits:
         return Union[tuple(row.message for row in self.rows)]  # noqa: UP007  made of data
 
     def to(self, receiver: Role) -> dict[Role, dict[type, Permit]]:
-        """Return what a receiver may be sent: by the sender's role, by message."""
+        """Return the rows for a receiver: by the sender's role, by message."""
         found: dict[Role, dict[type, Permit]] = {}
         for row in self.rows:
             for sender, to in row.ways:
@@ -88,7 +87,7 @@ def why_refused(row: Permit | None, sender: Member, message: Any, state: str, pa
     """Return why a message is refused, or "".
 
     Args:
-        row: of this message, sender and receiver; None: there is none.
+        row: the row of this message, sender and receiver; None: no row exists.
         sender: as its certificate names it.
         state: of the sender.
         payload: bytes.

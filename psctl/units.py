@@ -94,7 +94,7 @@ def parse_rate(text: str) -> float:
 def parse_duration(text: str) -> float:
     """Read a duration such as "5m", "500ms", "50 us" or "1h30m".
 
-    Parts of a compound one stand largest first, each unit once. "0" needs no unit.
+    The parts of a compound duration are in falling order, each unit once. "0" needs no unit.
 
     Returns:
         Seconds.

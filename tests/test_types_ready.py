@@ -25,8 +25,8 @@ sys.exit("StructInfo" not in [type(one).__name__ for one in gc.get_referents(fou
         "psctl.launch.hosts.site.HostSite",  # a thread a host
         "psctl.topology.facts.HostFacts",
         "psctl.topology.readers.rdma.RdmaPort",
-        "psctl.transport.protocol.connection_messages.KeyExchange",  # a thread a peer
-        "psctl.transport.protocol.connection_messages.Credit",
+        "psctl.transport.protocol.connection.KeyExchange",  # a thread a peer
+        "psctl.transport.protocol.connection.Credit",
         "psctl.checkpoint.manifest.Manifest",  # a server's writer and its readers
     ],
 )

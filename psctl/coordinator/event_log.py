@@ -1,9 +1,10 @@
-"""The job's event log: lines appended to one file, each in one write, for everyone to follow.
+"""The event log of a job: lines appended to one file, each in one write, so that readers can follow it.
 
-The disk may be full. Room beyond the file's end is reserved while there is some: printed lines must leave all of it,
-progress a quarter, and everything else may use it up; what does not fit even then waits, in order, until there is room.
-Printed lines are bounded at all times, for a log that is replayed must not grow by what a script prints in weeks: half
-of their limit at any rate, the rest ever more slowly. What is left out of them is told in their place.
+The disk may be full. Space beyond the file's end is reserved while there is some. Printed lines must leave the whole
+reserve free, progress events a quarter of it, and all other events may use it up; an event that does not fit even then
+waits, in order, until there is space. Printed lines are bounded, since a log that is replayed must not grow with weeks
+of a script's output: half of the limit is available at once, the rest at a falling rate. A line that states the number
+of omitted lines replaces them.
 """
 
 from __future__ import annotations
@@ -16,30 +17,33 @@ from pathlib import Path
 from psctl.job import events
 from psctl.process.reserved_file import ReservedFile
 
-ROOM = 1 << 20
-"""Bytes reserved: an hour of progress, and all that is told besides."""
+RESERVE_BYTES = 1 << 20
+"""Bytes reserved: an hour of progress events and all other events of that time."""
 
 WAITING = 10_000
-"""Events that wait at most; then progress is left out."""
+"""Most events that wait; beyond it progress events are omitted."""
 
 PRINTED = 256 << 20
-"""Bytes of printed lines at most."""
+"""Most bytes of printed lines."""
 
 SPREAD = 7 * 86400.0
-"""Seconds over which what is left of the second half of that is given out."""
+"""Seconds over which the remainder of the second half of that limit is released."""
 
 
 class EventLog:
-    """Appends events. OSError from the constructor: the disk refuses from the start.
+    """Appends events to the log file.
 
     Args:
         path: the file.
         limit: bytes of printed lines, if that is less than PRINTED.
-        now: seconds, of a clock that never goes back.
+        now: monotonic clock, in seconds.
+
+    Raises:
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, limit: int = PRINTED, now: Callable[[], float] = time.monotonic) -> None:
-        self._file = ReservedFile(path, ROOM)
+        self._file = ReservedFile(path, RESERVE_BYTES)
         self._folder, self._now = path.parent, now
         self._waiting: deque[bytes] = deque()
         self._limit = min(limit, PRINTED)
@@ -48,11 +52,11 @@ class EventLog:
         self._full = False
 
     def append(self, event: events.AnyEvent) -> None:
-        """Write an event, behind those that wait; a printed line and progress only if there is room now."""
+        """Write an event after those that wait; printed lines and progress are written only if there is space now."""
         if isinstance(event, events.Log):
             self._append_printed(event)
             return
-        if isinstance(event, events.Progress) and (len(self._waiting) >= WAITING or self._is_short(ROOM // 4)):
+        if isinstance(event, events.Progress) and (len(self._waiting) >= WAITING or self._is_short(RESERVE_BYTES // 4)):
             return
         if isinstance(event, events.Finished):
             for (rank, stream), count in self._left_out.items():
@@ -61,50 +65,50 @@ class EventLog:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what waits, as far as the disk takes it; return whether all is written."""
+        """Write waiting events as far as the disk has space; return whether all are written."""
         while self._waiting:
-            if not self._file.append(self._waiting[0], ROOM) and not self._file.append(self._waiting[0]):
+            if not self._file.append(self._waiting[0], RESERVE_BYTES) and not self._file.append(self._waiting[0]):
                 return False
             self._waiting.popleft()
         return True
 
     def close(self) -> None:
-        """Write what waits, and give the room beyond it back."""
+        """Write waiting events, release the reserve and close the file."""
         self.flush()
         self._file.close()
 
     def _is_short(self, spare: int) -> bool:
-        """Has the disk less room for us than that?"""
-        return not self._file.has_room(ROOM) and not self._file.has_room(spare)
+        """Whether the disk has less space than `spare` for this file."""
+        return not self._file.has_room(RESERVE_BYTES) and not self._file.has_room(spare)
 
     def _append_printed(self, event: events.Log) -> None:
         data = events.to_line(event)
-        who = (event.rank, event.stream)
-        if who in self._left_out:
-            data = _gap(event.time, *who, self._left_out[who]) + data
+        source = (event.rank, event.stream)
+        if source in self._left_out:
+            data = _gap(event.time, *source, self._left_out[source]) + data
         allowed = self._may_print(len(data))
-        if allowed and self.flush() and self._file.append(data, ROOM):
-            self._left_out.pop(who, None)
+        if allowed and self.flush() and self._file.append(data, RESERVE_BYTES):
+            self._left_out.pop(source, None)
             self._printed += len(data)
             self._allowed -= len(data)
             self._full = False
             return
-        self._left_out[who] = self._left_out.get(who, 0) + 1
+        self._left_out[source] = self._left_out.get(source, 0) + 1
         if allowed and not self._full:
             self._full = True
-            self._tell_full(event.time)
+            self._report_full(event.time)
 
     def _may_print(self, size: int) -> bool:
-        """Is there so much left of the limit now?"""
+        """Whether the limit of printed lines allows `size` more bytes now."""
         left, now = self._limit - self._printed, self._now()
         self._allowed = min(left, self._allowed + (now - self._since) * left / SPREAD)
         self._since = now
         return size <= self._allowed
 
-    def _tell_full(self, when: float) -> None:
+    def _report_full(self, when: float) -> None:
         text = (
-            f"the head's disk is full ({self._folder}): lines that processes print are not shown until there is room; "
-            "training goes on"
+            f"the head's disk is full ({self._folder}): lines that processes print are not shown until there is space; "
+            "training continues"
         )
         self.append(events.Notice(time=when, text=text))
 

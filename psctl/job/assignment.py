@@ -1,29 +1,30 @@
-"""Which servers hold which shard: equal loads in bytes, the fewest copies moved, replicas where one failure misses one.
+"""Assigns shards to servers: equal loads in bytes, the fewest copies moved, replicas on hosts that fail separately.
 
-The *chain* of a shard is the servers that hold it, primary first. What is asked of the chains, in this order:
+The *chain* of a shard is the servers that hold it, primary first. The requirements on the chains, in this order:
 
-1. The members of a chain are different servers, and on different hosts as far as there are hosts: a host's loss is one
-   failure, and must not take two copies.
-2. Holdings (bytes of all copies on a server: memory, and what travels down the chains) differ between any two servers
-   by at most the largest shard; so do the bytes that a server is primary of (what workers push to it and pull from it)
-   where chains are new. After joins and deaths few holders may leave too little choice: then by
-   more, less than two of it in all cases that were tried.
+1. The members of a chain are different servers, and on different hosts as far as there are hosts: the loss of a host
+   is one failure, and must not remove two copies.
+2. Holdings (bytes of all copies on a server: memory, and the traffic along the chains) differ between any two servers
+   by at most the largest shard; so do the bytes that a server is primary of (pushed to it and pulled from it by
+   workers) where chains are new. After joins and losses a shard may have too few holders to choose from: the
+   difference is then larger, but less than twice the largest shard in all tested cases.
 3. Few copies are made: a new copy of a shard costs its bytes on the wire. Then few primaries change: that costs a
-   hand-over, of milliseconds, and no bytes when the new primary is a replica already.
+   transfer of the role, of milliseconds, and no bytes when the new primary is a replica already.
 
-Theory. To find loads that differ by at most the largest shard is easy: as long as servers f and e differ by more, some
-shard lies on f and not on e (else f's shards were among e's, and f not the fuller), and to move any such shard narrows
-the gap, since its weight w is below the gap g: the sum of the squares of the loads falls by 2w(g-w) > 0. So levelling
-ends, and ends within the bound. To find the *fewest* moves is, for shards of unlike sizes, as hard as PARTITION; for
-equal shards it is a flow problem, and the greedy rule here (fullest to emptiest, copies that are new anyway first, over
-a third server where the straight way is barred) reached the brute force's minimum in every small case that was tried.
-For unlike shards a last pass takes back every copy whose return leaves the loads within the bound, so no single move of
-the result is idle. Primaries are levelled the same way along *paths of roles*: f hands a shard over to a replica g of
-it, g another one to e, and so on; breadth first, so that the fewest change. Only where no such path exists two copies
-are exchanged.
+Theory. Loads that differ by at most the largest shard are easy to find: while servers f and e differ by more, some
+shard is on f and not on e (otherwise f's shards would be a subset of e's, and f not the fuller one). Moving any such
+shard narrows the gap, since its weight w is below the gap g: the sum of the squares of the loads falls by
+2w(g-w) > 0. So levelling terminates, within the bound. Finding the *fewest* moves is, for shards of different sizes,
+as hard as PARTITION. For equal shards it is a flow problem, and the greedy rule here (fullest to emptiest, copies that
+are new anyway first, through a third server where the direct move is not permitted) reached the minimum of an
+exhaustive search in every small case tested. For shards of different sizes a last pass reverts every move that the
+bound does not need, so no single move of the result is unnecessary. Primaries are levelled in the same manner along
+*paths of roles*: f transfers the role for a shard to a replica g of it, g transfers the role for another shard to e,
+and so on; breadth first, so that the fewest roles change. Two copies are exchanged only where no such path exists.
 
-Where hosts hold unlike numbers of servers, 1 may bar 2 (two hosts, of three servers and one: with one replica the
-single server holds a copy of everything); then no move or pair of moves that 1 permits would narrow a gap.
+Where hosts have different numbers of servers, requirement 1 may conflict with 2 (two hosts, of three servers and one:
+with one replica the single server holds a copy of everything); then no move or pair of moves that 1 permits would
+narrow a gap.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def assign(
 
     Args:
         sizes: bytes of each shard.
-        servers: the servers that are there: rank -> number of its host.
+        servers: the present servers: rank -> number of its host.
         replicas: copies of each shard beyond the first; as many as there are other servers at most.
-        before: the chains until now, with ranks that may be gone; None when nobody holds anything. The next of a chain
-            takes a lost primary's place.
+        before: the present chains, which may name lost servers; None when no server holds anything. The next member of
+            a chain replaces a lost primary.
     """
     assert servers, "shards need a server"
     table = _Table(sizes, servers, replicas, before)
@@ -54,23 +55,23 @@ def assign(
     table.spread()
     table.level_holdings()
     table.level_primaries()
-    table.take_back()
+    table.revert_needless_moves()
     return table.chains
 
 
 def without(chains: Sequence[Sequence[int]], gone: Iterable[int]) -> Chains:
-    """Return the chains without the servers that are gone, the next one primary; a chain that lost all is empty."""
+    """Return the chains without the lost servers, the next member as primary; a chain may become empty."""
     lost = set(gone)
     return [[server for server in chain if server not in lost] for chain in chains]
 
 
 def missing_copies(now: Sequence[Sequence[int]], goal: Sequence[Sequence[int]]) -> Chains:
-    """Return, by shard, the servers that must be filled before the chains of `goal` can stand."""
+    """Return, by shard, the servers that must receive a copy before the chains of `goal` are in force."""
     return [[server for server in new if server not in old] for old, new in zip(now, goal, strict=True)]
 
 
 class _Table:
-    """The chains while they change, and the loads that follow from them."""
+    """The chains while they are being changed, and the resulting loads."""
 
     def __init__(
         self, sizes: Sequence[int], servers: Mapping[int, int], replicas: int, before: Sequence[Sequence[int]] | None
@@ -82,7 +83,7 @@ class _Table:
         self.chains: Chains = [[server for server in chain if server in servers] for chain in self.before]
         self.held: dict[int, set[int]] = {server: set() for server in sorted(servers)}
         self.load = dict.fromkeys(self.held, 0)  # bytes held
-        self.first = dict.fromkeys(self.held, 0)  # bytes that it is primary of
+        self.first = dict.fromkeys(self.held, 0)  # bytes that the server is primary of
         for shard, chain in enumerate(self.chains):
             for server in chain:
                 self.held[server].add(shard)
@@ -93,7 +94,7 @@ class _Table:
     # ---- single changes ------------------------------------------------------------------------------------------
 
     def _add(self, shard: int, server: int) -> None:
-        """Put a server at the tail of a chain."""
+        """Append a server to a chain."""
         if not self.chains[shard]:
             self.first[server] += self.sizes[shard]
         self.chains[shard].append(server)
@@ -101,7 +102,7 @@ class _Table:
         self.load[server] += self.sizes[shard]
 
     def _move(self, shard: int, source: int, target: int) -> None:
-        """Put `target` in the place of `source` in a chain."""
+        """Replace `source` by `target` in a chain."""
         size, chain = self.sizes[shard], self.chains[shard]
         place = chain.index(source)
         chain[place] = target
@@ -122,7 +123,7 @@ class _Table:
         self.first[server] += self.sizes[shard]
 
     def _legal(self, shard: int, source: int, target: int) -> bool:
-        """May `target` take the place of `source`: is it another server, and not on fewer hosts?"""
+        """Whether `target` may replace `source`: it is not in the chain, which keeps its number of hosts."""
         chain = self.chains[shard]
         if target in chain:
             return False
@@ -130,14 +131,14 @@ class _Table:
         return self.host[target] not in others or self.host[source] in others
 
     def _cost(self, shard: int, source: int, target: int) -> int:
-        """Return how many copies more are made when `target` takes the place of `source`: -1, 0 or 1."""
+        """Return how many more copies are made when `target` replaces `source`: -1, 0 or 1."""
         held = self.before[shard]
         return (target not in held) - (source not in held)
 
-    # ---- everything that must be ---------------------------------------------------------------------------------
+    # ---- required copies -----------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Make chains as long as asked: superfluous replicas go, missing ones come, first copies before second ones."""
+        """Make chains as long as required: drop surplus replicas, add missing ones, first copies before second ones."""
         order = sorted(range(len(self.sizes)), key=lambda shard: (-self.sizes[shard], shard))
         for shard in order:
             while len(self.chains[shard]) > self.depth:
@@ -148,7 +149,7 @@ class _Table:
                     self._add(shard, self._emptiest(shard))
 
     def _drop(self, shard: int) -> None:
-        """Take a replica out: one that shares a host first, then the fullest server's."""
+        """Remove a replica: one that shares a host first, then that of the fullest server."""
         chain = self.chains[shard]
         hosts = [self.host[server] for server in chain]
         server = max(chain[1:], key=lambda each: (hosts.count(self.host[each]), self.load[each], each))
@@ -157,7 +158,7 @@ class _Table:
         self.load[server] -= self.sizes[shard]
 
     def _emptiest(self, shard: int) -> int:
-        """Return the server outside the chain that holds least, on a host outside it where there is one."""
+        """Return the least loaded server outside the chain, on a host outside the chain if there is one."""
         chain = self.chains[shard]
         taken = {self.host[server] for server in chain}
         return min(
@@ -166,7 +167,7 @@ class _Table:
         )
 
     def spread(self) -> None:
-        """Move replicas that share a host though another host is free, as after the join of one."""
+        """Move replicas that share a host although another host is free, as after a host has joined."""
         reach = min(self.depth, len(set(self.host.values())))
         for shard, chain in enumerate(self.chains):
             while len({self.host[server] for server in chain}) < reach:
@@ -186,12 +187,12 @@ class _Table:
                 yield full, empty
 
     def level_holdings(self) -> None:
-        """Move copies until any two servers hold the same to within the largest shard, as far as hosts permit."""
+        """Move copies until loads differ by at most the largest shard, as far as hosts permit."""
         while any(self._narrow(full, empty) for full, empty in self._gaps(self.load)):
             pass
 
     def _narrow(self, full: int, empty: int) -> bool:
-        """Move a copy from a full server to an empty one; over a third where that saves a copy or is the only way."""
+        """Move a copy from a full server to an empty one, or through a third if that saves a copy or is needed."""
         gap = self.load[full] - self.load[empty]
         shard = self._best(full, empty, gap)
         saves = any(full not in self.before[each] for each in self.held[full])
@@ -199,14 +200,14 @@ class _Table:
             self._move(shard, full, empty)
             return True
         for third in self.held:
-            if third not in (full, empty) and self._by_way_of(full, third, empty, free_only=shard is not None):
+            if third not in (full, empty) and self._move_through_third(full, third, empty, free_only=shard is not None):
                 return True
         if shard is not None:
             self._move(shard, full, empty)
         return shard is not None
 
     def _best(self, source: int, target: int, gap: float, barred: int = -1) -> int | None:
-        """Return the shard whose move costs least and closes the gap best, of holdings and then of primaries."""
+        """Return the shard whose move makes the fewest copies, then best closes the gaps of the loads."""
         lead = self.first[source] - self.first[target]
 
         def key(shard: int) -> tuple[int, float, int, int]:
@@ -217,8 +218,8 @@ class _Table:
         movable = (s for s in self.held[source] if self.sizes[s] and s != barred and self._legal(s, source, target))
         return min(movable, key=key, default=None)
 
-    def _by_way_of(self, full: int, third: int, empty: int, free_only: bool) -> bool:
-        """Move one shard from `full` to `third` and another from there to `empty`, if that narrows what it touches."""
+    def _move_through_third(self, full: int, third: int, empty: int, free_only: bool) -> bool:
+        """Move a shard from `full` to `third` and another from `third` to `empty`, if that evens out their loads."""
         last = self._best(third, empty, self.load[full] - self.load[empty])
         if last is None:
             return False
@@ -239,15 +240,15 @@ class _Table:
     # ---- primaries -----------------------------------------------------------------------------------------------
 
     def level_primaries(self) -> None:
-        """Change roles, and where that is not enough exchange copies, until primaries are level like holdings."""
-        while any(self._hand_over(full, empty) for full, empty in self._gaps(self.first)) or any(
+        """Change roles, and where that is not enough exchange copies, until primaries are as level as holdings."""
+        while any(self._transfer_roles(full, empty) for full, empty in self._gaps(self.first)) or any(
             self._exchange(full, empty) for full, empty in self._gaps(self.first)
         ):
             pass
 
-    def _hand_over(self, full: int, empty: int) -> bool:
-        """Hand shards over along the shortest path of roles from a full server to an empty one."""
-        cause: dict[int, int] = {full: full}  # by server: who would hand over to it
+    def _transfer_roles(self, full: int, empty: int) -> bool:
+        """Transfer the primary role along the shortest path of roles from a full server to an empty one."""
+        cause: dict[int, int] = {full: full}  # by server: the server that would transfer a role to it
         queue = deque([full])
         while queue and empty not in cause:
             server = queue.popleft()
@@ -282,7 +283,7 @@ class _Table:
         return True
 
     def _exchange(self, full: int, empty: int) -> bool:
-        """Give a primary copy away and take a replica for it, so that holdings stay level."""
+        """Move a primary copy to `empty` and a replica back from it, so that holdings stay level."""
         gap = self.first[full] - self.first[empty]
         given = [s for s in self.held[full] if self.chains[s][0] == full and 0 < self.sizes[s] < gap]
         for shard in sorted(given, key=lambda s: (self._cost(s, full, empty), abs(2 * self.sizes[s] - gap), s)):
@@ -303,34 +304,34 @@ class _Table:
         return False
 
     def _spread_after(self, change: dict[int, int], other: int) -> int:
-        """Return how far holdings would lie apart if a server's changed and another's the opposite way."""
+        """Return the spread of holdings after `change`, with the opposite change on server `other`."""
         load = self.load.copy()
         for server, bytes_ in change.items():
             load[server] += bytes_
             load[other] -= bytes_
         return max(load.values()) - min(load.values())
 
-    # ---- what proved needless ------------------------------------------------------------------------------------
+    # ---- unnecessary moves ---------------------------------------------------------------------------------------
 
-    def take_back(self) -> None:
-        """Leave copies and roles where they were wherever the loads allow it."""
+    def revert_needless_moves(self) -> None:
+        """Revert moves of copies and roles wherever the loads allow it."""
         for shard in sorted(range(len(self.sizes)), key=lambda each: (-self.sizes[each], each)):
             for new in [server for server in self.chains[shard] if server not in self.before[shard]]:
                 for old in self.before[shard]:
                     if old in self.host and new in self.chains[shard] and self._legal(shard, new, old):
-                        self._try_back(shard, new, old)
+                        self._try_revert_move(shard, new, old)
         for shard, chain in enumerate(self.chains):
             first = next((server for server in self.before[shard] if server in self.host), None)
             if first is not None and first in chain[1:]:
-                self._try_role(shard, first)
+                self._try_revert_role(shard, first)
 
-    def _try_back(self, shard: int, new: int, old: int) -> None:
+    def _try_revert_move(self, shard: int, new: int, old: int) -> None:
         bounds = self._bounds()
         self._move(shard, new, old)
         if not self._within(bounds):
             self._move(shard, old, new)
 
-    def _try_role(self, shard: int, old: int) -> None:
+    def _try_revert_role(self, shard: int, old: int) -> None:
         bounds, chain = self._bounds(), list(self.chains[shard])
         self._promote(shard, old)
         if not self._within(bounds):
@@ -338,7 +339,7 @@ class _Table:
             self.chains[shard] = chain
 
     def _bounds(self) -> tuple[int, int]:
-        """Return how far holdings and primaries may lie apart: as far as they do, or the largest shard."""
+        """Return the permitted spread of holdings and of primaries: the present one, or the largest shard if larger."""
         return max(self.largest, _apart(self.load)), max(self.largest, _apart(self.first))
 
     def _within(self, bounds: tuple[int, int]) -> bool:

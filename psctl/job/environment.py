@@ -1,4 +1,4 @@
-"""The environment of a job's processes: what torchrun sets for a static job with one agent a host, and psctl's own."""
+"""The environment variables of a job's processes: those of torchrun (static, one agent a host) and those of psctl."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NAMES = frozenset({
     "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", SPINS,
 })  # fmt: skip
-"""All variables that psctl sets by itself; what else the coordinator gives a process must be the job file's."""
+"""All variables that psctl sets; any other variable that the coordinator sends for a process is from the job file."""
 
 
 def worker_places(order: JobOrder) -> list[tuple[int, int]]:
-    """Return (host index, local rank) of every worker, by rank: ranks are given out in roster order."""
+    """Return (host index, local rank) of every worker, by rank; ranks are assigned in roster order."""
     return [(index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)]
 
 
 class WorkerSeats:
-    """Where all workers of a job sit.
+    """The hosts of all workers of a job.
 
     Args:
         places: (host index, local rank) of every worker, by rank.
@@ -39,15 +39,15 @@ class WorkerSeats:
 
 
 def worker_environment(order: JobOrder, seats: WorkerSeats, rank: int, restarts: int = 0) -> dict[str, str]:
-    """Return what psctl sets for a worker; the job's own variables win over the tunable ones.
+    """Return the variables that psctl sets for a worker; variables of the job file replace the tunable ones.
 
-    Its agent adds MASTER_ADDR and MASTER_PORT, which are its host's own.
+    The agent adds MASTER_ADDR and MASTER_PORT, which differ between hosts.
 
     Args:
         order: the job.
-        seats: of all workers.
-        rank: which worker.
-        restarts: how often workers were started again before.
+        seats: the hosts of all workers.
+        rank: of the worker.
+        restarts: number of restarts of the job so far.
     """
     index, local = seats.places[rank]
     host, there, world = order.hosts[index], seats.on[index], len(seats.places)
@@ -73,7 +73,7 @@ def worker_environment(order: JobOrder, seats: WorkerSeats, rank: int, restarts:
 
 
 def server_environment(order: JobOrder, host: HostOrder, servers: int) -> dict[str, str]:
-    """Return what psctl sets for a server on `host`, where `servers` servers sit."""
+    """Return the variables that psctl sets for a server on `host`, which has `servers` servers."""
     return {**_tunable(host, host.workers + servers), **order.environment, **_own(order, "server", host)}
 
 
@@ -87,11 +87,11 @@ def _tunable(host: HostOrder, processes: int) -> dict[str, str]:
 
 
 def _yielding(order: JobOrder, host: HostOrder) -> dict[str, str]:
-    """Have OpenMP's threads sleep soon where a server may share their cores; who set how they wait has decided.
+    """Return variables that make OpenMP's threads sleep early where a server may share their cores.
 
-    They would spin for milliseconds at each barrier for one whose core a server has: 40 ms a step instead of 7 were
-    measured with a worker and a server on two cores. 1000 turns is what libgomp itself takes when it sees more threads
-    of its own process than cores.
+    Otherwise they spin for milliseconds at each barrier for a thread whose core runs a server: 40 ms a step instead of
+    7 were measured with a worker and a server on two cores. libgomp itself uses 1000 spins when a process has more
+    threads than cores. A job file that sets OMP_WAIT_POLICY takes precedence.
     """
     shared = host.may_serve and order.strategy in ("auto", "ps") and "OMP_WAIT_POLICY" not in order.environment
     return {SPINS: "1000"} if shared else {}

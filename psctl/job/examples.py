@@ -1,14 +1,14 @@
-"""Which examples a clock consumes and which of them each rank takes: arithmetic only.
+"""Computes which examples a clock consumes, and the share of each rank.
 
-The examples of an epoch stand in one order (a permutation made from seed and epoch); a clock takes the next `batch`
-positions of it. What clock c takes depends on nothing but the number of examples, the batch and, for the tail, the
+The examples of an epoch have one order (a permutation made from seed and epoch); a clock takes the next `batch`
+positions of it. The positions of clock c depend only on the number of examples, the batch and, for the tail, the
 number of workers:
 
-- every clock takes `batch` positions, the last one what is left;
-- a tail smaller than the number of workers joins the clock before, for then a rank would have nothing to compute;
+- every clock takes `batch` positions, the last one the remaining positions;
+- a tail smaller than the number of workers is added to the clock before, since otherwise a rank would have no example;
 - the ranks share a clock's positions in rank order, as evenly as whole examples allow: the first ranks have one more.
 
-So every position is taken exactly once an epoch, whoever the members are.
+So every position is taken exactly once an epoch, for any members.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def clocks_in_epoch(examples: int, batch: int, world: int) -> int:
     """
     assert examples >= 0, "a data set has no negative length"
     assert batch >= 1, "a clock consumes at least one example"
-    assert world >= 1, "somebody trains"
+    assert world >= 1, "at least one worker trains"
     full, tail = divmod(examples, batch)
     if tail == 0 or (full > 0 and tail < world):
         return full
@@ -50,10 +50,10 @@ def share(of: Range, world: int, rank: int) -> Range:
 
 
 def step_mark(step: int, *, inside: bool) -> int:
-    """Return a number that never falls, and rises at the beginning and at the end of each step.
+    """Return a number that never decreases, and increases at the beginning and at the end of each step.
 
     Args:
         step: steps that have ended.
-        inside: whether the next one has begun.
+        inside: whether the next step has begun.
     """
     return 2 * step + inside

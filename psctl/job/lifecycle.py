@@ -1,33 +1,33 @@
-"""The states of a job, of a rank and of a job's end, as tables; everything that moves a state goes through `move`.
+"""The states of a job, of a rank, of a job's end and of a restart, as tables; every change of state is made by `move`.
 
 A job is placed (all agents register), started (all workers run) and runs; it begins to end when its workers have ended,
-when someone stops it or when something fails; it is over in one of three ways.
+when a user stops it or when a process fails; its final state is one of three.
 
     submitted -> placing -> starting -> running -> stopping -> done | failed | stopped
 
 A rank (worker or server) is ordered, runs, waits between its `prepare` and the moment when all have their start values,
-and ends once: done (status 0), failed (of itself), lost (with its host or its connection), stopped (because the job
+and ends once: done (status 0), failed (by itself), lost (with its host or its connection), stopped (because the job
 ended).
 
-How a job ends, once it is stopping:
+The phases of a job's end, once it is stopping:
 
-    settling    something failed: a moment to hear who failed first, for deaths cause each other
-    cutting     a polite stop: all workers go to one common step, save and leave
-    draining    no worker is left: what they saved is still being sent by servers
-    leaving     servers were asked to leave
-    killing     agents were told to end everything: TERM, then KILL
-    closing     no process is left: checkpoints and their copies are being finished
+    settling    a process failed: a short wait for the report of the first failure, for failures cause each other
+    cutting     a graceful stop: all workers run to one common step, save and exit
+    draining    no worker is left: servers are still sending the checkpoint
+    leaving     servers were asked to exit
+    killing     agents were ordered to end all processes: TERM, then KILL
+    closing     no process is left: checkpoints and their copies are being completed
     closed      the last event is written
 
-Every phase but the last has a deadline, so a job that began to end ends.
+Every phase but the last has a deadline, so a job that begins to end does end.
 
-How a job starts again, after a loss that it may survive:
+The phases of a restart, after a loss that the job may survive:
 
-    settling    something died: a moment to hear whether it was a loss or somebody's exception
-    leaving     another number of workers is wanted: all go to one common step, save and leave
+    settling    a process ended: a short wait for the reports that show whether it was a loss or an exception
+    leaving     the number of workers changes: all run to one common step, save and exit
     ending      all workers and servers are being ended: TERM, then KILL
-    choosing    no process is left: the newest checkpoint whose every byte is right is being found
-    over        new incarnations of all were ordered, or the job ends after all
+    choosing    no process is left: the newest checkpoint with correct digests is being searched
+    over        new incarnations of all processes were ordered, or the job ends after all
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ ENDING: Table = {
     "closing": {"finished": "closed"},
     "closed": {},
 }
-"""Phase of a job's end -> trigger -> next phase. `kill` again in killing: this time without grace."""
+"""Phase of a job's end -> trigger -> next phase. `kill` again in killing: this time without a grace period."""
 
 RECOVERY: Table = {
     "settling": {"end": "ending", "give up": "over"},
@@ -89,6 +89,6 @@ ENDED = frozenset({"done", "failed", "lost", "stopped"})
 
 
 def move(table: Table, state: str, trigger: str) -> str:
-    """Return the state that `trigger` leads to; a move that the table does not have is our own mistake."""
+    """Return the state that `trigger` leads to; a transition that the table lacks is a bug in psctl."""
     assert trigger in table[state], f"{trigger!r} in state {state!r}: only {sorted(table[state])} are possible"
     return table[state][trigger]
