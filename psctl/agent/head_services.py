@@ -1,4 +1,4 @@
-"""What only the head's agent has: the coordinator as its child, and the socket of torch's store."""
+"""Services of the head's agent: the coordinator as its child, and the socket of torch's store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LOG = "coordinator.log"
 
 
 class StoreWanted(msgspec.Struct, frozen=True):
-    """Somebody connects to torch's store."""
+    """A process connects to torch's store, which has no process to serve it yet."""
 
 
 class CoordinatorAt(msgspec.Struct, frozen=True):
-    """Our coordinator listens there."""
+    """The coordinator has started and listens at `address`."""
 
     address: Address
 
@@ -39,7 +39,7 @@ class HeadServices:
 
     Args:
         orders, files, processes: the agent's.
-        put: takes StoreWanted and CoordinatorAt, from any thread.
+        put: puts StoreWanted and CoordinatorAt into the agent's queue; called on any thread.
         credentials, master_port: the agent's.
     """
 
@@ -47,21 +47,25 @@ class HeadServices:
         self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None],
         credentials: Credentials, master_port: MasterPort,
     ) -> None:  # fmt: skip
-        self._orders, self._files, self._processes, self._put = orders, files, processes, put
-        self._credentials, self._master_port = credentials, master_port
+        self._orders = orders
+        self._files = files
+        self._processes = processes
+        self._put = put
+        self._credentials = credentials
+        self._master_port = master_port
         self._store: StoreSocket | None = None
         self.coordinator: AgentChild | None = None
         self.store_host: AgentChild | None = None
-        self._old_stores: list[AgentChild] = []  # that were told to end
+        self._old_stores: list[AgentChild] = []  # killed, not ended yet
 
     def start(self) -> str:
-        """Bind the store's socket and start the coordinator; CoordinatorAt follows when it listens.
+        """Bind the store's socket and start the coordinator; `put` gets CoordinatorAt when it listens.
 
         Returns:
             Why this host can have no store; "" when it can.
 
         Raises:
-            PsctlError, OSError: a port or the process cannot be had.
+            PsctlError, OSError: no port is free, or the process cannot be started.
         """
         store = StoreSocket(self._orders.job, self._credentials, self._master_port)
         if not store.problem:
@@ -69,8 +73,8 @@ class HeadServices:
             self._watch_store(store)
         reader, writer = os.pipe()
         try:
-            told = spawn.coordinator_orders(self._orders, store.tunnels, writer, self._files)
-            with sealed_memory.holding(told) as descriptor:
+            orders = spawn.coordinator_orders(self._orders, store.tunnels, writer, self._files)
+            with sealed_memory.holding(orders) as descriptor:
                 self.coordinator = self._spawn(writer, descriptor)
         finally:
             os.close(writer)
@@ -92,11 +96,15 @@ class HeadServices:
     def _read_report(self, reader: int) -> None:
         with os.fdopen(reader, "rb") as file:
             line = file.readline()
-        if line:  # without one it has ended, which is noticed elsewhere
+        if line:  # empty: the coordinator has ended, which the agent sees by SIGCHLD
             self._put(CoordinatorAt(msgspec.json.decode(line, type=Address)))
 
     def start_store(self) -> None:
-        """Start the process that serves the store's socket; OSError when it cannot be started."""
+        """Start the process that serves the store's socket.
+
+        Raises:
+            OSError: it cannot be started.
+        """
         if self._store is None or self.store_host is not None:
             return
         environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, -1)
@@ -109,7 +117,7 @@ class HeadServices:
         )  # fmt: skip
 
     def renew_store(self) -> None:
-        """End the process that serves the store; a new one, with an empty store, is started when it is wanted."""
+        """End the process that serves the store; the next connection starts a new one, with an empty store."""
         if self._store is None or self.store_host is None:
             return
         self.store_host.signal(signal.SIGKILL)
@@ -121,11 +129,10 @@ class HeadServices:
         store.watch(lambda: self._put(StoreWanted()))
 
     def store_ended(self, child: AgentChild) -> bool:
-        """Was this child a process that served the store?
+        """Return whether a child that has ended served the store, and decide what becomes of the socket.
 
-        If it was killed, by whomever, another one, with an empty store, is started when it is wanted: who is in
-        training seldom asks it, and a restart needs it. If it ended by itself it would do so again: who connects is
-        refused from then on.
+        After a kill the next connection starts another process, with an empty store: training rarely uses the store,
+        and a restart needs it. A process that ended by itself would do so again: connections are refused from then on.
         """
         if child in self._old_stores:
             self._old_stores.remove(child)

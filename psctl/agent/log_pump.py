@@ -1,8 +1,9 @@
-"""What processes print: one thread takes it all, keeps a file a stream, and passes lines on.
+"""Reads the output of processes on one thread, writes it to log files, and forwards lines to the coordinator.
 
-The processes write into pipes, so that secrets are struck out before anything reaches a disk. A disk that is full must
-not stop the job: what cannot be written is counted, said once, and training goes on. What is passed on is limited to
-RATE lines a second a process; what is left out is counted and stands in the file. Files are limited too (log_files.py).
+The processes write into pipes, so that secrets are masked before output is written to a disk. A full disk does not stop
+the job: lines that cannot be written are counted, the problem is reported once, and training continues. Forwarding is
+limited to RATE lines per second and process; lines over the limit are counted and are in the file only. The size of the
+files is limited too (log_files.py).
 """
 
 from __future__ import annotations
@@ -21,56 +22,64 @@ from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 
 RATE = 200
-"""Lines a second of one process that are passed on, on average; twice as many at once."""
+"""Lines per second of one process that are forwarded, on average; a burst may have twice as many."""
 
 TAIL = 20
-"""Last lines of a stream that are kept for the account of a failure."""
+"""Last lines of a stream that are kept for the report of a failure."""
 
 LONGEST = 64 << 10
-"""Bytes without a line's end that are taken as a line."""
+"""Bytes without a newline that are treated as a line."""
 
 ROUND = 0.5
-"""Seconds for which a process that prints more than its share is told together: lines, then how many are left out."""
+"""Seconds of output of a process over the limit that one message covers: lines, then the number of dropped lines."""
 
 BUSY = 32 << 10
-"""Bytes at once that tell of a process which prints more than a person reads: it is not kept waiting for its pipe."""
+"""Bytes in one pass from which on the thread does not pause: the processes would wait for their pipes."""
 
 SHOWN = 4096
-"""Characters of a line that are passed on."""
+"""Characters of a line that are forwarded."""
 
 
 class _Stream:
     """One stream of one process."""
 
     def __init__(self, member: Member, name: str, source: int, log: StreamLog) -> None:
-        self.member, self.name, self.source, self.log = member, name, source, log
+        self.member = member
+        self.name = name
+        self.source = source
+        self.log = log
         self.rest = b""
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.lines: list[str] = []
         self.dropped = 0
-        self.allowed, self.since = 2.0 * RATE, time.monotonic()
-        self.unwritten, self.was_full = 0, False
+        self.allowed = 2.0 * RATE
+        self.since = time.monotonic()
+        self.unwritten = 0
+        self.was_full = False
         self.open = True
 
 
 class LogPump:
-    """Takes in the output of all processes of a host.
+    """Reads, writes and forwards the output of all processes of a job on a host.
 
     Args:
-        folder: where the log files lie.
+        folder: the folder of the log files.
         limit: bytes of the log files of one rank.
-        secrets: what is struck out.
-        deliver: called with lines that are passed on, on the pump's thread or a caller's of `drain`.
-        trouble: called with a sentence when a log cannot be written, once a stream.
+        secrets: values that are masked.
+        deliver: called with lines to forward, on the pump's thread or on the thread that calls `drain` or `close`.
+        trouble: called with a sentence when a log cannot be written, once per stream.
     """
 
     def __init__(
         self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[OutputLines], None],
         trouble: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._folder, self._limit = folder, limit
+        self._folder = folder
+        self._limit = limit
         self._logs: dict[tuple[str, int], RankLogs] = {}
-        self._secrets, self._deliver, self._trouble = secrets, deliver, trouble
+        self._secrets = secrets
+        self._deliver = deliver
+        self._trouble = trouble
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._streams: list[_Stream] = []
@@ -78,7 +87,7 @@ class LogPump:
         self._thread.start()
 
     def add(self, member: Member, name: str, source: int) -> None:
-        """Take in a pipe, whose reading end is handed over: one stream of a process."""
+        """Add one stream of a process; the pump closes `source`, the reading end of its pipe."""
         os.set_blocking(source, False)
         with self._lock:
             logs = self._logs.setdefault(
@@ -89,22 +98,22 @@ class LogPump:
             self._selector.register(source, selectors.EVENT_READ, stream)
 
     def drain(self, member: Member) -> list[str]:
-        """A process has ended: take all that it wrote, pass it on, and return its last lines (of stderr, if any)."""
+        """Read and forward the rest of an ended process's output; return its last lines, of stderr if there are any."""
         with self._lock:
             mine = [stream for stream in self._streams if stream.member == member]
             for stream in mine:
                 self._read(stream)
-                self._pass_on(stream)
+                self._forward(stream)
             tails = {stream.name: list(stream.tail) for stream in mine}
         return tails.get("stderr") or tails.get("stdout") or []
 
     def close(self, member: Member) -> None:
-        """All processes that could write there are gone: give the pipes and files back."""
+        """Close the pipes and files of a process; call it when no process can write to the pipes."""
         with self._lock:
             for stream in [stream for stream in self._streams if stream.member == member]:
                 self._read(stream)
-                self._end(stream)
-                self._pass_on(stream)
+                self._close_source(stream)
+                self._forward(stream)
                 stream.log.close()
                 self._streams.remove(stream)
 
@@ -118,41 +127,41 @@ class LogPump:
                         taken += self._read(key.data)
                 for stream in self._streams:
                     if stream.lines or time.monotonic() - stream.since >= ROUND:
-                        self._pass_on(stream)
+                        self._forward(stream)
             if 0 < taken < BUSY:
-                time.sleep(0.02)  # let lines gather, so that a chatty process does not cost a message a line
+                time.sleep(0.02)  # collect lines: one message for several
 
     def _read(self, stream: _Stream) -> int:
-        """Take what is there, within reason; return how many bytes it was."""
+        """Read what the pipe holds, up to 1 MiB; return the number of bytes."""
         taken = 0
-        while stream.open and taken < 1 << 20:  # so that one process does not keep the others waiting
+        while stream.open and taken < 1 << 20:  # the other streams are read too
             try:
                 data = os.read(stream.source, 1 << 16)
             except BlockingIOError:
                 break
             taken += len(data)
             if not data:
-                self._end(stream)
+                self._close_source(stream)
                 break
             *lines, stream.rest = (stream.rest + data).split(b"\n")
             if len(stream.rest) > LONGEST + self._secrets.longest:
                 rest = self._secrets.strike(stream.rest)
-                cut = max(0, len(rest) - self._secrets.longest)  # a secret may have begun behind that
+                cut = max(0, len(rest) - self._secrets.longest)  # a secret may begin after that
                 lines += [rest[:cut]] if cut else []
                 stream.rest = rest[cut:]
-            self._take(stream, lines)
+            self._process_lines(stream, lines)
         return taken
 
-    def _end(self, stream: _Stream) -> None:
+    def _close_source(self, stream: _Stream) -> None:
         if stream.open:
             stream.open = False
             self._selector.unregister(stream.source)
             os.close(stream.source)
             if stream.rest:
-                self._take(stream, [stream.rest])
+                self._process_lines(stream, [stream.rest])
                 stream.rest = b""
 
-    def _take(self, stream: _Stream, lines: list[bytes]) -> None:
+    def _process_lines(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
         lines = self._secrets.strike(b"\n".join(lines)).split(b"\n")
@@ -175,7 +184,7 @@ class LogPump:
             stream.was_full = True
             self._trouble(f"the log of {stream.member} ({stream.name}) cannot be written: the disk is full")
 
-    def _pass_on(self, stream: _Stream) -> None:
+    def _forward(self, stream: _Stream) -> None:
         if stream.lines or stream.dropped or stream.unwritten:
             message = OutputLines(stream.member, stream.name, stream.lines, stream.dropped, stream.unwritten)
             stream.lines, stream.dropped, stream.unwritten = [], 0, 0
@@ -183,5 +192,5 @@ class LogPump:
 
 
 def _text(line: bytes) -> str:
-    """Return a line as people see it: what stands behind its last carriage return."""
+    """Return a line as a terminal shows it: the text after its last carriage return."""
     return line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:SHOWN].decode("utf-8", "replace")

@@ -1,10 +1,10 @@
-"""The agent: one a job a host. It starts, watches and ends the job's processes there, and dies with the job.
+"""The agent: one process per job and host, which starts, monitors and ends the job's processes on its host.
 
     python -m psctl.agent.main ORDERS      (a file that it removes at once)
 
-The process that is started is the keeper (supervisor.py); the agent is its child. Threads only listen (link, ear, logs,
-store, keeper's pipe) and put what they hear into one queue; all that is done is done on the main thread, in order.
-Connections to MASTER_PORT (torch_store.py) have threads of their own.
+The process that is started is the keeper (supervisor.py); the agent is its child. Threads read the sources of events
+(the coordinator's connection, the control socket, process output, the store, the keeper's pipe) and put events into one
+queue; the main thread handles them in order. Connections to MASTER_PORT (torch_store.py) have threads of their own.
 """
 
 from __future__ import annotations
@@ -64,88 +64,90 @@ from psctl.process.secret_masking import Secrets
 from psctl.types import Address, Member
 
 SAMPLE_EVERY = 3.0
-"""Seconds between two looks at how busy the host is."""
+"""Seconds between two samples of the host's load."""
 
-LEAVE = 5.0
-"""Seconds beyond the grace that an agent waits for others before it leaves by itself."""
+EXIT_DELAY = 5.0
+"""Seconds after the grace period for which an agent waits for the end of the job before it exits by itself."""
 
 
 class ChildEnded(msgspec.Struct, frozen=True):
-    """A child, or an orphan that fell to us, has ended."""
+    """A child, or an orphan that the agent inherited, has ended."""
 
 
 class SigtermReceived(msgspec.Struct, frozen=True):
-    """We got SIGTERM."""
+    """The agent received SIGTERM."""
 
 
 class KeeperGone(msgspec.Struct, frozen=True):
-    """Our keeper has died."""
+    """The agent's keeper has ended."""
 
 
 class Agent:
-    """An agent's life.
+    """Runs one job on one host: handles events until the job ends, then removes what the job needs only while it runs.
 
     Args:
-        orders: all that it was told.
-        lifeline_end: what its children hold on to.
-        umask: the login's, for workers: what the user's script writes is the user's. All else is for this user alone.
+        orders: the job and this host's part in it.
+        lifeline_end: reading end of the pipe to which children are tied (process/lifeline.py).
+        umask: umask of the login session; workers run with it, all other processes create files for this user only.
     """
 
     def __init__(self, orders: AgentOrders, lifeline_end: int, umask: int) -> None:
-        self.orders, self._umask = orders, umask
+        self.orders = orders
+        self._umask = umask
         self.host = orders.job.hosts[orders.host]
         self.files = Files(orders)
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
         self._members: dict[AgentChild, Member] = {}
-        self._segments, self._busy = SegmentBroker(), CpuUsage()
+        self._segments = SegmentBroker()
+        self._cpu_usage = CpuUsage()
         self._stacks = StackDumps(orders.code_dir, self._secrets)
-        self._kill_each: dict[AgentChild, float] = {}  # when those end that were told to
-        self._untold: list[ProcessExited] = []  # ends that there was no connection for
-        self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._pass_on, self._say)
+        self._kill_times: dict[AgentChild, float] = {}  # when a child that was asked to end is killed
+        self._unsent_exits: list[ProcessExited] = []  # exits not reported yet: no connection
+        self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._send_output, self._log)
         self._coordinator: Address | None = orders.coordinator
-        self._wanted: StopWanted | None = None  # a stop that nobody could be told yet
+        self._unsent_stop: StopWanted | None = None  # a stop not sent yet: no connection
         self._stopping = ""
         self._kill_at: float | None = None
-        self._leave_at: float | None = None
-        self._failure: tuple[ProcessFailure, int] | None = None  # what to write if the coordinator could not
-        self._abandoned = False  # the coordinator is gone
-        self._left = False
+        self._exit_at: float | None = None
+        self._failure: tuple[ProcessFailure, int] | None = None  # the job's failure, if the coordinator cannot write it
+        self._abandoned = False  # the coordinator is lost
+        self._finished = False
         credentials = spawn.credentials_of(orders)
         self._master_port = MasterPort(orders.job, credentials)
         self._head = HeadServices(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
         self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = CoordinatorLink(credentials, register, orders.job.congestion, self._queue.put, self._copies)
-        self._questions = CoordinatorQueries(self._link.send)
+        self._queries = CoordinatorQueries(self._link.send)
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
     def run(self, keeper_pipe: int) -> int:
-        """Live until the job is over; return the exit status."""
-        self._listen(keeper_pipe)
+        """Handle events until the job is over; return the exit status."""
+        self._start_event_sources(keeper_pipe)
         try:
             if self._coordinator is None:
                 if problem := self._head.start():
-                    self._say(f"there is no torch store on this host, for other users could reach it: {problem}")
+                    self._log(f"no torch store is started on this host, because other users could reach it: {problem}")
             else:
                 self._link.start(self._coordinator)
         except (PsctlError, OSError) as error:
-            self._end_by_error(error)
+            self._fail(error)
         sample_at = time.monotonic()
-        while not self._left:
+        while not self._finished:
             with contextlib.suppress(queue.Empty):
-                self._take(self._queue.get(timeout=self._patience(sample_at)))
+                self._handle(self._queue.get(timeout=self._seconds_to_next_deadline(sample_at)))
             now = time.monotonic()
             if now >= sample_at:
                 sample_at = now + SAMPLE_EVERY
                 self._sample()
-            self._deadlines(now)
-        self._leave()
+            self._apply_deadlines(now)
+        self._shut_down()
         return 0
 
-    def _listen(self, keeper_pipe: int) -> None:
+    def _start_event_sources(self, keeper_pipe: int) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
         signal.signal(signal.SIGTERM, lambda *_: self._queue.put(SigtermReceived()))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -156,74 +158,73 @@ class Agent:
         watch.start()
 
     def _watch_keeper(self, pipe: int) -> None:
-        os.read(pipe, 1)  # nothing is ever written; it returns at the end
+        os.read(pipe, 1)  # nothing is ever written; it returns when the keeper ends
         self._queue.put(KeeperGone())
 
-    def _patience(self, sample_at: float) -> float:
-        deadlines = [sample_at, *self._kill_each.values(), *filter(None, [self._kill_at, self._leave_at])]
+    def _seconds_to_next_deadline(self, sample_at: float) -> float:
+        deadlines = [sample_at, *self._kill_times.values(), *filter(None, [self._kill_at, self._exit_at])]
         return max(0.0, min(deadlines) - time.monotonic())
 
-    def _take(self, event: Any) -> None:
+    def _handle(self, event: Any) -> None:
         match event:
             case ChildEnded():
                 for child in self._processes.ended():
-                    self._child_ended(child)
+                    self._on_child_ended(child)
             case CoordinatorAt(address=address):
                 self._coordinator = address
                 self._link.start(address)
             case LinkUp():
-                untold, self._untold = self._untold, []
-                for message in untold:
-                    self._tell(message)
-                if self._wanted is not None:
-                    self._link.send(self._wanted)
+                unsent, self._unsent_exits = self._unsent_exits, []
+                for message in unsent:
+                    self._report_exit(message)
+                if self._unsent_stop is not None:
+                    self._link.send(self._unsent_stop)
             case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
-                self._questions.add_answer(event)
+                self._queries.add_answer(event)
             case FromCoordinator(message=message):
-                self._heard(message)
+                self._on_coordinator_message(message)
             case LinkGone(reason=reason):
-                self._coordinator_lost(reason)
+                self._on_coordinator_lost(reason)
             case StoreWanted() if not self._stopping:
                 self._head.start_store()
             case StopRequested(stop=stop):
-                self._stop_wanted(stop)
+                self._request_stop(stop)
             case SigtermReceived():
-                self._stop_wanted(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
+                self._request_stop(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
                 self._stop_processes(self.orders.grace, "SIGTERM")
-                self._leave_at = time.monotonic() + self.orders.grace + LEAVE
+                self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
             case KeeperGone():
-                self._say("the keeper of this agent is gone; everything here ends")
-                self._blame("psctl's keeper on the head died", 1)
-                self._left = True
+                self._log("the keeper of this agent has ended; all processes of the job on this host are ended")
+                self._record_failure("psctl's keeper on the head died", 1)
+                self._finished = True
 
-    def _deadlines(self, now: float) -> None:
-        for child in [child for child, at in self._kill_each.items() if now >= at]:
-            del self._kill_each[child]
+    def _apply_deadlines(self, now: float) -> None:
+        for child in [child for child, at in self._kill_times.items() if now >= at]:
+            del self._kill_times[child]
             child.signal(signal.SIGKILL)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._processes.end_all(but=self._head.coordinator)
             self._queue.put(ChildEnded())
-        if self._leave_at is not None and now >= self._leave_at:
-            self._blame(f"the job did not end in time after {self._stopping or 'its end was wanted'}", 1)
-            self._left = True
+        if self._exit_at is not None and now >= self._exit_at:
+            self._record_failure(f"the job did not end in time after {self._stopping or 'a request to end'}", 1)
+            self._finished = True
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
-    def _start(self, start: StartProcess) -> None:
+    def _start_process(self, start: StartProcess) -> None:
         member = start.member
         try:
             spawn.check_order(self.orders, start, len(self._members))
-            assert self._coordinator is not None, "who orders processes is known"
+            assert self._coordinator is not None, "orders to start processes are sent by the coordinator"
             with self._segments.opened(member) as segments, self._stacks.opened(member) as dump:
-                shared = segments, dump
-                told = spawn.process_orders(self.orders, start, self._coordinator, self.files, *shared)
-                with sealed_memory.holding(told) as orders:
-                    child = self._spawn(start, [*shared, orders])
+                data = spawn.process_orders(self.orders, start, self._coordinator, self.files, segments, dump)
+                with sealed_memory.holding(data) as orders:
+                    child = self._spawn(start, [segments, dump, orders])
         except (PsctlError, OSError) as error:
             self._segments.ended(member)
             self._stacks.ended(member)
-            self._tell(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
+            self._report_exit(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
             return
         self._members[child] = member
         self._link.send(ProcessStarted(member, child.pid))
@@ -244,40 +245,40 @@ class Agent:
             for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
                 self._pump.add(start.member, stream, reader)
 
-    def _child_ended(self, child: AgentChild) -> None:
+    def _on_child_ended(self, child: AgentChild) -> None:
         status = child.status if child.status is not None else 0
         if child is self._head.coordinator:
-            self._coordinator_ended(child)
+            self._on_coordinator_ended(child)
             return
         if self._head.store_ended(child):
-            self._say(f"a process that held torch's store ended with status {status}")
+            self._log(f"a process that served torch's store ended with status {status}")
             return
         member = self._members.pop(child)
-        self._kill_each.pop(child, None)
+        self._kill_times.pop(child, None)
         self._segments.ended(member)
         self._stacks.ended(member)
         tail = self._pump.drain(member)
         failure = None
         if status:
             failure = spawn.account(self.files, member, self.host.name, child, tail, self._secrets)
-        self._tell(ProcessExited(member, status, failure))
-        self._processes.end_family(child)  # before another one can be started here, for we do one thing at a time
+        self._report_exit(ProcessExited(member, status, failure))
+        self._processes.end_family(child)  # before a start of the same rank: events are handled in order
         self._pump.close(member)
-        self._leave_if_alone()
+        self._finish_if_idle()
 
-    def _tell(self, message: ProcessExited) -> None:
+    def _report_exit(self, message: ProcessExited) -> None:
         if not self._link.send(message):
-            self._untold.append(message)
+            self._unsent_exits.append(message)
 
-    def _end_some(self, members: list[Member], grace: float) -> None:
-        """TERM to some processes, and KILL when the grace is over; others may be started in their place."""
+    def _end_members(self, members: list[Member], grace: float) -> None:
+        """Send SIGTERM to some processes, and SIGKILL after the grace period; others may be started in their place."""
         for child, member in self._members.items():
             if member in members:
                 child.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
-                self._kill_each[child] = time.monotonic() + grace
+                self._kill_times[child] = time.monotonic() + grace
 
     def _stop_processes(self, grace: float, reason: str) -> None:
-        """TERM, and KILL when the grace is over; the coordinator is not among them."""
+        """Send SIGTERM to all processes but the coordinator, and SIGKILL after the grace period."""
         self._stopping = self._stopping or reason
         if grace <= 0:
             self._kill_at = time.monotonic()
@@ -288,17 +289,17 @@ class Agent:
 
     # ---- the coordinator -------------------------------------------------------------------------------------------
 
-    def _heard(self, message: Any) -> None:
+    def _on_coordinator_message(self, message: Any) -> None:
         match message:
             case StartProcess() if not self._stopping:
-                self._start(message)
+                self._start_process(message)
             case StartProcess():
                 failure = ProcessFailure(
                     str(message.member), self.host.name, -15, time.time(), 0, "not started", [], []
                 )
-                self._tell(ProcessExited(message.member, -int(signal.SIGTERM), failure))
+                self._report_exit(ProcessExited(message.member, -int(signal.SIGTERM), failure))
             case EndProcesses(members=members, grace=grace):
-                self._end_some(members, grace)
+                self._end_members(members, grace)
             case HoldSlots(workers=workers):
                 self.files.hold_slots(min(workers, spawn.slots_of(self.orders)))
             case StacksWanted(members=wanted):
@@ -309,68 +310,68 @@ class Agent:
             case StopProcesses(grace=grace, reason=reason):
                 self._stop_processes(grace, reason)
             case JobFinished(status=status):
-                self._say(f"the job is over: {status}")
+                self._log(f"the job is over: {status}")
                 self._link.finish()
                 self._processes.end_all(but=self._head.coordinator)
                 if self._head.coordinator is None:
-                    self._left = True
+                    self._finished = True
                 else:
-                    self._leave_at = time.monotonic() + LEAVE
+                    self._exit_at = time.monotonic() + EXIT_DELAY
             case _:
-                self._say(f"the coordinator sent a {type(message).__name__}, which is not for an agent")
+                self._log(f"the coordinator sent a {type(message).__name__}, which an agent does not handle")
 
-    def _coordinator_ended(self, child: AgentChild) -> None:
+    def _on_coordinator_ended(self, child: AgentChild) -> None:
         if child.status:
             tail = self._head.tail()
             failure = spawn.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
             failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
             self._failure = failure, failure.exit if failure.code else 1
-            self._say(failure.exception)
+            self._log(failure.exception)
         self._processes.end_all()
-        self._left = True
+        self._finished = True
 
-    def _coordinator_lost(self, reason: str) -> None:
-        """The coordinator cannot be reached any more: the job is over here; its end is the head's to write."""
-        self._say(f"the coordinator is lost: {reason}")
-        self._blame(f"psctl's coordinator was lost: {reason}", 1)
+    def _on_coordinator_lost(self, reason: str) -> None:
+        """End the job on this host after the connection to the coordinator is lost; the head writes the job's end."""
+        self._log(f"the coordinator is lost: {reason}")
+        self._record_failure(f"psctl's coordinator was lost: {reason}", 1)
         self._stop_processes(self.orders.grace, "the coordinator is lost")
-        self._leave_at = time.monotonic() + self.orders.grace + 1
+        self._exit_at = time.monotonic() + self.orders.grace + 1
         self._abandoned = True
-        self._leave_if_alone()
+        self._finish_if_idle()
 
-    def _leave_if_alone(self) -> None:
-        """Nobody will tell us to leave any more: do so when the last process has ended."""
+    def _finish_if_idle(self) -> None:
+        """Finish without the coordinator's order, once it is lost and the last process has ended."""
         if self._abandoned and all(child is self._head.coordinator for child in self._processes.running):
-            self._left = True
+            self._finished = True
 
-    def _stop_wanted(self, stop: StopWanted) -> None:
+    def _request_stop(self, stop: StopWanted) -> None:
         if not self._link.send(stop):
-            self._wanted = stop
+            self._unsent_stop = stop
         if stop.force:
             self._stopping = self._stopping or f"a forced stop by {stop.by}"
-            self._leave_at = time.monotonic() + self.orders.grace + LEAVE
+            self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
 
-    def _blame(self, text: str, exit_code: int) -> None:
+    def _record_failure(self, text: str, exit_code: int) -> None:
         if self._failure is None:
             failure = ProcessFailure(str(COORDINATOR), self.host.name, 1, time.time(), 0, text, [], [])
             self._failure = failure, exit_code
 
-    def _end_by_error(self, error: PsctlError | OSError) -> None:
-        self._say(str(error))
-        self._blame(str(error), getattr(error, "exit", 1))
+    def _fail(self, error: PsctlError | OSError) -> None:
+        self._log(str(error))
+        self._record_failure(str(error), getattr(error, "exit", 1))
         if isinstance(error, PsctlError) and self._failure is not None:
             failure = msgspec.structs.replace(self._failure[0], code=error.code, exit=error.exit, hint=error.hint)
             self._failure = failure, error.exit
-        self._left = True
+        self._finished = True
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         self._processes.end_all()
         self._link.close(1.0)
         self._copies.discard()
         if self.orders.host == 0:
-            self._blame("psctl's agent on the head ended before the job did", 1)
+            self._record_failure("psctl's agent on the head ended before the job did", 1)
             assert self._failure is not None
             supervisor.write_finished(self.files.job_dir, self.orders.job.name, *self._failure)
         supervisor.clean(self.files.job_dir)
@@ -378,31 +379,31 @@ class Agent:
     # ---- other threads ---------------------------------------------------------------------------------------------
 
     def _answer(self, request: ControlRequest) -> dict[str, Any]:
-        """Answer psctl, on the ear's thread."""
+        """Answer a psctl command; called on the control socket's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
-        standing = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
-        return answer(request, standing, self._queue.put, self._questions)
+        status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
+        return answer(request, status, self._queue.put, self._queries)
 
-    def _pass_on(self, lines: OutputLines) -> None:
+    def _send_output(self, lines: OutputLines) -> None:
         self._link.send(lines)
 
     def _sample(self) -> None:
         sample = self._processes.sample(self.host.name)
-        busy = self._busy.busy_sessions(child.pid for child in self._members)
+        busy = self._cpu_usage.busy_sessions(child.pid for child in self._members)
         members = [member for child, member in self._members.items() if child.pid in busy]
         self._link.send(msgspec.structs.replace(sample, busy=members))
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}"
         print(line, file=sys.stderr, flush=True)
 
 
 def main(path: str) -> int:
-    """Be the keeper, and in its child the agent, of the orders in `path`."""
+    """Run the keeper, and in its child the agent, with the orders in the file `path`."""
     umask = os.umask(0o077)
-    told = Path(path).read_bytes()
-    os.unlink(path)  # keys and secrets are in memory alone from here on
-    orders = msgspec.json.decode(told, type=AgentOrders)
+    data = Path(path).read_bytes()
+    os.unlink(path)  # from here on keys and secrets are only in memory
+    orders = msgspec.json.decode(data, type=AgentOrders)
     stderr_log.install()
     files = Files(orders)
     files.make()
@@ -410,10 +411,10 @@ def main(path: str) -> int:
     supervisor.write_pid(Path(orders.job_dir))  # the lock that it takes ends with this process
     lifeline.hide_memory()  # a sweep no longer needs the environment to find this process
 
-    def live(_keeper: int, pipe: int, lifeline_end: int) -> int:
+    def run_agent(_keeper: int, pipe: int, lifeline_end: int) -> int:
         return Agent(orders, lifeline_end, umask).run(pipe)
 
-    return supervisor.keep(live, lambda status: supervisor.end_job(orders, status))
+    return supervisor.keep(run_agent, lambda status: supervisor.end_job(orders, status))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The processes of one host: start, watch, end. All of it on the agent's main thread.
+"""The processes of a job on one host: start, monitor, end. Called on the agent's main thread only.
 
-The main thread, because a child's death signal follows the thread that started it. Each child has its own session, so
-its whole family can be told apart; when it ends, what it left behind in that session is ended too.
+The kernel sends a child its death signal when the thread that started it ends; the main thread ends with the agent.
+Each child has its own session, which identifies its descendants; when the child ends, processes that remain in its
+session are ended too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from psctl.process import lifeline
 class AgentChild:
     """A process that the agent has started.
 
-    `memory` tells, once it has ended in trouble, what speaks for the kernel having killed it or a process of its own
-    for lack of memory; "" when nothing does, or when we killed it.
+    `memory` is set when it ends with a failure: the evidence that the kernel killed it or one of its children for lack
+    of memory; "" when there is none, or when the agent killed it.
     """
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
@@ -37,15 +38,15 @@ class AgentChild:
         self._popen = popen
 
     def ended(self, status: int, memory: MemoryKills) -> None:
-        """Take in how it ended: its exit status, or minus the signal's number."""
+        """Record the exit status, or minus the number of the signal that ended the process."""
         self.status = self._popen.returncode = status
         if status and not self._killed:
             self.memory = memory.evidence()
 
     def signal(self, number: int) -> None:
-        """Send it a signal; harmless when it has ended."""
+        """Send the process a signal; does nothing when it has ended."""
         self._killed = self._killed or number == signal.SIGKILL
-        if self.status is None:  # not reaped yet, so the number cannot be another's
+        if self.status is None:  # not reaped yet, so the id is not reused
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -74,18 +75,18 @@ class Processes:
         descriptors: Sequence[int] = (),
         umask: int = -1,
     ) -> AgentChild:
-        """Start a process that arms itself (process/lifeline.py).
+        """Start a process, which ties itself to the agent (process/lifeline.py).
 
         Args:
-            name: for people.
-            stdout, stderr: descriptors that it writes to; they stay the caller's.
-            descriptors: further ones that it inherits.
-            umask: its own; -1: the agent's.
+            name: for messages.
+            stdout, stderr: descriptors that it writes to; the caller closes them.
+            descriptors: further descriptors that it inherits.
+            umask: its umask; -1: the agent's.
 
         Raises:
             OSError: it cannot be started.
         """
-        # A fresh description of the pipe for each child: whom the kernel ends at its end of file belongs to it.
+        # A new open file description for each child: the signal at end of file is set for one description.
         tie = os.open(f"/proc/self/fd/{self._lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             options: dict[str, Any] = {
@@ -105,7 +106,7 @@ class Processes:
         return child
 
     def sample(self, host: str) -> HostSample:
-        """Return how busy the host is; call it every few seconds."""
+        """Return the host's load; call it every few seconds."""
         self._memory_kills.update()
         return HostSample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
@@ -115,7 +116,7 @@ class Processes:
         return list(self._children.values())
 
     def reap(self) -> None:
-        """Take in the ends of children, and of orphans that fell to us."""
+        """Reap children that have ended, and orphans that the agent inherited."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -133,7 +134,7 @@ class Processes:
         return ended
 
     def end_family(self, child: AgentChild) -> None:
-        """End what a child that has ended left behind in its session."""
+        """End the processes that remain in the session of a child that has ended."""
         supervisor.sweep(lambda process: _session(process) == child.pid, reap=self.reap)
 
     def signal_all(self, number: int, but: AgentChild | None = None) -> None:
@@ -143,7 +144,7 @@ class Processes:
                 child.signal(number)
 
     def end_all(self, but: AgentChild | None = None) -> None:
-        """End all children and all that descends from them, except one child; wait until they are gone."""
+        """End all children and their descendants, except those of one child; wait until they have ended."""
         spared = {but.pid, *_family(but.pid)} if but is not None and but.status is None else set()
         self.signal_all(signal.SIGKILL, but)
         supervisor.sweep(lambda process: process.pid not in spared, reap=self.reap)

@@ -1,4 +1,4 @@
-"""The agent's side of shared memory: a pair of sockets for each child, and a thread that answers on it."""
+"""The agent's side of shared memory: a socket pair and a thread that answers requests for each child."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from psctl.transport.shared_memory import SegmentServer, pair
 from psctl.types import Member
 
 OFF = "PSCTL_SHARED_MEMORY"
-"""Set to "off" where psctl starts an agent, its processes send all bytes: to measure that, and to look for faults."""
+"""Environment variable of the agent: with the value "off" processes share no memory and send all bytes; for
+measurements and debugging."""
 
 
 class SegmentBroker:
-    """Segments of an agent's children; called on its main thread."""
+    """Serves shared memory segments to an agent's children; called on the agent's main thread."""
 
     def __init__(self) -> None:
         wanted = os.environ.get(OFF) != "off"
@@ -27,7 +28,7 @@ class SegmentBroker:
 
     @contextmanager
     def opened(self, member: Member) -> Iterator[int]:
-        """Open a child's pair; gives the descriptor that the child is to inherit, and closes it here at the end."""
+        """Open a child's socket pair; yields the end that the child inherits, and closes it here afterwards."""
         ours, theirs = pair()
         with theirs:
             self._ends[member] = ours
@@ -37,9 +38,9 @@ class SegmentBroker:
             yield theirs.fileno()
 
     def ended(self, member: Member) -> None:
-        """Let go of all that a child held: it has ended, or could not be started."""
+        """Release the segments of a child that has ended or could not be started."""
         end = self._ends.pop(member, None)
         if end is not None:
-            with suppress(OSError):  # its thread found the end before us, and has closed it
+            with suppress(OSError):  # its thread has read the end of file and closed it
                 end.shutdown(socket.SHUT_RDWR)
         self._segments.ended(member)

@@ -1,4 +1,4 @@
-"""What an agent gives each process that it starts: command line, environment, private orders, log files."""
+"""Makes what an agent starts a process with: command line, environment, orders, log files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COORDINATOR = Member("coordinator", 0)
 
 
 class Files:
-    """Where the files of one job on one host lie."""
+    """Paths of the files of one job on one host."""
 
     def __init__(self, orders: AgentOrders) -> None:
         self.job_dir = Path(orders.job_dir)
@@ -46,41 +46,43 @@ class Files:
         self.logs = self.job_dir / LOGS
 
     def make(self) -> None:
-        """Make the folders, for this user only."""
+        """Make the folders, accessible to this user only."""
         for folder in (self.job_dir, self.private, self.logs, self.job_dir / ERRORS):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
 
     def hold_slots(self, workers: int) -> None:
-        """Write down how many workers of the job have their places here now, for those who look for free slots."""
+        """Write the number of the job's workers on this host, which psctl reads to find free slots."""
         begun = self.job_dir / (SLOTS + ".new")
         try:
             begun.write_text(str(workers))
             begun.replace(self.job_dir / SLOTS)
-        except OSError as error:  # the job goes on; who looks for free slots sees those of before
+        except OSError as error:  # the job continues; the old number stays in the file
             print(f"the number of workers here was not written: {error.strerror}", file=sys.stderr)
 
     def error(self, member: Member) -> Path:
-        """Return where a process writes how it failed."""
+        """Return the file to which a process writes its failure."""
         return self.job_dir / ERRORS / f"{member.role}-{member.rank}.json"
 
     def named(self, member: Member, descriptor: int) -> str:
-        """Return what a process's PSCTL_ORDERS says (sealed_memory.py)."""
+        """Return the value of a process's PSCTL_ORDERS (sealed_memory.py)."""
         return f"{self.private}/{member.role}-{member.rank}:{descriptor}"
 
 
 def credentials_of(orders: AgentOrders) -> Credentials:
-    """Return how an agent proves who it is."""
+    """Return an agent's credentials."""
     me = Member("agent", orders.host)
     return Credentials(orders.job.name, me, orders.authority, orders.certificate, orders.key, orders.preauth_secret)
 
 
-def refused(orders: AgentOrders, start: StartProcess, running: int) -> str:
-    """Return why the coordinator's order is not obeyed, or "". What a process runs stands in the agent's own orders;
-    the coordinator, on another host, chooses only where it has a part and what psctl itself sets in its environment.
+def refusal_of(orders: AgentOrders, start: StartProcess, running: int) -> str:
+    """Return why an order of the coordinator is refused, or "".
+
+    The command that a process runs is in the agent's own orders. The coordinator, on another host, chooses only the
+    process's part in the job and the variables of its environment that psctl itself sets.
 
     Args:
-        running: processes that it has had started here and that run.
+        running: number of running processes that the coordinator has ordered on this host.
     """
     job, member = orders.job, start.member
     most = 2 * slots_of(orders) + SERVERS
@@ -99,23 +101,23 @@ def refused(orders: AgentOrders, start: StartProcess, running: int) -> str:
 
 
 def check_order(orders: AgentOrders, start: StartProcess, running: int) -> None:
-    """Raise MessageRefused for an order that is not obeyed."""
-    why = refused(orders, start, running)
+    """Raise MessageRefused for an order that is refused."""
+    why = refusal_of(orders, start, running)
     if why:
         raise MessageRefused(why, where=str(start.member))
 
 
 def slots_of(orders: AgentOrders) -> int:
-    """Return how many workers of the job may be on this host."""
+    """Return how many workers of the job may run on this host."""
     host = orders.job.hosts[orders.host]
     return max(host.slots, host.workers, 1)
 
 
 def argv_of(orders: AgentOrders, role: str) -> list[str]:
-    """Return a process's command line; everything starts through bootstrap, which ties it to its agent.
+    """Return a process's command line; all processes start through bootstrap, which ties them to the agent.
 
-    Servers and the coordinator end in the mark by which `there.processes` finds them: the environment of a process that
-    hides its memory cannot be read.
+    The command lines of servers and of the coordinator end in a mark by which `there.processes` finds them: the
+    environment of a process that hides its memory cannot be read.
     """
     modules = {"server": ["-m", "psctl.server.main"], "coordinator": ["-m", "psctl.coordinator.main"]}
     own = [*modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
@@ -129,15 +131,15 @@ def _bootstrap() -> str:
 def environment_of(
     orders: AgentOrders, given: dict[str, str], files: Files, member: Member, descriptor: int
 ) -> dict[str, str]:
-    """Return a process's whole environment: the agent's own, what the coordinator sets, secrets, psctl's.
+    """Return a process's whole environment: the agent's own, the coordinator's variables, secrets, psctl's variables.
 
-    `descriptor` is that of its orders.
+    `descriptor` is the one of its orders.
     """
     own = {name: value for name, value in os.environ.items() if name not in (ENVIRONMENT, lifeline.ENVIRONMENT)}
     given = dict(given)
-    for name, told in (("OMP_NUM_THREADS", "OMP_NUM_THREADS"), (SPINS, SPINS), (SPINS, "OMP_WAIT_POLICY")):
-        if told in own and name not in orders.job.environment:
-            given.pop(name, None)  # who runs psctl has set it on this host
+    for name, cause in (("OMP_NUM_THREADS", "OMP_NUM_THREADS"), (SPINS, SPINS), (SPINS, "OMP_WAIT_POLICY")):
+        if cause in own and name not in orders.job.environment:
+            given.pop(name, None)  # the user has set it on this host
     paths = [*orders.paths, *filter(None, [orders.job.environment.get("PYTHONPATH")])]
     return {
         **own,
@@ -155,29 +157,32 @@ def _package_root() -> str:
 def process_orders(
     orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files, segments: int, stacks: int
 ) -> bytes:
-    """Return the orders of a worker or server, and forget how an earlier start of it failed. OSError: the disk
-    refuses."""
+    """Return the orders of a worker or server, and remove the failure file of an earlier start.
+
+    Raises:
+        OSError: the file cannot be removed.
+    """
     files.error(start.member).unlink(missing_ok=True)
     host = orders.job.hosts[orders.host]
-    told = ProcessOrders(
+    made = ProcessOrders(
         job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
         authority=start.authority, certificate=start.certificate, key=start.key, preauth_secret=orders.preauth_secret,
         congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
         folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
     )  # fmt: skip
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(made)
 
 
 def coordinator_orders(orders: AgentOrders, store: Address | None, report: int, files: Files) -> bytes:
-    """Return the orders of the coordinator, the authority's key among them."""
-    told = CoordinatorOrders(
+    """Return the orders of the coordinator, which include the authority's key."""
+    made = CoordinatorOrders(
         order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
         preauth_secret=orders.preauth_secret, store=store,
         job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
         error_file=str(files.error(COORDINATOR)),
     )  # fmt: skip
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(made)
 
 
 def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError) -> ProcessFailure:
@@ -195,24 +200,24 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
 def account(
     files: Files, member: Member, host: str, child: AgentChild, tail: list[str], secrets: Secrets
 ) -> ProcessFailure:
-    """Return how a process failed: from the account it wrote itself, else from its status and last lines."""
+    """Return a process's failure: from the error file that it wrote, else from its status and last lines of output."""
     status = child.status or 0
-    said: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it was killed, or ended by itself without an exception
-        said = json.loads(files.error(member).read_bytes())
-    exception = said.get("exception") or (
+        written = json.loads(files.error(member).read_bytes())
+    exception = written.get("exception") or (
         f"killed by signal {-status} ({_signal_name(-status)})" if status < 0 else f"ended with status {status}"
     )
-    hint = said.get("hint", "")
+    hint = written.get("hint", "")
     if child.memory and status == -signal.SIGKILL:
         exception, hint = f"OutOfMemory: the kernel killed it, for memory ran out: {child.memory}", MEMORY_CURE
     elif child.memory and not hint:
         hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
     return ProcessFailure(
-        member=str(member), host=host, status=status, time=said.get("time") or time.time(),
-        step=said.get("step") or 0, exception=secrets.strike_text(exception),
-        frames=[secrets.strike_text(frame) for frame in said.get("frames", [])], tail=tail,
-        code=said.get("code", ""), exit=said.get("exit", 1), hint=secrets.strike_text(hint),
+        member=str(member), host=host, status=status, time=written.get("time") or time.time(),
+        step=written.get("step") or 0, exception=secrets.strike_text(exception),
+        frames=[secrets.strike_text(frame) for frame in written.get("frames", [])], tail=tail,
+        code=written.get("code", ""), exit=written.get("exit", 1), hint=secrets.strike_text(hint),
     )  # fmt: skip
 
 

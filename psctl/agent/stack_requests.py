@@ -1,4 +1,4 @@
-"""The agent's side of stack dumps: asks its children for the stacks of their threads, and reads what they wrote."""
+"""The agent's side of stack dumps: signals its children to write their threads' stacks, and reads the dumps."""
 
 from __future__ import annotations
 
@@ -17,47 +17,54 @@ from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 
 WAIT = 2.0
-"""Seconds that a process has to write its stacks; it takes milliseconds."""
+"""Seconds within which a process must write its stacks; it takes milliseconds."""
 
 LOOK = 0.05
-"""Seconds between two looks; a dump that has not grown in between is complete."""
+"""Seconds between two checks of a dump's size; a dump that has not grown in between is complete."""
 
 MOST = 256 << 10
 """Bytes of a dump that are read."""
 
-FRAMES, THREADS, LINE = 40, 16, 300
-"""Most frames of a thread, threads, and characters of a line that are told."""
+FRAMES = 40
+"""Frames of a thread that are reported, at most."""
+
+THREADS = 16
+"""Threads that are reported, at most."""
+
+LINE = 300
+"""Characters of a frame's line that are reported, at most."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 class StackDumps:
-    """Stacks of an agent's children; called on its main thread.
+    """Collects the stacks of an agent's children; called on the agent's main thread.
 
     Args:
-        folder: the job's code, whose frames are the user's own.
-        secrets: values that no line may show.
+        folder: the job's code; frames of files below it are the user's.
+        secrets: values that are masked in lines.
     """
 
     def __init__(self, folder: str, secrets: Secrets) -> None:
-        self._folder, self._secrets = folder, secrets
+        self._folder = folder
+        self._secrets = secrets
         self._memory: dict[Member, int] = {}
 
     @contextlib.contextmanager
     def opened(self, member: Member) -> Iterator[int]:
-        """Give the descriptor that a child is to inherit and to write its stacks to."""
+        """Open a child's memory for dumps; yields the descriptor that the child inherits and writes to."""
         self.ended(member)
         self._memory[member] = os.memfd_create("psctl-stacks", os.MFD_CLOEXEC)
         yield self._memory[member]
 
     def ended(self, member: Member) -> None:
-        """Let go of a child that has ended, or could not be started."""
+        """Release the memory of a child that has ended or could not be started."""
         descriptor = self._memory.pop(member, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def ask(self, children: Sequence[tuple[AgentChild, Member]], send: Callable[[Stacks], object]) -> None:
-        """Ask these children; `send` is called on another thread with each one's answer."""
+        """Request the stacks of these children; `send` is called with each answer, on this thread or another."""
         asked: list[tuple[Member, int, int]] = []
         for child, member in children:
             descriptor = self._memory.get(member)
@@ -78,15 +85,15 @@ class StackDumps:
                 text = _read(descriptor, end)
             finally:
                 os.close(descriptor)
-            threads = [self._told(each) for each in threads_of(text)][-THREADS:]
+            threads = [self._lines(each) for each in threads_of(text)][-THREADS:]
             if threads:
                 *others, main = threads  # the oldest thread, the main one, is written last
                 send(Stacks(member, main, tuple(others)))
             else:
-                send(Stacks(member, (), (), _why(pid)))
+                send(Stacks(member, (), (), _missing_reason(pid)))
 
-    def _told(self, frames: Sequence[tuple[str, int, str]]) -> tuple[str, ...]:
-        """Return the user's own frames, outermost first; where there are none, all."""
+    def _lines(self, frames: Sequence[tuple[str, int, str]]) -> tuple[str, ...]:
+        """Return a line for each of the user's own frames, outermost first; for all frames when none is the user's."""
         own, every = [], []
         for path, number, name in reversed(frames):
             inside = path.startswith(self._folder + os.sep)
@@ -100,7 +107,7 @@ class StackDumps:
 
 
 def threads_of(dump: str) -> list[list[tuple[str, int, str]]]:
-    """Return each thread's frames, innermost first, as (file, line, function), of what faulthandler wrote."""
+    """Return each thread's frames in a dump of faulthandler: (file, line, function), innermost first."""
     found: list[list[tuple[str, int, str]]] = []
     for line in dump.splitlines():
         frame = _FRAME.match(line)
@@ -112,7 +119,7 @@ def threads_of(dump: str) -> list[list[tuple[str, int, str]]]:
 
 
 def _read(descriptor: int, end: float) -> str:
-    """Return what is behind a descriptor when it has stopped growing."""
+    """Return a dump once it has stopped growing, or at time `end`."""
     before = -1
     while True:
         size = os.fstat(descriptor).st_size
@@ -122,15 +129,15 @@ def _read(descriptor: int, end: float) -> str:
         time.sleep(LOOK)
 
 
-def _why(pid: int) -> str:
-    """Return why a process wrote nothing."""
+def _missing_reason(pid: int) -> str:
+    """Return why a process has written no dump."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "the process has ended"
     if state in "Tt":
-        return "the process is stopped by a signal (SIGSTOP) or a debugger: kill -CONT lets it go on"
+        return "the process is stopped by a signal (SIGSTOP) or a debugger: kill -CONT continues it"
     if state == "D":
         return "the process waits inside the kernel, as for a disk or a file server that does not answer"
     return f"the process wrote none within {WAIT:.0f} s"

@@ -1,8 +1,8 @@
-"""The parent of a job's agent on a host: it waits, and when the agent is gone it leaves nothing behind.
+"""The keeper: the parent of a job's agent on a host, which ends all remaining processes when the agent has ended.
 
-The agent may be killed at any moment. Its children then die by their death signal, but *their* children (data loaders)
-do not: they fall to the keeper, which is their subreaper, and it ends them. The other way round, the agent notices the
-keeper's end by a pipe and does the same work itself; that is why `clean` lives here and both call it.
+The agent may be killed at any time. Its children then end by their death signal, but their own children (data loaders)
+do not: the keeper, their subreaper, inherits and ends them. If the keeper ends first, the agent sees it by a pipe and
+does the same work; both call `clean`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from psctl.orders import AgentOrders
 from psctl.process import lifeline
 
 LIMIT = 10.0
-"""Seconds after which a sweep gives up on processes that even SIGKILL does not end (they hang in the kernel)."""
+"""Seconds after which a sweep gives up on processes that SIGKILL does not end (they are blocked in the kernel)."""
 
 SPARED = 1.0
-"""Seconds that helpers which clean up shared memory get to do so once those they work for are gone."""
+"""Seconds for which helpers that clean up shared memory are not killed."""
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
-"""Parts of their command lines; they leave by themselves when nobody is left at the other end of their pipes."""
+"""Parts of the helpers' command lines; a helper ends by itself at the end of file of its pipe."""
 
 PRIVATE = "private"
 PID = "agent.pid"
@@ -42,9 +42,10 @@ SLOTS = "slots"
 
 
 def identity(pid: int) -> str | None:
-    """Return "BOOT:TICKS", which with the process id names a process for good: the boot, and the start since that boot.
+    """Return "BOOT:TICKS", the id of the boot and the process's start since it; None when it has ended or is a zombie.
 
-    None when it is gone or a zombie. No clock that is set moves either part; a start time since the epoch moves.
+    Together with the process id it identifies a process uniquely. Setting a clock changes neither part, as it would
+    change a start time since the epoch.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -55,14 +56,14 @@ def identity(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; the name before it may hold anything."""
+    """Return the fields of /proc/PID/stat from the state on; the name before it may contain any character."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Return all processes below one (None: below this one), orphans that fell to it included.
+    """Return all descendants of a process (None: of this one), inherited orphans included.
 
-    psutil's own list leaves out children that seem older than their parent, as they do when the clock is set meanwhile.
+    psutil's own list omits children that seem older than their parent, as they do after the clock was set.
     """
     children: dict[int, list[int]] = {}
     for each in psutil.pids():
@@ -93,13 +94,13 @@ def _reap() -> None:
 
 
 def sweep(chosen: Callable[[psutil.Process], bool] = lambda process: True, *, reap: Callable[[], None] = _reap) -> None:
-    """End those of our descendants that are chosen, in rounds until none is left.
+    """Kill the chosen descendants of this process, in rounds until none is left.
 
-    Helpers that tidy up shared memory are spared for a second.
+    Helpers that clean up shared memory are killed after SPARED seconds only.
 
     Args:
-        chosen: which of them; only ever asked about our own descendants.
-        reap: takes the ends of children in; the agent passes its own, for it wants to know them.
+        chosen: returns whether to kill a process; called with descendants only.
+        reap: reaps children; the agent passes its own, which records their exit status.
     """
     began = time.monotonic()
     while time.monotonic() - began < LIMIT:
@@ -122,10 +123,10 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def write_pid(job_dir: Path) -> int:
-    """Write which process keeps the job on this host, and lock that file; return its descriptor, which holds the lock.
+    """Write the keeper's process id to a file, and lock that file; return its descriptor, which holds the lock.
 
-    psctl knows the process again by its id and identity, and takes it for gone when nobody holds the lock. The file
-    appears with the lock held, so nobody can take a process that begins for one that has ended.
+    psctl identifies the keeper by its id and identity, and considers it ended when no process holds the lock. The file
+    is created under another name and locked before the rename, so a starting keeper is never taken for an ended one.
     """
     begun = job_dir / (PID + ".new")
     descriptor = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -144,9 +145,9 @@ def last_lines(path: Path, size: int = 1 << 20) -> list[bytes]:
 
 
 def write_finished(job_dir: Path, job: str, failure: ProcessFailure, exit_code: int = 1) -> bool:
-    """Give the event log its last event if it has none: the job's coordinator can not do so any more.
+    """Append the last event to the event log if it has none; return whether it was written.
 
-    Call it only when the coordinator is gone. Returns whether it was written.
+    Call it only after the coordinator has ended.
     """
     path = job_dir / events.FILE
     lines = last_lines(path) if path.exists() else []
@@ -170,16 +171,16 @@ def write_finished(job_dir: Path, job: str, failure: ProcessFailure, exit_code: 
     )  # fmt: skip
     state = events.StateChanged(time=failure.time, role="job", rank=0, host=failure.host, state="failed")
     try:
-        with path.open("ab", buffering=0) as file:  # if the disk is full, into the room that the coordinator reserved
+        with path.open("ab", buffering=0) as file:  # on a full disk: space that the coordinator reserved
             file.write(events.to_line(state) + events.to_line(last))
-    except OSError as error:  # psctl says itself that a job failed whose agent is gone and whose log has no end
+    except OSError as error:  # psctl reports a job as failed whose agent has ended and whose log has no last event
         print(f"the end of the job was not written: {error.strerror}", file=sys.stderr)
         return False
     return True
 
 
 def _cut_torn_line(path: Path) -> None:
-    """A writer that was killed in the middle of a line leaves a torn one, which nobody can read."""
+    """Remove a last line without its newline, which a writer that was killed has not finished."""
     if path.exists():
         data = path.read_bytes()
         if data and not data.endswith(b"\n"):
@@ -187,7 +188,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def clean(job_dir: Path) -> None:
-    """Remove what only a running agent needs; logs and the event log stay."""
+    """Remove the files that only a running agent needs; logs and the event log stay."""
     shutil.rmtree(job_dir / PRIVATE, ignore_errors=True)
     for name in (SOCKET, PID, SLOTS):
         with contextlib.suppress(OSError):
@@ -195,24 +196,24 @@ def clean(job_dir: Path) -> None:
 
 
 def end_job(orders: AgentOrders, status: int) -> None:
-    """Give the job an end on this host after the agent has ended with `status`, in order or not."""
+    """Write the job's end if it is missing, and remove files, after the agent has ended with `status`."""
     job_dir = Path(orders.job_dir)
     if orders.host == 0:
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         text = f"psctl's agent on the head died: {why}"
         failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
         write_finished(job_dir, orders.job.name, failure)
-    remove_abandoned(Path(orders.workdir) / "checkpoints")  # who wrote them may have been killed
+    remove_abandoned(Path(orders.workdir) / "checkpoints")  # their writers may have been killed
     clean(job_dir)
 
 
 def keep(agent: Callable[[int, int, int], int], end: Callable[[int], None]) -> int:
-    """Fork the agent, wait for its end, sweep; return its exit status.
+    """Fork the agent, wait until it ends, end its remaining descendants; return its exit status.
 
     Args:
-        agent: the agent's life in the child; given the keeper's process id, a pipe that ends with the keeper, and the
-            lifeline that children of the agent hold (it ends with both of us).
-        end: called after the sweep with the agent's status (minus the signal's number when one killed it).
+        agent: runs the agent in the child. Arguments: the keeper's process id, a pipe whose end of file is the keeper's
+            end, and the lifeline of the agent's children, whose end of file is the end of both.
+        end: called after the sweep with the agent's status (minus the number of the signal that killed it).
     """
     lifeline.reap_descendants()
     keeper = os.getpid()
@@ -225,9 +226,9 @@ def keep(agent: Callable[[int, int, int], int], end: Callable[[int], None]) -> i
         status = 70
         try:
             status = agent(keeper, watched, lifelines[0])
-        except BaseException:  # noqa: BLE001  a mistake of ours: told in agent.log, and the keeper cleans up
+        except BaseException:  # noqa: BLE001  an error of psctl's: agent.log has it, and the keeper cleans up
             traceback.print_exc()
-        os._exit(status)  # the keeper's part of the program is not ours
+        os._exit(status)  # the rest of the program is the keeper's
     os.close(watched)
     os.close(lifelines[0])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -244,7 +245,7 @@ def _forward(child: int, number: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Reap everything that falls to us until the agent itself has ended."""
+    """Reap inherited processes until the agent has ended; return its status."""
     while True:
         pid, status = os.wait()
         if pid == child:

@@ -31,7 +31,7 @@ from psctl.transport.loopback_tcp import GuardedListener
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
 from psctl.types import Address, Member
 
-ROOM = 256 << 10
+CHUNK = 256 << 10
 """Bytes that are read from a connection at once."""
 QUEUED = 4 << 20
 """Bytes that wait for the network before no more are read."""
@@ -46,7 +46,7 @@ class NoMore(msgspec.Struct, frozen=True, tag=True):
 
 
 BETWEEN: Direction = ("agent", "agent")
-TUNNELS = Permits([Permit(Carried, (BETWEEN,), payload=ROOM), Permit(NoMore, (BETWEEN,))])
+TUNNELS = Permits([Permit(Carried, (BETWEEN,), payload=CHUNK), Permit(NoMore, (BETWEEN,))])
 """Every message of a tunnel, once."""
 
 _LEARNT = msgspec.msgpack.Decoder(TUNNELS.union)  # here: msgspec crashes when threads make it learn a type together
@@ -65,7 +65,7 @@ class Tunnel(ConnectionHandler):
 
     def send_all(self, peer: PeerConnection) -> None:
         """Send the bytes of the local socket until it ends. ConnectionFailed, OSError: a connection broke."""
-        while data := self._local.recv(ROOM):
+        while data := self._local.recv(CHUNK):
             peer.send(Carried(), data)
             if peer.pending() > QUEUED:
                 peer.flush()
@@ -160,7 +160,7 @@ def copy_both_ways(one: socket.socket, other: socket.socket) -> None:
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
     try:
-        while data := source.recv(ROOM):
+        while data := source.recv(CHUNK):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
     except OSError:  # one end is gone: end the other too

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psctl.agent.log_files import ROOM
+from psctl.agent.log_files import RESERVED
 from psctl.agent.log_pump import LONGEST, RATE, LogPump
 from psctl.job.process_messages import OutputLines
 from psctl.launch.remote_programs import host_state
@@ -80,7 +80,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = SmallDisk(monkeypatch, ROOM + 8)
+    disk = SmallDisk(monkeypatch, RESERVED + 8)
     desk = Desk(tmp_path)
     os.write(desk.end, b"one\ntwo\n")
     desk.pump.drain(WORKER)

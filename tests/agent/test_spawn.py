@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from psctl.agent.control_client import call
 from psctl.agent.control_socket import ControlSocket
 from psctl.agent.coordinator_link import CheckpointCopies
-from psctl.agent.spawn import argv_of, refused
+from psctl.agent.spawn import argv_of, refusal_of
 from psctl.job.checkpoint_messages import CheckpointCopyBegin
 from psctl.job.environment import NAMES, WorkerSeats, server_environment, worker_environment, worker_places
 from psctl.job.process_messages import StartProcess
@@ -42,9 +42,9 @@ def start(member: Member = WORKER, authority: str = "ours", **environment: str) 
 
 
 def test_what_the_coordinator_orders_in_earnest_is_obeyed() -> None:
-    assert refused(ORDERS, start(), 1) == ""
+    assert refusal_of(ORDERS, start(), 1) == ""
     server = StartProcess(Member("server", 0), 2, 0, server_environment(JOB, HOSTS[0], 1), "ours", "", "")
-    assert refused(ORDERS, server, 1) == ""
+    assert refusal_of(ORDERS, server, 1) == ""
     assert {*USUAL, *server.environment} - {*JOB.environment} <= NAMES
 
 
@@ -61,7 +61,7 @@ def test_what_the_coordinator_orders_in_earnest_is_obeyed() -> None:
     ],
 )
 def test_what_no_coordinator_of_this_job_orders_is_refused(order: StartProcess, running: int, why: str) -> None:
-    assert re.search(why, refused(ORDERS, order, running))
+    assert re.search(why, refusal_of(ORDERS, order, running))
 
 
 def test_what_runs_stands_in_the_agents_own_orders() -> None:
