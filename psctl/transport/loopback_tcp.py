@@ -1,10 +1,10 @@
-"""TCP on loopback for one user alone: whose process connected, and a listener that only chosen sockets reach.
+"""TCP on loopback for one user only: the owner of a connection, and a listener that only chosen sockets can reach.
 
-Any user of a host may connect to any listener on loopback. Two things of the kernel tell them apart. Its table of
-connections names the user of both ends, so who accepts can find out who connected. Where another program accepts, and
-asks nobody, a packet filter on its listening socket drops what comes from other ports than those of our own sockets:
-a port is bound before the filter lets it through and given back after the filter has forgotten it, so it is nobody
-else's in between.
+Any user of a host can connect to any listener on loopback. The kernel offers two means to separate users. Its table of
+connections has the user of both ends, so an accepting process can look up the owner of the other end. Where another
+program accepts and makes no check, a packet filter on its listening socket drops packets from all ports but those of
+this process's sockets. A port is bound before the filter admits it, and released after the filter no longer admits it,
+so no other process has it in between.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from psctl.types import Address
 
 HOST = "127.0.0.1"
 GUARDED_HOST = "127.0.29.50"
-"""Where guarded listeners are: another address of loopback, so that both can have the same port."""
+"""Address of guarded listeners: another loopback address, so that both listeners can have the same port."""
 
 BACKLOG = 1024
-"""Connections that may wait: every rank of a large job at once."""
+"""Connections that may wait to be accepted: all ranks of a large job at once."""
 MOST = 1000
-"""Connections that a guarded listener lets in at once: their ports fit twice into net.core.optmem_max of any kernel."""
+"""Connections that a guarded listener admits at once: their ports fit twice into net.core.optmem_max of any kernel."""
 CONNECT = 30.0
-"""Seconds for a connection to a guarded listener, whose backlog may be full for a while."""
+"""Seconds for a connection to a guarded listener, whose backlog may be full temporarily."""
 PROOF = 20
-"""Milliseconds in which a kernel that ignores filters has a connection on loopback made."""
+"""Milliseconds in which a connection on loopback is made if the kernel ignores filters."""
 ATTEMPTS = 100
 """Ports to try until one is free at two addresses."""
 LOOKS = 3
-"""Times to read the table of connections: while others come and go, a row may be missed."""
+"""Times to read the table of connections: a read may miss a row while other connections change."""
 
 ATTACH_FILTER = 26  # SO_ATTACH_FILTER, not in the socket module
 LOAD_WORD, LOAD_HALF, JUMP, JUMP_EQUAL, RETURN = 0x20, 0x28, 0x05, 0x15, 0x06  # classic BPF
@@ -45,7 +45,7 @@ NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from there on count 
 IP_SOURCE = 12
 WHOLE = 0xFFFFFFFF
 TOGETHER = 200
-"""Ports behind each other that jump to the same answer: a jump goes 255 instructions far."""
+"""Consecutive port checks that share one return instruction: a jump spans 255 instructions at most."""
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
 ANY_COOKIE = (1 << 64) - 1
@@ -53,13 +53,13 @@ TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 ESTABLISHED = b"\1"
 
 
-# ---- who connected ---------------------------------------------------------------------------------------------------
+# ---- owner of a connection -------------------------------------------------------------------------------------------
 
 
 def owner(accepted: socket.socket) -> int | None:
     """Return the user id of the process at the other end of a connection on loopback over IPv4.
 
-    None: the system does not say, or the process has left the connection already.
+    None: the system does not report it, or the process has closed the connection already.
     """
     if accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
         return None
@@ -71,7 +71,7 @@ def owner(accepted: socket.socket) -> int | None:
 
 
 def _ask(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
-    """Ask the kernel (sock_diag) for their end of the connection."""
+    """Query the kernel (sock_diag) for the user of the other end."""
     ends = struct.pack("!HH4s12x4s12x", theirs[1], ours[1], socket.inet_aton(theirs[0]), socket.inet_aton(ours[0]))
     wanted = struct.pack("=BBxxI", socket.AF_INET, socket.IPPROTO_TCP, WHOLE) + ends + struct.pack("=IQ", 0, ANY_COOKIE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
@@ -82,11 +82,11 @@ def _ask(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
         raise OSError(-error, os.strerror(-error))
     user, inode = struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
     whole = answer[17:18] == ESTABLISHED and answer[20:24] == ends[:4]
-    return user if whole and inode else None  # without an inode: a connection that its process left is root's
+    return user if whole and inode else None  # without an inode the process has closed it, and root owns it
 
 
 def _look_up(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
-    """Find their end in the kernel's table, which takes milliseconds: it walks all places for connections."""
+    """Find the other end in the kernel's table; takes milliseconds, as the kernel walks its whole hash table."""
     rows = [b" %s %s 01 " % (form(theirs), form(ours)) for form in (_four, _six)]
     for _ in range(LOOKS):
         for table, row in zip(TABLES, rows, strict=False):
@@ -100,7 +100,7 @@ def _look_up(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
 
 
 def _fields(table: bytes, row: bytes) -> list[bytes] | None:
-    """Return what follows the addresses and the state: queues, timer, retransmits, user, timeout, inode."""
+    """Return the fields after the addresses and the state: queues, timer, retransmits, user, timeout, inode."""
     at = table.find(row)
     return None if at < 0 else table[at + len(row) : table.find(b"\n", at)].split()
 
@@ -110,7 +110,7 @@ def _four(name: tuple[str, int]) -> bytes:
 
 
 def _six(name: tuple[str, int]) -> bytes:
-    """A program may reach an IPv4 address with an IPv6 socket."""
+    """Return an IPv4 address as an IPv6 socket has it: a program may connect with one."""
     return b"0000000000000000%08X" % int.from_bytes(b"\0\0\xff\xff", sys.byteorder) + _four(name)
 
 
@@ -121,7 +121,7 @@ def listen(ports: tuple[int, int] | None) -> socket.socket:
     """Listen on loopback.
 
     Args:
-        ports: inclusive range to take a port from; None: any.
+        ports: inclusive range of possible ports; None: any.
 
     Raises:
         PortTaken: no port of the range is free.
@@ -130,7 +130,7 @@ def listen(ports: tuple[int, int] | None) -> socket.socket:
 
 
 def listen_twice(ports: tuple[int, int] | None) -> tuple[socket.socket, GuardedListener]:
-    """Listen on loopback, and behind a guard on the same port of another address of loopback.
+    """Listen on loopback, and with a guard on the same port of another loopback address.
 
     Raises:
         PortTaken: as `listen`.
@@ -149,13 +149,13 @@ def _listen(ports: tuple[int, int] | None, hosts: list[str]) -> list[socket.sock
     first, last = ports or (1024, 65535)
     raise PortTaken(
         f"no free port on {' and '.join(hosts)} in {first}-{last}",
-        hint=f"see who holds them with `ss -ltnp`, or widen network.ports ({first}-{last})",
+        hint=f"see which processes use them with `ss -ltnp`, or widen network.ports ({first}-{last})",
         where=HOST,
     )
 
 
 def _listen_at(port: int, hosts: list[str]) -> list[socket.socket]:
-    """Listen on the same port of these addresses; 0: on one that is free at the first of them."""
+    """Listen on the same port of these addresses; 0: on a port that is free on the first address."""
     made: list[socket.socket] = []
     try:
         for host in hosts:
@@ -164,7 +164,7 @@ def _listen_at(port: int, hosts: list[str]) -> list[socket.socket]:
                 made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made[-1].bind((host, port or made[0].getsockname()[1]))
             if host == GUARDED_HOST:
-                _attach(made[-1], [])  # before anyone can connect
+                _attach(made[-1], [])  # before any process can connect
             made[-1].listen(BACKLOG)
     except OSError:
         for each in made:
@@ -174,10 +174,10 @@ def _listen_at(port: int, hosts: list[str]) -> list[socket.socket]:
 
 
 class GuardedListener:
-    """A listening socket that hears only connections made by `connect`, whoever accepts them.
+    """A listening socket that only connections made by `connect` reach; any program may accept them.
 
     Args:
-        listening: on loopback; its filter lets nothing through.
+        listening: on loopback, with a filter that admits no packet.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -186,7 +186,7 @@ class GuardedListener:
         self._ports: set[int] = set()
         self.address = Address(*listening.getsockname())
         self.problem = self._find_problem()
-        """Why this system cannot guard it; "" when it does. Then it is closed."""
+        """Why this system cannot guard the socket, which is closed then; "" when it can."""
         if self.problem:
             listening.close()
 
@@ -195,16 +195,16 @@ class GuardedListener:
         return self._socket.fileno()
 
     def connect(self) -> socket.socket:
-        """Connect to it; to be ended by `release`.
+        """Connect to the listener; close the connection by `release`.
 
         Raises:
-            OSError: it is closed, cannot be guarded, or has as many connections as it can tell apart.
+            OSError: the listener is closed, cannot be guarded, or has MOST connections.
         """
         if self.problem:
             raise OSError(errno.EOPNOTSUPP, self.problem)
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            made.bind((HOST, 0))  # without SO_REUSEADDR: nobody else can bind it until it is closed
+            made.bind((HOST, 0))  # without SO_REUSEADDR no other process can bind it until it is closed
             self._change(made.getsockname()[1], here=True)
         except OSError:
             made.close()
@@ -220,12 +220,16 @@ class GuardedListener:
         return made
 
     def release(self, made: socket.socket) -> None:
-        """Close a connection; its port is let through no longer. OSError: the kernel refuses the new filter."""
+        """Close a connection and remove its port from the filter.
+
+        Raises:
+            OSError: the kernel refuses the new filter.
+        """
         self._change(made.getsockname()[1], here=False)
         made.close()
 
     def close(self) -> None:
-        """Listen no longer, once no other process has the socket either."""
+        """Close the socket; listening ends when no other process has it either."""
         with self._lock:
             self._socket.close()
 
@@ -239,21 +243,21 @@ class GuardedListener:
             self._ports = ports
 
     def _find_problem(self) -> str:
-        """Connect as a stranger would; the filter is new and lets nothing through."""
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as stranger:
-            stranger.setblocking(False)
-            stranger.connect_ex((self.address.host, self.address.port))
-            looking = select.poll()
-            looking.register(stranger, select.POLLOUT)
-            heard = looking.poll(PROOF)
-        return "this system's kernel ignores socket filters (SO_ATTACH_FILTER)" if heard else ""
+        """Return why the filter has no effect: connect while it admits no packet; "" when that fails."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect_ex((self.address.host, self.address.port))
+            poll = select.poll()
+            poll.register(probe, select.POLLOUT)
+            connected = poll.poll(PROOF)
+        return "this system's kernel ignores socket filters (SO_ATTACH_FILTER)" if connected else ""
 
 
 def _attach(listening: socket.socket, ports: list[int]) -> None:
-    """Have the kernel drop what does not come from one of these ports of HOST, as classic BPF."""
+    """Have the kernel drop packets that are not from one of these ports of HOST, by a program in classic BPF."""
     source = int.from_bytes(socket.inet_aton(HOST), "big")
     code = [(LOAD_WORD, 0, 0, NET_HEADER + IP_SOURCE), (JUMP_EQUAL, 1, 0, source), (RETURN, 0, 0, 0)]
-    code.append((LOAD_HALF, 0, 0, 0))  # the filter sees TCP's header first, and that begins with the source's port
+    code.append((LOAD_HALF, 0, 0, 0))  # the filter sees TCP's header first; it begins with the source port
     for first in range(0, len(ports), TOGETHER):
         some = ports[first : first + TOGETHER]
         code += [(JUMP_EQUAL, len(some) - index, 0, port) for index, port in enumerate(some)]

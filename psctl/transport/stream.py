@@ -1,4 +1,4 @@
-"""What a connection needs of a byte stream; tcp and memory keep to it and pass the same conformance test."""
+"""The protocol of byte streams that connections use; every implementation passes the same conformance test."""
 
 from __future__ import annotations
 
@@ -9,89 +9,94 @@ from psctl.types import Address
 
 
 class Stream(Protocol):
-    """A reliable two-way stream of bytes. One thread may send while another receives; any may shut down.
+    """A reliable bidirectional stream of bytes. One thread may send while another receives; any thread may shut down.
 
-    Errors are OSErrors: ConnectionError when the other end is gone, TimeoutError with errno ETIMEDOUT when it has
-    vanished without a word, TimeoutError without errno when the limit set by `limit` passed.
+    Errors are OSErrors: ConnectionError when the other end has ended, TimeoutError with errno ETIMEDOUT when it is
+    silent for too long, TimeoutError without errno when the limit set by `limit` has passed.
     """
 
     name: str
     """The other end, for messages: "10.0.0.3:29400"."""
     window: int
-    """Bytes that this end holds for sure while nobody reads."""
+    """Bytes that this end buffers for certain while no thread reads."""
 
     def send(self, data: memoryview) -> None:
-        """Send all of `data`; blocks while the other end takes nothing. `data` may be reused afterwards."""
+        """Send all of `data`; blocks while the other end receives nothing. `data` may be reused afterwards."""
 
     def send_now(self, data: memoryview) -> int:
-        """Send as much of `data` as is possible without blocking; return how many bytes that was."""
+        """Send as much of `data` as is possible without blocking; return the number of bytes."""
 
     def in_flight(self) -> int:
-        """Return the bytes that were sent and that the other end's system does not hold yet."""
+        """Return the number of bytes sent that the other end's system has not acknowledged."""
 
     def receive_into(self, buffer: memoryview, least: int = 1) -> int:
-        """Wait for bytes, put what there is into `buffer`, return how many; 0: the other end has ended its stream.
+        """Wait for bytes, read them into `buffer`, return their number; 0: the other end has ended its stream.
 
-        `least`: fewer are of no use, so waking for them may be spared; some streams do.
+        Args:
+            least: number of bytes that the caller needs; a stream may sleep until they have arrived.
         """
 
     def arrives(self, seconds: float) -> bool:
-        """Wait until `receive_into` has something to say, bytes, the end or an error; False: not in `seconds`."""
+        """Wait until `receive_into` would not block (bytes, the end or an error); False: not within `seconds`."""
 
     def limit(self, seconds: float | None) -> None:
-        """Let every later wait end with TimeoutError after `seconds`; None: no limit."""
+        """Make every later wait raise TimeoutError after `seconds`; None: no limit."""
 
     def shutdown(self) -> None:
-        """End both directions and wake whoever waits here; may be called twice, and by any thread."""
+        """End both directions and wake all waiting threads; may be called twice, and by any thread."""
 
     def close(self) -> None:
-        """Give everything back; called once nobody waits here."""
+        """Release the resources; call it when no thread waits here."""
 
 
 class Listener(Protocol):
-    """Where streams come in."""
+    """Accepts streams."""
 
     address: Address
 
     def accept(self, seconds: float | None = None) -> Stream | None:
-        """Wait for a stream that is new, or that has what `await_bytes` asks for; only one thread may.
+        """Wait for a new stream, or for one whose bytes `await_bytes` has requested; called by one thread only.
 
         Returns:
-            None: there was none within `seconds`.
+            The stream; None: there was none within `seconds`.
 
         Raises:
-            OSError: the listener was closed, or the system lacks means.
+            OSError: the listener was closed, or the system lacks resources.
         """
 
     def await_bytes(self, stream: Stream, least: int) -> None:
-        """Let `accept` return this stream once more when `least` bytes are there, or its end.
+        """Make `accept` return this stream again when `least` bytes of it have arrived, or its end.
 
-        This and `forget` are for the thread that calls `accept`.
+        Call this and `forget` on the thread that calls `accept`.
         """
 
     def forget(self, stream: Stream) -> None:
-        """Wait for the bytes of this stream no longer; before it is closed."""
+        """Cancel `await_bytes` for this stream; call it before the stream is closed."""
 
     def close(self) -> None:
-        """Stop listening and wake who waits in `accept`."""
+        """Stop listening and wake a thread that waits in `accept`."""
 
 
 class Connect(Protocol):
-    """How a stream to an address is made."""
+    """Makes a stream to an address."""
 
     def __call__(self, address: Address, timeout: float, congestion: str) -> Stream:
-        """Return a connected stream; OSError when that fails or takes longer than `timeout` seconds."""
+        """Return a connected stream.
+
+        Raises:
+            OSError: connecting failed, or took longer than `timeout` seconds.
+        """
 
 
 class Listen(Protocol):
-    """How a listener is made."""
+    """Makes a listener."""
 
     def __call__(self, host: str, ports: tuple[int, int] | None, congestion: str) -> Listener:
         """Return a listener on a port of the inclusive range, or on any free port."""
 
 
 def describe_error(error: OSError) -> str:
-    """Say in plain words what an error of a stream means."""
+    """Return the meaning of a stream's error, for messages."""
     if error.errno == errno.ETIMEDOUT:
         return "no sign of life for 5 s"
     if isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -1,4 +1,4 @@
-"""TCP streams: a vanished peer is an error within 5 s, and a window that the socket's buffer really holds."""
+"""TCP streams: a silent peer is an error after 5 s, and the window is a size that the socket's buffer really holds."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from psctl.transport.stream import Stream
 from psctl.types import Address
 
 BUFFER = 8 << 20
-"""Bytes of receive buffer to ask for; the kernel doubles the number for its bookkeeping and reports the double."""
+"""Bytes of receive buffer to request; the kernel doubles the number for its bookkeeping and reports the double."""
 SHARE = 4
-"""The window is this part of what the kernel reports: half of that is bookkeeping, half of the rest is safety."""
+"""The window is the kernel's reported buffer divided by this: half is bookkeeping, half of the rest is reserve."""
 RCVBUFFORCE = 33  # SO_RCVBUFFORCE, not in the socket module
 BBR_FROM = 5_000
-"""Microseconds of round trip from which BBR is left alone under `congestion: auto`. Nearer, where the system has it as
-default, reno takes its place: several BBR streams that meet at one receiver get shares that differ by two and more, and
-a sum waits for the last (4 workers and 4 servers, 200 Mbit/s, both ways busy: 1.4 times the wire's time, reno 1.05)."""
+"""Microseconds of round-trip time from which `congestion: auto` keeps BBR where it is the system's default. Below it
+reno is used: the shares of several BBR streams to one receiver differ by a factor of two and more, and a sum waits for
+the slowest (4 workers and 4 servers, 200 Mbit/s, both directions busy: 1.4 times the wire's time, reno 1.05)."""
 SILENCE = 5000
-"""Milliseconds without a sign of life after which a peer counts as gone."""
+"""Milliseconds without a packet from the peer after which the connection is lost."""
 NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT, not in the socket module
 UNSENT = 128 << 10
-"""Bytes that may wait in the kernel for their turn on the wire, at least: what is urgent, and credit, overtakes all
-others before. Left alone it is megabytes: where both directions are busy each waits for credit behind the other's."""
+"""Smallest limit of unsent bytes in the kernel's buffer. Urgent messages and credit overtake others only before they
+are in that buffer. Without a limit it holds megabytes: when both directions are busy, each waits for credit that is
+queued behind the other's data."""
 MOST_UNSENT = 2 << 20
+"""Largest limit of unsent bytes in the kernel's buffer."""
 TURN = 0.002
-"""Seconds' worth of bytes that may wait so where the wire is fast: who writes is woken each time that this limit lets
-more in, so 128 KiB cost several wake-ups a frame at 1 GB/s."""
+"""Seconds of sending at the current rate for which unsent bytes may be buffered. The writer wakes each time that the
+limit admits more bytes: a limit of 128 KiB costs several wake-ups per frame at 1 GB/s."""
 LOOK = 4 << 20
-"""Bytes sent between two looks at the rate."""
+"""Bytes sent between two measurements of the rate."""
 LUMP = 128 << 10
-"""Bytes that are missing of a frame from which on a reader sleeps until they are all there: one wake-up, not eight."""
+"""Missing bytes of a frame from which on a reader sleeps until all have arrived: one wake-up in place of eight."""
 THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
-TCP_INFO_RTT = 68  # where tcpi_rtt, 4 bytes, stands in what TCP_INFO gives
-TCP_INFO_RATE = 160  # and tcpi_delivery_rate, 8 bytes
+TCP_INFO_RTT = 68  # offset of tcpi_rtt, 4 bytes, in the result of TCP_INFO
+TCP_INFO_RATE = 160  # offset of tcpi_delivery_rate, 8 bytes
 RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
 RETRY = 1000
-"""Milliseconds between two attempts to send anew, at most. Left alone they double: 0.2, 0.6, 1.4, 3.0, 6.2 s, and a
-link that comes back after 3 s would find nobody trying before SILENCE is over."""
+"""Milliseconds between two retransmissions, at most. By default they double: 0.2, 0.6, 1.4, 3.0, 6.2 s, so after a link
+failure of 3 s no retransmission would be made before SILENCE is over."""
 BACKLOG = 256
 LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors that tell of the system's want, not of who called."""
+"""Errors of accept(2) that mean a lack of system resources, not a fault of the connection."""
 
 
 class TcpStream:
@@ -64,7 +66,9 @@ class TcpStream:
         self._socket = connected
         self.name = _text(connected.getpeername())
         self.window = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SHARE
-        self._least, self._unsent, self._until_look = 1, UNSENT, LOOK
+        self._least = 1  # SO_RCVLOWAT
+        self._unsent = UNSENT  # TCP_NOTSENT_LOWAT
+        self._until_look = LOOK
         self._arrives = select.poll()
         self._arrives.register(connected, select.POLLIN)
 
@@ -76,9 +80,9 @@ class TcpStream:
             self._follow_rate()
 
     def _follow_rate(self) -> None:
-        """Let as much wait in the kernel as suits the rate at which the peer took the last bytes."""
+        """Set the limit of unsent bytes in the kernel for the rate at which the peer received the last bytes."""
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RATE + 8)
-        unsent = may_wait(int.from_bytes(info[TCP_INFO_RATE:], sys.byteorder))  # an older kernel says none: 0
+        unsent = may_wait(int.from_bytes(info[TCP_INFO_RATE:], sys.byteorder))  # an older kernel reports none: 0
         if unsent != self._unsent:
             self._socket.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
             self._unsent = unsent
@@ -101,7 +105,7 @@ class TcpStream:
         return self._socket.fileno()
 
     def receive_into(self, buffer: memoryview, least: int = 1) -> int:
-        while least >= LUMP:  # asleep in poll, for a recv that has taken a part would not be woken for the rest alone
+        while least >= LUMP:  # sleep in poll: a recv that has received a part is not woken for the rest alone
             self.wake_at(least)
             self._arrives.poll()
             with contextlib.suppress(BlockingIOError):
@@ -116,7 +120,7 @@ class TcpStream:
         return bool(self._arrives.poll(1000 * seconds))
 
     def wake_at(self, least: int) -> None:
-        """Have the kernel wake who waits only when so many bytes are there, or the end."""
+        """Have the kernel wake a waiting reader only when `least` bytes have arrived, or the end."""
         if least != self._least:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             self._least = least
@@ -125,7 +129,7 @@ class TcpStream:
         self._socket.settimeout(seconds)
 
     def shutdown(self) -> None:
-        with contextlib.suppress(OSError):  # it may be gone already
+        with contextlib.suppress(OSError):  # the connection may have ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -136,7 +140,8 @@ class TcpListener:
     """A listening TCP socket."""
 
     def __init__(self, listening: socket.socket, congestion: str) -> None:
-        self._socket, self._congestion = listening, congestion
+        self._socket = listening
+        self._congestion = congestion
         host, port = listening.getsockname()[:2]
         self.address = Address(host, port)
         listening.setblocking(False)
@@ -144,7 +149,8 @@ class TcpListener:
         self._arrives.register(listening, select.POLLIN)
         self._awaited: dict[int, TcpStream] = {}  # by descriptor
         self._ending = threading.Lock()
-        self._waiting = self._closed = False
+        self._waiting = False
+        self._closed = False
 
     def accept(self, seconds: float | None = None) -> TcpStream | None:
         with self._ending:
@@ -152,7 +158,7 @@ class TcpListener:
         try:
             return self._next(None if seconds is None else time.monotonic() + seconds)
         finally:
-            with self._ending:  # closed meanwhile: the descriptor was not given back under who waited for it
+            with self._ending:  # closed meanwhile: `close` has kept the descriptor open for this thread's poll
                 self._waiting = False
                 if self._closed:
                     self._socket.close()
@@ -167,24 +173,24 @@ class TcpListener:
             if awaited is not None:
                 self.forget(awaited)
                 return awaited
-            with contextlib.suppress(BlockingIOError):  # who called has gone already
-                if (found := self._take()) is not None:
+            with contextlib.suppress(BlockingIOError):  # the connection has ended already
+                if (found := self._accept_one()) is not None:
                     return found
         raise OSError(errno.EINVAL, "the listener was closed")
 
     def await_bytes(self, stream: Stream, least: int) -> None:
-        assert isinstance(stream, TcpStream), "it came from here"
+        assert isinstance(stream, TcpStream), "a stream of this listener"
         stream.wake_at(least)
         self._awaited[stream.number] = stream
         self._arrives.register(stream.number, select.POLLIN)
 
     def forget(self, stream: Stream) -> None:
-        assert isinstance(stream, TcpStream), "it came from here"
+        assert isinstance(stream, TcpStream), "a stream of this listener"
         self._arrives.unregister(stream.number)
         del self._awaited[stream.number]
 
-    def _take(self) -> TcpStream | None:
-        """Take the next caller in; None when it has gone already."""
+    def _accept_one(self) -> TcpStream | None:
+        """Accept the next connection; None when it has ended already."""
         connected, _ = self._socket.accept()
         try:
             connected.setblocking(True)
@@ -214,7 +220,7 @@ def connect(address: Address, timeout: float, congestion: str = "auto") -> TcpSt
     """Connect to `address` within `timeout` seconds.
 
     Raises:
-        OSError: nobody listens there, no route, or no answer in time.
+        OSError: the connection is refused, there is no route, or no answer in time.
         UsageError: the system refuses this congestion control.
     """
     made = socket.socket(_family(address.host), socket.SOCK_STREAM)
@@ -258,13 +264,13 @@ def listen(host: str, ports: tuple[int, int] | None, congestion: str = "auto") -
             raise
     raise PortTaken(
         f"no free port on {host} in {first}-{last}: all {last - first + 1} are in use",
-        hint=f"see who holds them with `ss -ltnp`, or widen network.ports ({first}-{last})",
+        hint=f"see which processes use them with `ss -ltnp`, or widen network.ports ({first}-{last})",
         where=host,
     )
 
 
 def may_wait(rate: int) -> int:
-    """Return the bytes that may wait in the kernel at a rate in bytes/s, in doubling steps: rates waver."""
+    """Return the limit of unsent bytes in the kernel at a rate in bytes/s; in steps of a factor 2, as rates vary."""
     unsent = UNSENT
     while unsent < MOST_UNSENT and 2 * unsent <= rate * TURN:
         unsent *= 2
@@ -280,7 +286,8 @@ def _text(name: tuple[object, ...]) -> str:
 
 
 def _prepare(made: socket.socket, congestion: str) -> None:
-    """Set what must stand before the handshake of TCP (buffers fix its window scale) and passes on to accepted ones."""
+    """Set the options that must be set before TCP's handshake (buffers fix its window scale); accepted sockets inherit
+    them."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
     with contextlib.suppress(PermissionError):  # beyond net.core.rmem_max only with CAP_NET_ADMIN
         made.setsockopt(socket.SOL_SOCKET, RCVBUFFORCE, BUFFER)
@@ -298,7 +305,7 @@ def _prepare(made: socket.socket, congestion: str) -> None:
 
 
 def _quicken(made: socket.socket) -> None:
-    """Small messages leave at once; a peer that vanishes without a word is noticed, idle or not."""
+    """Send small messages at once, and detect a peer that vanishes, also on an idle connection."""
     for option, value in (
         (socket.TCP_NODELAY, 1),
         (NOTSENT_LOWAT, UNSENT),
@@ -310,15 +317,15 @@ def _quicken(made: socket.socket) -> None:
         made.setsockopt(socket.IPPROTO_TCP, option, value)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((RTO_MAX_MS, RETRY), (THIN_LINEAR, 1)):
-        with contextlib.suppress(OSError):  # an older kernel: a cut of more than 3 s may end the connection
+        with contextlib.suppress(OSError):  # older kernel: a link failure of over 3 s may end the connection
             made.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _leave_bbr(made: socket.socket) -> None:
-    """Take reno in place of a default BBR when the peer is near; see BBR_FROM."""
+    """Use reno in place of a default BBR when the peer is near; see BBR_FROM."""
     if made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") != b"bbr":
         return
     info = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RTT + 4)
     if int.from_bytes(info[TCP_INFO_RTT:], sys.byteorder) < BBR_FROM:
-        with contextlib.suppress(OSError):  # not allowed here: BBR is right too, only slower
+        with contextlib.suppress(OSError):  # not allowed here: BBR works too, only slower
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
