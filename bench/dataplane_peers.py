@@ -302,4 +302,6 @@ def main(kind: str, rank: int, workers: int, servers: int, port: int, control: s
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 8:
+        sys.exit(str(__doc__))
     main(sys.argv[1], *(int(each) for each in sys.argv[2:6]), *sys.argv[6:8])

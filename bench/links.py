@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT)]
 from psctl.launch.clusters import choose_cluster  # noqa: E402
 from psctl.launch.home import Home  # noqa: E402
 from psctl.launch.hosts.converge import look_at_all  # noqa: E402
-from psctl.launch.measure.link_measurement import link_measurement  # noqa: E402
+from psctl.launch.measure import link_measurement  # noqa: E402
 from psctl.remote.fleet import Fleet  # noqa: E402
 from tests.helpers.hosts import PATH, Hosts  # noqa: E402
 
@@ -46,7 +46,7 @@ def iperf(hosts: Hosts, congestion: str, seconds: int = 3) -> float:
 
 
 def psctl(
-    hosts: Hosts, folder: Path, congestion: str, effort: link_measurement.Effort
+    hosts: Hosts, folder: Path, congestion: str, effort: link_measurement.MeasurementEffort
 ) -> link_measurement.Measurements:
     """Return what psctl measures between h1 and h2."""
     home = folder / "home"
@@ -60,7 +60,7 @@ def psctl(
         return link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)
 
 
-def compare(rate: int, runs: int, congestion: str, effort: link_measurement.Effort) -> dict[str, float]:
+def compare(rate: int, runs: int, congestion: str, effort: link_measurement.MeasurementEffort) -> dict[str, float]:
     """Measure in turn at a rate in Mbit/s; all figures in Mbit/s of payload."""
     theirs, ours, spreads = [], [], []
     with Hosts(2, rate=f"{rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:

@@ -658,7 +658,7 @@ def test_a_talkative_login_shell_does_not_disturb(lab: Any, tmp_path: Path) -> N
 def test_paramiko_says_nothing_on_standard_error(lab: Any, capfd: pytest.CaptureFixture[str]) -> None:
     server = lab.sshd()
     code = (
-        "import sys\nfrom pathlib import Path\nfrom psctl.clock import ManualClock\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.helpers.manual_clock import ManualClock\n"
         "from psctl.errors import HostUnreachable\n"
         "from psctl.remote.ssh import SshShell\nfrom psctl.remote.target import resolve\n"
         "import socket, threading\nrude = socket.create_server(('127.0.0.2', 0))\n"

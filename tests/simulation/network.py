@@ -68,7 +68,7 @@ class Connection:
 
 
 class End:
-    """One end of a connection: psctl.transport.connect.Peer's part, for a handler."""
+    """One end of a connection: the part of psctl.transport.peer_connection.PeerConnection that a handler uses."""
 
     def __init__(self, connection: Connection, owner: Process) -> None:
         self._connection, self.owner = connection, owner
