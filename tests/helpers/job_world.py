@@ -292,6 +292,10 @@ class Job:
             self._positions[ticket] = {}
         self._bring_all(ProposeCut(ticket))
 
+    def newest_state_of(self, rank: int) -> int:
+        """Return the newest clock that a server has the state of worker `rank` at; below zero: of none."""
+        return max(server.state._rank_states.newest_clock(rank) for server in self._servers)
+
     def metrics(self) -> dict[int, dict[str, float]]:
         """Example-weighted means by step and name."""
         sums: dict[tuple[int, str], list[float]] = {}

@@ -133,9 +133,9 @@ def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "fields",
     [
-        {"type": "Open", "store": {"name": "s", "staleness": 0, "eager": False, "group": [0], "shards": 1 << 40},
+        {"type": "OpenStore", "store": {"name": "s", "staleness": 0, "eager": False, "group": [0], "shards": 1 << 40},
          "session": 1, "step": 0},
-        {"type": "Open", "store": {"name": "n" * 5000, "staleness": 0, "eager": False, "group": [], "shards": 1},
+        {"type": "OpenStore", "store": {"name": "n" * 5000, "staleness": 0, "eager": False, "group": [], "shards": 1},
          "session": 1, "step": 0},
         {"type": "Update", "store": "s", "session": 1, "term": 1, "sequence": 1, "clock": 0, "size": 0,
          "sections": [{"shard": 0, "table": "", "count": -5}]},
@@ -147,5 +147,5 @@ def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_fields_beyond_their_bounds_are_refused_by_decoding(fields: dict[str, Any]) -> None:
-    with pytest.raises(MessageRefused):
+    with pytest.raises(MessageRefused, match="Expected .*= .* - at `.*`"):  # the field, not the kind of message
         Codec(TABLES).decode(msgspec.msgpack.encode(fields))

@@ -113,7 +113,7 @@ def walk() -> dict[str, list[Call]]:
         found = {"step": recorder.record(step)}
         client.settle()
 
-        present = flat.fill(client.sending(4), 0)
+        present = flat.fill(client.send_buffer(4), 0)
         client.push(4, 0, present)
         client.step(4, numbers(optimizer))
         client.settle()

@@ -51,7 +51,7 @@ class Story:
         if (run.rank, run.step, place) in self.deaths:
             self.deaths.remove((run.rank, run.step, place))
             if run.rank == 0:  # a worker/0 that dies before its state is with the servers cannot be replaced in mid-run
-                until(lambda: any(server.state._rank_states.newest_clock(0) >= run.step for server in self.job._servers))
+                until(lambda: self.job.newest_state_of(0) >= run.step)
             raise Killed
 
     def __call__(self, run):
@@ -228,7 +228,7 @@ class Shrinking:
         if (run.rank, run.step, place) in self.deaths:
             self.deaths.remove((run.rank, run.step, place))
             if run.rank == 0:
-                until(lambda: any(server.state._rank_states.newest_clock(0) >= run.step for server in self.job._servers))
+                until(lambda: self.job.newest_state_of(0) >= run.step)
             raise Killed
 
     def counted(self):

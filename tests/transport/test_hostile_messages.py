@@ -93,7 +93,7 @@ def resident() -> int:
 
 def test_nesting_without_end_is_refused() -> None:
     for head in (b"\x91", b"\x81\xa1a"):
-        deep = msgspec.msgpack.encode({"type": "Report", "steps": None})[:-1] + head * 20_000
+        deep = msgspec.msgpack.encode({"type": "WorkerReport", "steps": None})[:-1] + head * 20_000
         with pytest.raises(ProtocolError):
             CODECS["coordination"].decode(deep)
         deep = msgspec.msgpack.encode({"type": "SaveBegin", "state": None})[:-1] + head * 20_000  # any JSON is let in

@@ -287,10 +287,10 @@ def test_bounds_of_fields_are_refused_by_decoding(kind: type, fields: dict[str, 
 
 def test_a_message_longer_than_its_kind_may_be_is_refused_by_its_first_bytes() -> None:
     codec = Codec(COORDINATION)
-    data = msgspec.msgpack.encode({"type": "Propose", "ticket": 1, "more": bytes(100_000)})
-    with pytest.raises(MessageRefused, match="a Propose of 100032 bytes, more than 65536"):
+    data = msgspec.msgpack.encode({"type": "ProposeCut", "ticket": 1, "more": bytes(100_000)})
+    with pytest.raises(MessageRefused, match="a ProposeCut of 100035 bytes, more than 65536"):
         codec.decode(data)
-    with pytest.raises(MessageRefused, match="a Propose of 9000000 bytes"):
+    with pytest.raises(MessageRefused, match="a ProposeCut of 9000000 bytes"):
         codec.admit(data[:64], 9_000_000)
     codec.admit(msgspec.msgpack.encode({"type": "Prepare"}), 9_000_000)
     with pytest.raises(MessageRefused, match="of no name"):
