@@ -147,5 +147,5 @@ def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_fields_beyond_their_bounds_are_refused_by_decoding(fields: dict[str, Any]) -> None:
-    with pytest.raises(MessageRefused, match="Expected .*= .* - at `.*`"):  # the field, not the kind of message
+    with pytest.raises(MessageRefused, match=r"Expected .*= .* - at `.*`"):  # the field, not the kind of message
         Codec(TABLES).decode(msgspec.msgpack.encode(fields))

@@ -14,7 +14,7 @@ hangs       the run ends within simulated time; else who waits for whom is said
 
 What DESIGN.md says must always be true, and where it is held:
 
-    sums are right                  sums, versions (here); the tolerance of float64 and of other N: tests/runtime
+    sums are right                  sums, versions (here); the tolerance of float64 and of other N: tests/sync
     exactly once                    sums, once (asp: every push is a digit of its own), lost
     when an update is applied       versions, staleness
     values change only between      versions: what a worker reads at a clock is whole, of one version; torch's hooks are
