@@ -1,15 +1,16 @@
-"""Memory that processes of one host share: made by their agent, passed to its own children only, gone with its holder.
+"""Memory shared by the processes of one host: segments made by their agent and passed to the agent's children only.
 
-A segment is a memfd: it has no name in any file system, so nobody can open it who was not handed its descriptor, and
-the kernel frees it when the last process that maps it has ended, in whatever way. Its size is sealed before anyone
-maps it: a peer that could shrink it would kill us with SIGBUS.
+A segment is a memfd: it has no name in any file system, so only processes that received its descriptor can open it, and
+the kernel frees it when the last process that maps it has ended, however it ends. Its size is sealed before a process
+maps it: a peer that could shrink it could end the others by SIGBUS.
 
-Each child of an agent inherits one end of a Unix socket pair. On it the child has segments made, which it then *holds*,
-and asks for those that other children hold, by (member, number); numbers count up and never come again. The agent keeps
-a descriptor of each until its holder has ended; who has mapped a segment keeps its memory until he lets go of it.
+Each child of an agent inherits one end of a Unix socket pair. The child sends requests on it: to make a segment, which
+the child then *holds*, or to get a segment that another child holds, by (member, number). Numbers are never reused. The
+agent keeps a descriptor of each segment until its holder drops it or ends; a process that has mapped a segment keeps
+the memory until it unmaps it.
 
-That a member's segment can be had is the test of being on the same host: boot ids and addresses say less. What others
-write there may change under our eyes: read no size and no offset from shared memory that must be right.
+Two members are on the same host if and only if one can get the other's segment: boot ids and addresses do not prove it.
+Other processes may write to a segment at any time: never read a size or an offset that must be valid from it.
 """
 
 from __future__ import annotations
@@ -30,77 +31,80 @@ from psctl.types import Member
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 MOST = 256
-"""Segments that one member may hold; a descriptor in the agent each."""
+"""Segments that one member may hold; each takes a descriptor of the agent."""
 
 LONGEST = 4096
 """Bytes of a request or an answer."""
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
-    """Make me a segment of `size` bytes. Answered by Made, with its descriptor."""
+    """A request to make a segment of `size` bytes. The answer is Made with its descriptor, or Absent."""
 
     size: int
 
 
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Give me the segment that `holder` calls `number`. Answered by Made, with its descriptor, or by Absent."""
+    """A request for segment `number` of `holder`. The answer is Made with its descriptor, or Absent."""
 
     holder: Member
     number: int
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """I hold my segment `number` no longer. Answered by Absent."""
+    """A request to release the sender's segment `number`. The answer is Absent."""
 
     number: int
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """Here it is."""
+    """The answer with a segment; its descriptor travels with the message."""
 
     number: int
     size: int
 
 
 class Absent(msgspec.Struct, frozen=True, tag=True):
-    """There is none, and why."""
+    """The answer without a segment, and the reason."""
 
     why: str
 
 
-_ASKED = msgspec.msgpack.Decoder(Make | Get | Drop)
-_ANSWERED = msgspec.msgpack.Decoder(Made | Absent)
+_REQUESTS = msgspec.msgpack.Decoder(Make | Get | Drop)
+_ANSWERS = msgspec.msgpack.Decoder(Made | Absent)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Segment:
-    """A segment as one process has it mapped.
+    """A segment that is mapped into this process.
 
     Args:
-        holder: the member that had it made.
-        number: its name among those of the holder.
-        descriptor: of the memfd; it stays the caller's.
+        holder: the member that holds it.
+        number: its number among the holder's segments.
+        descriptor: of the memfd; the caller closes it.
         size: bytes.
 
     Raises:
-        OSError: it cannot be mapped; ValueError: it is not what its maker says.
+        OSError: it cannot be mapped.
+        ValueError: its size is another, or is not sealed.
     """
 
     def __init__(self, holder: Member, number: int, descriptor: int, size: int) -> None:
         if os.fstat(descriptor).st_size != size or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise ValueError(f"segment {number} of {holder} is not of {size} bytes for good")
-        self.holder, self.number, self.size = holder, number, size
+            raise ValueError(f"segment {number} of {holder} does not have a sealed size of {size} bytes")
+        self.holder = holder
+        self.number = number
+        self.size = size
         mapped = mmap.mmap(descriptor, size)
-        with contextlib.suppress(OSError):  # a kernel without huge pages for shared memory takes small ones
+        with contextlib.suppress(OSError):  # a kernel without huge pages for shared memory uses small ones
             mapped.madvise(mmap.MADV_HUGEPAGE)
         self.memory = memoryview(mapped)
-        """All of its bytes; the mapping lasts as long as any view of them does."""
+        """All bytes of the segment; the mapping lasts as long as any view of them."""
 
     def part(self, offset: int, size: int) -> memoryview:
         """Return the bytes [offset, offset + size).
 
         Raises:
-            ProtocolError: they are not all inside; the fault of whoever named them.
+            ProtocolError: they are not all inside the segment; the fault of the member that sent the offset.
         """
         if not 0 <= offset <= offset + size <= self.size:
             what = f"bytes [{offset}, {offset + size}) of a segment of {self.size}"
@@ -109,7 +113,11 @@ class Segment:
 
 
 def memfd(size: int) -> int:
-    """Return the descriptor of new memory whose size can never change. OSError: the system refuses."""
+    """Return the descriptor of new memory whose size can never change.
+
+    Raises:
+        OSError: the system refuses.
+    """
     descriptor = os.memfd_create("psctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -121,15 +129,15 @@ def memfd(size: int) -> int:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new connection between an agent and a child; datagrams, so that messages stay whole."""
+    """Return the two ends of a new connection between an agent and a child, which keeps the bounds of messages."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class SegmentServer:
-    """The agent's end: makes segments, and knows who holds which. May be called by any thread.
+    """The agent's end: makes segments, and keeps which member holds which. May be called by any thread.
 
     Args:
-        largest: bytes that a segment may have.
+        largest: bytes that a segment may have, at most.
     """
 
     def __init__(self, largest: int) -> None:
@@ -139,12 +147,12 @@ class SegmentServer:
         self._next: dict[Member, int] = {}
 
     def serve(self, member: Member, end: socket.socket) -> None:
-        """Answer a child until it closes its end, on the calling thread. What it holds stays until `ended`."""
+        """Answer a child's requests until it closes its end, on the calling thread. `ended` releases its segments."""
         with self._lock:
             self._held.setdefault(member, {})
-        with end, contextlib.suppress(OSError):  # it has ended, or was ended
-            while asked := end.recv(LONGEST):
-                answer, descriptor = self._answer(member, asked)
+        with end, contextlib.suppress(OSError):  # the child has ended, or the broker has shut the socket down
+            while request := end.recv(LONGEST):
+                answer, descriptor = self._answer(member, request)
                 rights = [descriptor] if descriptor is not None else []
                 try:
                     socket.send_fds(end, [_encode(answer)], rights)
@@ -153,22 +161,22 @@ class SegmentServer:
                         os.close(each)
 
     def ended(self, member: Member) -> None:
-        """Let go of all that a member held: it has ended."""
+        """Release all segments of a member that has ended."""
         with self._lock:
             for descriptor, _ in self._held.pop(member, {}).values():
                 os.close(descriptor)
             self._next.pop(member, None)
 
-    def _answer(self, member: Member, asked: bytes) -> tuple[Made | Absent, int | None]:
-        """Return the answer, and a descriptor that goes with it: the caller's to close."""
+    def _answer(self, member: Member, request: bytes) -> tuple[Made | Absent, int | None]:
+        """Return the answer and the descriptor to send with it, which the caller closes."""
         try:
-            message = _ASKED.decode(asked)
+            message = _REQUESTS.decode(request)
         except msgspec.DecodeError as error:
-            return Absent(f"not understood: {error}"), None
+            return Absent(f"an invalid request: {error}"), None
         with self._lock:
             held = self._held.get(member)
             if held is None:
-                return Absent("your agent has seen you end"), None
+                return Absent(f"{member} has ended"), None
             match message:
                 case Make():
                     return self._make(member, held, message.size)
@@ -184,35 +192,37 @@ class SegmentServer:
 
     def _make(self, member: Member, held: dict[int, tuple[int, int]], size: int) -> tuple[Made | Absent, int | None]:
         if not 0 < size <= self._largest or len(held) >= MOST:
-            return Absent(f"{size} bytes, where {self._largest} are possible, beside {len(held)} other segments"), None
+            problem = f"{size} bytes asked for, {self._largest} possible; {len(held)} segments held, {MOST} possible"
+            return Absent(problem), None
         number = self._next.get(member, 0)
         try:
             descriptor = memfd(size)
             given = os.dup(descriptor)
         except OSError as error:
-            return Absent(f"the host has none: {error.strerror}"), None
+            return Absent(f"the host cannot make it: {error.strerror}"), None
         self._next[member] = number + 1
         held[number] = descriptor, size
         return Made(number, size), given
 
 
 class SegmentClient:
-    """A child's end: has segments made, and maps those of others. May be called by any thread.
+    """A child's end: requests segments from the agent, and maps them. May be called by any thread.
 
     Args:
         me: this process.
-        end: its end of the pair; None: no agent makes segments for it, and it can have none.
+        end: its end of the pair; None: the process has no agent, and can have no segments.
     """
 
     def __init__(self, me: Member, end: socket.socket | None) -> None:
-        self.me, self._end = me, end
+        self.me = me
+        self._end = end
         self._lock = threading.Lock()
 
     def make(self, size: int) -> Segment | None:
-        """Return a new segment that this process holds; None when it cannot have one.
+        """Return a new segment that this process holds; None when the agent cannot make one.
 
         Raises:
-            PeerLost: the agent is gone, and this process's end is near.
+            PeerLost: the agent has ended, so this process will be killed.
         """
         return self._ask(Make(size), self.me)
 
@@ -225,7 +235,7 @@ class SegmentClient:
         return self._ask(Get(holder, number), holder)
 
     def drop(self, number: int) -> None:
-        """Hold a segment no longer: nobody can get it any more.
+        """Release a segment: no other process can get it any more.
 
         Raises:
             PeerLost: as `make`.
@@ -250,24 +260,24 @@ class SegmentClient:
             end.sendall(_encode(message))
             data, ancillary, _, _ = end.recvmsg(LONGEST, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise PeerLost(f"the agent of {self.me} is gone: {error.strerror}", where=str(self.me)) from error
+            raise PeerLost(f"the agent of {self.me} has ended: {error.strerror}", where=str(self.me)) from error
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
         if not data:
-            raise PeerLost(f"the agent of {self.me} is gone", where=str(self.me))
-        return _ANSWERED.decode(data), list(descriptors)
+            raise PeerLost(f"the agent of {self.me} has ended", where=str(self.me))
+        return _ANSWERS.decode(data), list(descriptors)
 
     def close(self) -> None:
-        """Ask for no more; what is mapped stays."""
+        """Close the connection to the agent; mapped segments stay."""
         if self._end is not None:
             self._end.close()
 
 
 def inherited(me: Member, descriptor: int | None) -> SegmentClient:
-    """Return the segments of a process that inherited `descriptor` from its agent; None: it has no such agent."""
+    """Return the client of a process that inherited `descriptor` from its agent; None: it has no agent."""
     if descriptor is None:
         return SegmentClient(me, None)
-    os.set_inheritable(descriptor, False)  # not for what the process starts in turn
+    os.set_inheritable(descriptor, False)  # children of the process do not inherit it
     return SegmentClient(me, socket.socket(fileno=descriptor))

@@ -1,7 +1,7 @@
-"""A job's own certificate authority, and what a certificate of it says: job, role, rank, incarnation.
+"""A job's own certificate authority, and the identity in its certificates: job, role, rank, incarnation.
 
-The identity stands in one URI of the certificate's subjectAltName: psctl://JOB/ROLE/RANK/INCARNATION. Host names
-are not used: a process is known by its part in the job, wherever it runs.
+The identity is one URI in the certificate's subjectAltName: psctl://JOB/ROLE/RANK/INCARNATION. Host names are not used:
+a process is identified by its part in the job, whichever host it runs on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from psctl.types import Member, Role
 
 DAY = 86400.0
 LIFE = 7 * DAY
-"""Seconds for which a member's certificate is valid; the coordinator issues another in time
+"""Seconds for which a member's certificate is valid; the coordinator issues a new one before its end
 (process/certificate_renewal.py)."""
 AUTHORITY_LIFE = 10 * 365 * DAY
-"""Seconds for which an authority is valid: a job may run that long, and its key is gone with the job."""
+"""Seconds for which an authority is valid, longer than any job; its key is deleted with the job."""
 IDENTITY = re.compile(r"psctl://([^/]+)/([a-z]+)/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,8})")
 
 
@@ -41,11 +41,11 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def make_authority(job: str, now: float) -> Pair:
-    """Make the certificate authority of a job; its key stays with the coordinator.
+    """Return a new certificate authority for a job; only the coordinator keeps its key.
 
     Args:
         job: name of the job.
-        now: seconds since the epoch; valid from a day before (clocks of hosts differ) for ten years.
+        now: seconds since the epoch; validity begins a day earlier, as hosts' clocks differ, and lasts ten years.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("psctl job authority")
@@ -60,14 +60,14 @@ def make_authority(job: str, now: float) -> Pair:
 
 
 def issue(authority: Pair, job: str, member: Member, now: float, life: float = LIFE) -> Pair:
-    """Return a fresh key and a certificate that names `member` of `job`.
+    """Return a new key and a certificate with the identity of `member` in `job`.
 
     Args:
-        authority: what `make_authority` returned for this job.
+        authority: the job's, from `make_authority`.
         job: name of the job.
-        member: who will hold the key.
+        member: the owner of the key.
         now: seconds since the epoch.
-        life: seconds from now on for which it is valid.
+        life: seconds after `now` for which the certificate is valid.
     """
     issuer = x509.load_pem_x509_certificate(authority.certificate_pem.encode())
     issuer_key = _key_of(authority)
@@ -91,14 +91,14 @@ def issue(authority: Pair, job: str, member: Member, now: float, life: float = L
 
 
 def sign(authority: Pair, data: bytes) -> bytes:
-    """Return the authority's signature of `data`."""
+    """Return the authority's signature over `data`."""
     return _key_of(authority).sign(data, ec.ECDSA(hashes.SHA256()))
 
 
 def has_signed(certificate_pem: str, data: bytes, signature: bytes) -> bool:
-    """Tell whether the authority of this certificate made a signature of `data`."""
+    """Return whether `signature` over `data` was made with the key of this authority's certificate."""
     key = x509.load_pem_x509_certificate(certificate_pem.encode()).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey), "an authority of ours has an EC key"
+    assert isinstance(key, ec.EllipticCurvePublicKey), "psctl's authorities have EC keys"
     try:
         key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -108,15 +108,15 @@ def has_signed(certificate_pem: str, data: bytes, signature: bytes) -> bool:
 
 def _key_of(authority: Pair) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(authority.key_pem.encode(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey), "an authority of ours has an EC key"
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "psctl's authorities have EC keys"
     return key
 
 
 def read_identity(der: bytes) -> tuple[str, Member]:
-    """Return (job, member) that a verified certificate names.
+    """Return the identity (job, member) in a verified certificate.
 
     Raises:
-        ProtocolError: it is no certificate of psctl's; the peer's fault.
+        ProtocolError: the certificate has no such identity; the peer's fault.
     """
     try:
         certificate = x509.load_der_x509_certificate(der)
@@ -126,7 +126,7 @@ def read_identity(der: bytes) -> tuple[str, Member]:
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     match = IDENTITY.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None or match[2] not in get_args(Role):
-        raise ProtocolError(f"its certificate names no member of a job, but {', '.join(uris) or 'nobody'}")
+        raise ProtocolError(f"its certificate names no member of a job (its URIs: {', '.join(uris) or 'none'})")
     return unquote(match[1]), Member(cast(Role, match[2]), int(match[3]), int(match[4]))
 
 

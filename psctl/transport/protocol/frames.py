@@ -3,11 +3,14 @@
     kind 1 | bytes of header 4 | bytes of payload 4 | header sealed (+16) | payload sealed (+16)
     kind 1 | bytes of header 4 | bytes of payload 4 | header and payload sealed (+16), where both have JOINT at most
 
-The prefix is associated data of every seal. Lengths are checked against the limits before anything is done with them.
-What is short is sealed at once: a seal costs a microsecond and gives the interpreter's lock away, a copy costs less.
-An empty part of something longer has no seal. Kinds: MESSAGE holds a message of the application and its payload; FIRST
-one whose payload goes on in PIECEs, its header behind the 4 bytes of the whole payload's size; PIECE only payload, the
-next bytes of the message that a FIRST began or a Long announced; CONTROL a message of the connection, never a payload.
+The prefix is associated data of every seal. Lengths are checked against the limits before they are used. A short header
+and payload have one seal together: a seal costs a microsecond and releases the interpreter's lock, a copy costs less.
+In longer frames an empty part has no seal. Kinds:
+
+    MESSAGE  a message of the application and its payload
+    FIRST    a message whose payload continues in PIECEs; its header follows the whole payload's size in 4 bytes
+    PIECE    payload only: the next bytes of the message that a FIRST began or a Long announced
+    CONTROL  a message of the connection, without payload
 """
 
 from __future__ import annotations
@@ -30,18 +33,18 @@ MAX_HEADER = 16 << 20
 FRAME_HEADER = 64 << 10
 """Bytes of header that one frame may have."""
 COST = 512
-"""What a frame takes of a window beyond its bytes: the kernel's own bookkeeping counts against a socket's buffer."""
+"""Bytes of a window that a frame takes beyond its own: the kernel's bookkeeping counts against a socket's buffer."""
 JOINT = 16 << 10
-"""Bytes of header and payload up to which a frame is one seal."""
+"""Bytes of header and payload up to which a frame has one seal."""
 
 _KINDS = (MESSAGE, CONTROL, PIECE, FIRST)
 
 Prefix = tuple[int, int, int, int]
-"""What the first bytes of a frame say: its kind, bytes of header, bytes of payload, bytes of the frame on the wire."""
+"""The decoded prefix of a frame: kind, bytes of header, bytes of payload, bytes of the whole frame."""
 
 
 def frame_size(header: int, payload: int) -> int:
-    """Return the bytes on the wire of a frame with so many bytes of header and payload."""
+    """Return the bytes of a frame with `header` bytes of header and `payload` bytes of payload."""
     both = header + payload
     if both <= JOINT or not header or not payload:
         return PREFIX.size + both + TAG
@@ -49,13 +52,13 @@ def frame_size(header: int, payload: int) -> int:
 
 
 def read_prefix(data: Bytes, start: int = 0) -> Prefix:
-    """Return the prefix that stands at `start`, its lengths checked.
+    """Return the prefix at `start` of `data`, with its lengths checked.
 
     Raises:
-        ProtocolError: unknown kind, or a length that its kind may not have.
+        ProtocolError: unknown kind, or a length that the kind does not allow.
     """
     kind, header, payload = PREFIX.unpack_from(data, start)
-    if kind == MESSAGE and 0 < header <= JOINT - payload:  # what most are: short and whole
+    if kind == MESSAGE and 0 < header <= JOINT - payload:  # most frames are short and whole
         return kind, header, payload, PREFIX.size + header + payload + TAG
     if kind not in _KINDS:
         raise ProtocolError(f"it sent a frame of unknown kind {kind}")
@@ -92,7 +95,7 @@ class FrameOpener:
     """Opens the frames of one direction, in order: first the header, then the payload.
 
     Args:
-        cipher: of the direction.
+        cipher: the cipher of the direction.
     """
 
     def __init__(self, cipher: Cipher) -> None:
@@ -101,7 +104,7 @@ class FrameOpener:
         self._large = memoryview(b"")
 
     def header(self, prefix: Prefix, frame: memoryview) -> memoryview:
-        """Return the header of a whole frame, lent until the next frame.
+        """Return the header of a whole frame; it is valid until the next frame.
 
         Raises:
             ProtocolError: the seal does not hold.
@@ -116,7 +119,9 @@ class FrameOpener:
         return into
 
     def payload(self, prefix: Prefix, frame: memoryview, into: memoryview | None) -> memoryview:
-        """Bring the payload to `into`, which has exactly its size, and return it; None: lend it until the next frame.
+        """Decrypt the payload into `into`, which has exactly its size, and return it.
+
+        With None the result is in a buffer of this object and is valid until the next frame.
 
         Raises:
             ProtocolError: the seal does not hold.
@@ -129,19 +134,19 @@ class FrameOpener:
             into[:] = short
             return into
         if into is None:
-            into = self._lent(payload)
+            into = self._large_buffer(payload)
         self._cipher.open(frame[size - payload - TAG : size], frame[: PREFIX.size], into)
         return into
 
     def piece(self, frame: memoryview, into: memoryview) -> None:
-        """Bring the payload of a PIECE, which is all that is sealed in it, to `into`.
+        """Decrypt the payload of a PIECE, which has no header, into `into`.
 
         Raises:
             ProtocolError: the seal does not hold.
         """
         self._cipher.open(frame[PREFIX.size :], frame[: PREFIX.size], into)
 
-    def _lent(self, size: int) -> memoryview:
+    def _large_buffer(self, size: int) -> memoryview:
         if len(self._large) < size:
             self._large = memoryview(bytearray(size))
         return self._large[:size]

@@ -1,9 +1,9 @@
 """AES-256-GCM for one direction of a connection: a counter as nonce, fresh keys, the next key by a ratchet.
 
-Each direction has its own key, so the nonce is the number of the seal alone. Both ends count; the number never travels.
+Each direction has its own key, so the nonce is the number of the seal alone. Both ends count; the number is not sent.
 A seal that is missing, repeated, out of order or changed in one bit therefore fails to open. After REKEY seals both
-ends replace the key by one derived from it, which the old one cannot be found from. A seal has 1 MiB at most, so a key
-meets 2^32 blocks at most, below the 2^34.5 at which TLS 1.3 must change keys (RFC 8446, 5.5).
+ends replace the key by one derived from it, from which the old key cannot be computed. A seal has at most 1 MiB, so a
+key encrypts at most 2^32 blocks, below the 2^34.5 at which TLS 1.3 must change keys (RFC 8446, 5.5).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def derive(key: bytes, job: str, sender: Member, receiver: Member, connection: b
 
 
 class Cipher:
-    """Seals or opens, in order, what goes in one direction; one object at each end.
+    """Seals or opens the data of one direction, in order; one object at each end.
 
     Args:
-        secret: 32 bytes that only the two ends know.
+        secret: 32 bytes that only the two ends have.
         rekey: number of seals after which the next key is used; both ends must agree.
     """
 
@@ -55,15 +55,15 @@ class Cipher:
     def seal(self, data: Bytes, associated: Bytes, out: memoryview) -> None:
         """Write `data` sealed into `out`, which is TAG bytes longer; `associated` is authenticated with it."""
         if self._count == self._rekey:
-            self._next_key()  # first: a key must never meet a nonce twice
+            self._next_key()  # before the count is used: a key must never be used with a nonce twice
         self._count += 1
         self._gcm.encrypt_into(self._count.to_bytes(12, "big"), data, associated, out)
 
     def open(self, data: Bytes, associated: Bytes, out: memoryview) -> None:
-        """Write what was sealed in `data` into `out`, which is TAG bytes shorter.
+        """Decrypt the seal `data` into `out`, which is TAG bytes shorter.
 
         Raises:
-            ProtocolError: it is not the next seal of the other end; what stands in `out` then means nothing.
+            ProtocolError: it is not the next seal of the other end; the content of `out` is invalid then.
         """
         if self._count == self._rekey:
             self._next_key()

@@ -1,4 +1,4 @@
-"""TLS over memory, one record at a time, so that it is known to the byte where TLS ends and frames begin."""
+"""TLS over memory, one record at a time, so that the exact byte at which TLS ends and frames begin is known."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TYPES = range(20, 24)  # change_cipher_spec, alert, handshake, application_data
 
 
 class Records:
-    """One end of a TLS session that eats whole records and returns bytes to send.
+    """One end of a TLS session, which consumes whole records and returns bytes to send.
 
     Args:
-        context: of this end; made in net/ from the member's credentials.
-        accepting: the other end dialled.
+        context: made from this member's credentials (transport/credentials.py).
+        accepting: whether the other end dialled.
     """
 
     def __init__(self, context: ssl.SSLContext, *, accepting: bool) -> None:
@@ -26,14 +26,14 @@ class Records:
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=accepting)
 
     def release(self) -> None:
-        """Give the session's memory back."""
+        """Release the session's memory."""
         del self._session, self._incoming, self._outgoing
 
     def take(self, data: memoryview) -> int:
-        """Take the first record of `data` and return its size; 0 when it is not whole yet.
+        """Consume the first record of `data` and return its size; 0 when it is not complete yet.
 
         Raises:
-            ProtocolError: these are no TLS records.
+            ProtocolError: the data is not a TLS record.
         """
         if len(data) < RECORD.size:
             if len(data) and data[0] not in TYPES:
@@ -53,10 +53,10 @@ class Records:
         return self._outgoing.read()
 
     def handshake(self) -> bool:
-        """Go on with the handshake; True when it is done, False when another record is needed.
+        """Continue the handshake; return True when it is complete, False when another record is needed.
 
         Raises:
-            ProtocolError: it failed; the peer's fault, or ours in its eyes.
+            ProtocolError: it failed: the peer's certificate is invalid, or the peer rejected this end's.
         """
         try:
             self._session.do_handshake()
@@ -79,10 +79,10 @@ class Records:
         self._session.write(data)
 
     def read(self) -> bytes | None:
-        """Return what one record held, None when another record is needed.
+        """Return the content of one record, None when another record is needed.
 
         Raises:
-            ProtocolError: the peer ended TLS instead, or sent more than one message.
+            ProtocolError: the peer ended TLS, or sent an invalid record.
         """
         try:
             data = self._session.read(1 << 14)

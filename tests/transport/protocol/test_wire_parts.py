@@ -33,7 +33,7 @@ def test_a_certificate_names_job_role_rank_and_incarnation(job: str) -> None:
 
 
 def test_the_authoritys_own_certificate_names_nobody() -> None:
-    with pytest.raises(ProtocolError, match="names no member of a job, but psctl://digits-1"):
+    with pytest.raises(ProtocolError, match=r"names no member of a job \(its URIs: psctl://digits-1"):
         read_identity(der(make_authority("digits-1", time.time()).certificate_pem))
     with pytest.raises(ProtocolError, match="names no member of a job"):
         read_identity(b"garbage")
