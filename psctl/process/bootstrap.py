@@ -1,19 +1,19 @@
-"""Runs the user's script or module as Python itself would, tied to its agent, and leaves an account of how it failed.
+"""Runs the user's script or module as Python itself would, tied to its agent, and writes a report if it fails.
 
     python .../psctl/process/bootstrap.py SCRIPT ARGS...
     python .../psctl/process/bootstrap.py -m MODULE ARGS...
 
-What the script sees is what it sees under `python SCRIPT ARGS...`: sys.argv, sys.path[0], `__main__` with its file (so
-that multiprocessing's spawn finds it), exit statuses, its own sys.excepthook, a traceback without psctl's frames. An
-exception that ends it is also written to the error file that the process's orders name, for the agent to report.
-Nothing but the standard library is imported before the script runs.
+The script has the same environment as under `python SCRIPT ARGS...`: sys.argv, sys.path[0], `__main__` with its file
+(which multiprocessing's spawn needs), exit statuses, its own sys.excepthook, a traceback without psctl's frames. An
+exception that ends the script is also written to the error file named in the process's orders, for the agent to report.
+Only the standard library is imported before the script runs.
 
-One thing is left out at the end. When threads are joined, atexit functions have run and all is flushed, the process
-leaves at once; Python would now take its modules down, and torch's threads abort a finished script then now and then
-("terminate called without an active exception": 2 of 14 plain DDP scripts on a busy machine).
+Python's finalization of modules is skipped. When threads are joined, atexit functions have run and streams are flushed,
+the process exits at once: during finalization torch's threads sometimes abort a finished script ("terminate called
+without an active exception": 2 of 14 plain DDP scripts on a busy machine).
 """
 
-# ruff: noqa: E402  this file's folder leaves the path before anything is imported by name
+# ruff: noqa: E402  this file's folder is removed from the path before the first import by name
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if sys.path and os.path.abspath(sys.path[0]) == _HERE:
-    del sys.path[0]  # Python put this file's own folder there; its modules must not shadow anybody's
+    del sys.path[0]  # Python added this file's own folder; its modules must not shadow others
 
 import atexit
 import builtins
@@ -43,22 +43,22 @@ from psctl.process.secret_masking import Secrets
 _PSCTL = os.path.dirname(_HERE) + os.sep
 
 MAX_MESSAGE = 1000
-"""Characters of an exception's text that are kept: enough to read, not a tensor's whole print."""
+"""Characters of an exception's text that are kept, so that a printed tensor does not fill the report."""
 
 
 def main(argv: list[str]) -> None:
-    """Run what `argv` names and end as Python would.
+    """Run the script or module in `argv` and end as Python would.
 
     Args:
         argv: [SCRIPT, ARGS...] or ["-m", MODULE, ARGS...].
     """
     lifeline.arm()
-    orders = told()  # from here on what the script starts does not inherit them
+    orders = read_orders()  # also keeps processes that the script starts from inheriting them
     if orders and orders.get("stacks") is not None:
         stack_dump.arm(orders["stacks"])
     folder = os.getcwd()
     last = _Last()
-    atexit.register(last.leave)  # registered before all others, so it runs after them
+    atexit.register(last.leave)  # registered first, so it runs last
     try:
         if argv[0] == "-m":
             _run_module(argv[1], argv[1:], folder)
@@ -68,35 +68,35 @@ def main(argv: list[str]) -> None:
     except SystemExit as end:
         last.status = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
         if end.code not in (None, 0):
-            account(end, end.__traceback__, folder)
+            write_failure(end, end.__traceback__, folder)
             _remember(end)
         raise
     except KeyboardInterrupt as error:
-        account(error, error.__traceback__, folder)
+        write_failure(error, error.__traceback__, folder)
         _print(error)
         sys.excepthook = lambda *_: None  # Python then ends itself by SIGINT, as it does for a script
         raise
-    except BaseException as error:  # noqa: BLE001  whatever the script raises is written down and ends it
+    except BaseException as error:  # noqa: BLE001  any exception of the script is reported and ends the process
         last.status = 1
         _fail(error, folder)
 
 
 class _Last:
-    """The last thing that the process does. `status` None leaves the end to Python (it ends itself by SIGINT)."""
+    """Exits the process as its last atexit function; with `status` None Python exits by itself (by SIGINT)."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self._process = os.getpid()
 
     def leave(self) -> None:
-        """End the process with its status, everything flushed."""
+        """Flush all streams and exit with the status."""
         if self.status is None or os.getpid() != self._process:
             return
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads: Python says no more than that
+                with contextlib.suppress(OSError, ValueError):  # closed, or the pipe has no reader; as Python does
                     stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what C code printed through its own buffers
+        ctypes.CDLL(None).fflush(None)  # buffers of C code
         os._exit(self.status)
 
 
@@ -112,7 +112,7 @@ def _run_script(script: str, argv: list[str]) -> None:
     module.__dict__.update(
         __file__=path, __builtins__=builtins, __loader__=SourceFileLoader("__main__", path), __cached__=None
     )
-    sys.modules["__main__"] = module  # and it stays there: threads and atexit functions outlive the script's last line
+    sys.modules["__main__"] = module  # for good: threads and atexit functions run after the script's end
     with io.open_code(path) as file:
         source = file.read()
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  the user's script
@@ -126,13 +126,13 @@ def _run_module(module: str, argv: list[str], folder: str) -> None:
 
 
 def _fail(error: BaseException, folder: str) -> NoReturn:
-    account(error, error.__traceback__, folder)
+    write_failure(error, error.__traceback__, folder)
     _print(error)
     raise SystemExit(1)
 
 
 def _print(error: BaseException) -> None:
-    """Print the traceback as Python would: from the script's first frame on, through the script's own hook."""
+    """Print the traceback as Python would: from the script's first frame on, through sys.excepthook."""
     error.__traceback__ = _beyond_bootstrap(error.__traceback__)
     errors = sys.modules.get("psctl.errors")
     if errors and isinstance(error, errors.PsctlError):
@@ -142,7 +142,7 @@ def _print(error: BaseException) -> None:
 
 
 def _fold(error: BaseException) -> None:
-    """Leave psctl's own frames out of a traceback, and a cause that has no others: such an error says what is wrong."""
+    """Remove psctl's own frames from an error's traceback, and a cause without other frames: the text is enough."""
     error.__traceback__ = _outside_psctl(error.__traceback__) or error.__traceback__
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
@@ -151,7 +151,7 @@ def _fold(error: BaseException) -> None:
 
 
 def _outside_psctl(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without psctl's frames; None when there are no others."""
+    """Return the traceback without psctl's frames; None when no frame remains."""
     kept = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_PSCTL):
@@ -164,7 +164,7 @@ def _outside_psctl(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _remember(error: BaseException) -> None:
-    """Say to atexit functions, as Python does, that an exception ends the process."""
+    """Set sys.last_exc and the like, as Python does before atexit functions run."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -184,7 +184,7 @@ def _beyond_bootstrap(trace: TracebackType | None) -> TracebackType | None:
 def frames(trace: TracebackType | None, folder: str) -> list[str]:
     """Return the user's own frames, outermost first, one line each: "train.py:88 in step: loss = f(x)".
 
-    The user's own are those of files under `folder`; where there are none, all but psctl's bootstrap.
+    The user's own are in files under `folder`; if there are none, all frames but the bootstrap's are returned.
     """
     own, every = [], []
     trace = _beyond_bootstrap(trace)
@@ -211,18 +211,18 @@ def describe(error: BaseException) -> str:
         else f"{kind.__module__}.{kind.__qualname__}"
     )
     text = " ".join(str(error).split())
-    if len(text) > MAX_MESSAGE:  # both ends: an exception that wraps another's traceback says at its end what happened
+    if len(text) > MAX_MESSAGE:  # both ends: an exception that wraps another's traceback has the cause at its end
         text = f"{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 2 :]}"
     return f"{name}: {text}" if text else name
 
 
-def account(error: BaseException, trace: TracebackType | None, folder: str) -> None:
-    """Write how the process fails to the error file of its orders; without orders there is nobody to tell."""
-    orders = told()
+def write_failure(error: BaseException, trace: TracebackType | None, folder: str) -> None:
+    """Write the exception to the error file named in the orders; does nothing in a process without orders."""
+    orders = read_orders()
     if not orders:
         return
     secrets = Secrets(orders.get("secrets", ()))
-    account = {
+    report = {
         "time": time.time(),
         "step": _step_reached(),
         "exception": secrets.strike_text(describe(error)),
@@ -235,14 +235,14 @@ def account(error: BaseException, trace: TracebackType | None, folder: str) -> N
     try:
         private = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(private, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(account, file)
+            json.dump(report, file)
         os.replace(path + ".part", path)
     except OSError as problem:
-        print(f"psctl: the account of this failure was not written: {problem}", file=sys.stderr)
+        print(f"psctl: the report of this failure was not written: {problem}", file=sys.stderr)
 
 
-def told() -> dict[str, Any] | None:
-    """Return this process's orders; None when it has none, or those of the process that started it."""
+def read_orders() -> dict[str, Any] | None:
+    """Return this process's orders; None when psctl did not start it, or when the orders are its parent's."""
     with contextlib.suppress(ProcessLookupError):
         data = sealed_memory.read()
         return json.loads(data) if data else None
@@ -250,13 +250,13 @@ def told() -> dict[str, Any] | None:
 
 
 def _own(error: BaseException, name: str, otherwise: Any) -> Any:
-    """Return what a psctl error says of itself; a user's exception may have an attribute of that name too."""
+    """Return an attribute of a psctl error, else `otherwise`: a user's exception may have an attribute of that name."""
     errors = sys.modules.get("psctl.errors")
     return getattr(error, name, otherwise) if errors and isinstance(error, errors.PsctlError) else otherwise
 
 
 def _step_reached() -> int | None:
-    """Ask psctl's session, where the script has one, which step it is in."""
+    """Return the current step of psctl's session; None when the script has none."""
     session = sys.modules.get("psctl.worker.coordinator_session")
     ask = getattr(session, "step_reached", None)
     return ask() if ask else None

@@ -1,8 +1,9 @@
-"""Certificates that live for days, in jobs that run for months: the coordinator issues another one before one ends.
+"""Renewal of certificates: they are valid for days, jobs run for months, so the coordinator issues new ones in time.
 
-Only handshakes look at a certificate, so a connection outlives it. A new one travels over the member's sealed
-connection to the coordinator and is used by whatever the process connects or accepts from then on. Half of a life is
-left when it is issued: a member that is away for days (its agent would end it long before) still has a valid one.
+Only handshakes check a certificate, so a connection may last longer than its certificate. A new one is sent over the
+member's sealed connection to the coordinator and is used for all later connections of the process. It is issued when
+half of the old one's validity is left: a member that is unreachable for days (its agent would end it long before) still
+has a valid one.
 """
 
 from __future__ import annotations
@@ -20,48 +21,57 @@ from psctl.types import Member
 
 
 class Renewals:
-    """Which members need a new certificate; the coordinator's part.
+    """Keeps the coordinator's times of issue, and finds the members that need a new certificate.
 
     Args:
-        start: time.time() at which all that is not `issued` here was issued.
+        start: time.time() of the first certificates, for members without a call of `issued`.
         life: seconds for which certificates are valid.
     """
 
     def __init__(self, start: float, life: float = LIFE) -> None:
-        self._start, self._life = start, life
+        self._start = start
+        self._life = life
         self._issued: dict[Member, float] = {}
 
     def issued(self, member: Member, now: float) -> None:
-        """Note that a member's certificate was issued."""
+        """Record that a certificate was issued to a member at time `now`."""
         self._issued[member] = now
 
     def due(self, connected: Iterable[Member], now: float) -> list[Member]:
-        """Return those of the connected members of whose certificate less than half of its life is left."""
+        """Return the connected members whose certificates have less than half of their validity left."""
         return [each for each in connected if now - self._issued.get(each, self._start) > self._life / 2]
 
 
 class CertificateRenewer:
-    """The handler in front of a process's connection to the coordinator: takes new certificates, hands on the rest."""
+    """A handler of the connection to the coordinator: uses new certificates, forwards all other events to `handler`.
 
-    def __init__(self, credentials: Credentials, handler: ConnectionHandler, say: Callable[[str], None]) -> None:
-        self._credentials, self._handler, self._say = credentials, handler, say
+    Args:
+        credentials: this process's, which get the new certificates.
+        handler: handles all other messages and events.
+        log: takes a line about each renewal.
+    """
+
+    def __init__(self, credentials: Credentials, handler: ConnectionHandler, log: Callable[[str], None]) -> None:
+        self._credentials = credentials
+        self._handler = handler
+        self._log = log
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """The connection is made."""
+        """Forward the event."""
         self._handler.on_connected(peer)
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return where a payload goes."""
+        """Return the handler's buffer for a payload."""
         return self._handler.receive_buffer_for(peer, message, size)
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """Use a new certificate; hand on every other message."""
+        """Use a new certificate; forward every other message."""
         if isinstance(message, NewCertificate):
             self._credentials.renew(message.certificate, message.key)
-            self._say(f"psctl: {self._credentials.member} has a new certificate since {time.strftime('%F %T')}")
+            self._log(f"psctl: {self._credentials.member} has a new certificate since {time.strftime('%F %T')}")
         else:
             self._handler.on_message(peer, message, payload)
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """The connection is over."""
+        """Forward the event."""
         self._handler.on_connection_lost(peer, error)

@@ -1,8 +1,8 @@
 """Imports Python functions from files below the job's folder, and refuses all others before any of their code runs.
 
-A name such as "os:kill" reaches a server from a worker, so it must not reach a function that the job did not bring.
-Each module on the way (packages first) is located without being executed, and is imported only when its source lies
-below the folder. What is in `sys.modules` already is judged by the file that it came from.
+A worker may send a server any name, such as "os:kill", so only functions of the job's own files may be found. Each
+module of a dotted path (packages first) is located without being executed, and is imported only when its source is
+below the folder. A module that is in `sys.modules` already is checked by its file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from psctl.errors import UsageError
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of installed packages: not the job's code, even where a virtual environment lies in the job's folder."""
+"""Folders of installed packages: not the job's code, even if a virtual environment is in the job's folder."""
 
 
 def script_folder() -> str:
@@ -68,7 +68,7 @@ class JobModules:
     def _module(self, name: str, path: str) -> ModuleType:
         """Import each package of a dotted path, then the module, each only after its file was checked."""
         if self._folder not in sys.path:
-            sys.path.append(self._folder)  # last, so that nothing in it hides what psctl itself imports
+            sys.path.append(self._folder)  # last, so that its modules do not hide those that psctl imports
         parts = path.split(".")
         for count in range(1, len(parts) + 1):
             self._import(name, ".".join(parts[:count]), last=count == len(parts))
@@ -76,7 +76,7 @@ class JobModules:
 
     def _import(self, name: str, path: str, *, last: bool) -> None:
         spec = self._spec(name, path)
-        package = spec.origin is None and spec.submodule_search_locations is not None  # a namespace: nothing runs
+        package = spec.origin is None and spec.submodule_search_locations is not None  # a namespace package: no code
         if package and not last:
             return
         if package or not spec.has_location or not self._holds(spec.origin or ""):
@@ -99,7 +99,7 @@ class JobModules:
         loaded = sys.modules.get(path)
         file = getattr(loaded, "__file__", None)
         try:
-            if loaded is not None and file is not None:  # also what was loaded without a spec
+            if loaded is not None and file is not None:  # also a module that was loaded without a spec
                 return importlib.util.spec_from_file_location(path, file) or ModuleSpec(path, None, origin=file)
             found = importlib.util.find_spec(path)
         except (ImportError, ValueError, AttributeError) as error:

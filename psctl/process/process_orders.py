@@ -1,4 +1,4 @@
-"""What one process of a job is told when it starts: handed over by its agent in memory (sealed_memory.py)."""
+"""The orders of one process of a job, which its agent passes to it in memory at its start (sealed_memory.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psctl.types import Address, Member
 
 
 class ProcessOrders(msgspec.Struct, frozen=True):
-    """All that a worker, server or coordinator needs to take part in its job."""
+    """The orders of a worker or server."""
 
     job: str
     member: Member
@@ -19,25 +19,25 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     host: str  # name of its host in the cluster file
     local_rank: int  # among the processes of its role on its host
     coordinator: Address
-    bind: str  # numeric address that its listeners bind
-    ports: tuple[int, int] | None  # inclusive range that its listeners keep to
+    bind: str  # numeric address of its listeners
+    ports: tuple[int, int] | None  # inclusive range of its listeners' ports
     authority: str  # PEM of the job's certificate authority
     certificate: str  # PEM
     key: str  # PEM
     preauth_secret: str  # the job's, proven before TLS; hex
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
-    segments: int | None  # descriptor of its end of the pair on which its agent makes shared memory
-    stacks: int | None = None  # descriptor to which it writes its stacks when its agent asks (stack_dump.py)
-    folder: str = ""  # where the job's own folder lies on this host
-    secrets: tuple[str, ...] = ()  # values that its account of a failure must not show
+    segments: int | None  # descriptor of the socket on which it requests shared memory from its agent
+    stacks: int | None = None  # descriptor to which it writes its stacks at a signal (stack_dump.py)
+    folder: str = ""  # the job's own folder on this host
+    secrets: tuple[str, ...] = ()  # values that are masked in the report of a failure
 
 
 def read_orders() -> ProcessOrders | None:
     """Return this process's orders; None when psctl did not start it.
 
     Raises:
-        UsageError: it was started by a process of a job, whose orders are its own; the script's fault.
+        UsageError: a process of a job started it, and the orders are that process's; the script's fault.
     """
     try:
         data = sealed_memory.read()
@@ -50,13 +50,13 @@ def read_orders() -> ProcessOrders | None:
 
 
 class CoordinatorOrders(msgspec.Struct, frozen=True):
-    """What the coordinator is told by the head's agent; it makes its own certificate with the authority's key."""
+    """The orders of the coordinator, which makes its own certificate with the authority's key."""
 
     order: JobOrder
     authority: str  # PEM
-    authority_key: str  # PEM; nobody else has it
+    authority_key: str  # PEM; no other process has it
     preauth_secret: str  # the job's, proven before TLS; hex
-    store: Address | None  # where other hosts' agents dial to reach torch's store; None: there are no others
+    store: Address | None  # address of torch's store for other hosts' agents; None: there are no other hosts
     job_dir: str
     workdir: str
     grace: float  # seconds between TERM and KILL

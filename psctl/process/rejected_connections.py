@@ -15,7 +15,7 @@ from collections.abc import Callable
 from psctl.errors import ConnectionFailed, PeerLost
 
 PAUSE = 60.0
-"""Seconds between two lines at least, so that a flood of connections does not fill the log."""
+"""Seconds between two lines, at least, so that many connections do not fill the log."""
 
 
 class RejectionLog:
@@ -30,7 +30,9 @@ class RejectionLog:
     def __init__(
         self, me: str, write: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._me, self._write, self._now = me, write or _print, now
+        self._me = me
+        self._write = write or _print
+        self._now = now
         self._lock = threading.Lock()
         self._count = 0  # since the last line
         self._last_line = now() - PAUSE

@@ -1,7 +1,7 @@
-"""An append-only file that owns disk space beyond its end, so that a full disk tears no line and takes the last ones.
+"""An append-only file with disk space reserved beyond its end, so that a full disk cuts no line and the last ones fit.
 
-The space is allocated by fallocate(2) without changing the file's size: nobody else can use it, and readers do not see
-it. On a file system that cannot do so nothing is reserved, and what does not fit is taken back.
+The space is allocated by fallocate(2) without changing the file's size: other files cannot use it, and readers do not
+see it. On a file system without fallocate nothing is reserved, and a partial write is removed again.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ from pathlib import Path
 
 KEEP_SIZE = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk, a quota or a limit that is reached."""
+"""Errors that mean that a disk is full, or a quota or limit is reached."""
 
 AHEAD = 64 << 10
-"""Bytes allocated beyond what is needed now, so that not every line costs a system call more."""
+"""Bytes allocated beyond those needed now, so that most lines need no allocation."""
 
 
 class ReservedFile:
-    """A file that is appended to. OSError from the constructor: it cannot be made.
+    """A file that is appended to.
 
     Args:
-        path: the file; what it holds stays.
-        spare: bytes beyond its end that are allocated now.
+        path: the file; its content stays.
+        spare: bytes to allocate beyond its end now.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, spare: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.size = os.fstat(self._file).st_size
-        self._end = self.size  # of the allocated space
+        self._end = self.size  # end of the allocated space
         self._allocate(self.size + spare)
 
     def append(self, data: bytes, spare: int = 0) -> bool:
-        """Write all of `data`, or nothing and return False: less than `spare` bytes would be left allocated then."""
+        """Write all of `data` and return True; write nothing and return False if less than `spare` bytes would remain
+        allocated."""
         if not self.has_room(len(data) + spare):
             return False
         try:
@@ -49,17 +53,17 @@ class ReservedFile:
         return True
 
     def has_room(self, size: int) -> bool:
-        """Tell whether `size` bytes beyond the end are allocated now."""
+        """Allocate `size` bytes beyond the end if needed; return whether they are allocated."""
         end = self.size + size
         return end <= self._end or self._allocate(end + AHEAD) or self._allocate(end)
 
     def close(self) -> None:
-        """Give the space beyond the end back."""
+        """Release the space beyond the end and close the file."""
         os.ftruncate(self._file, self.size)
         os.close(self._file)
 
     def _allocate(self, end: int) -> bool:
-        """Own the space up to `end`; False when the disk is full."""
+        """Allocate the space up to `end`; return False when the disk is full."""
         try:
             _fallocate(self._file, self._end, end - self._end)
         except OSError as error:
@@ -71,7 +75,11 @@ class ReservedFile:
 
 
 def _fallocate(descriptor: int, offset: int, length: int) -> None:
-    """Allocate space without changing the file's size. OSError: there is none, or it cannot be done there."""
+    """Allocate space without changing the file's size.
+
+    Raises:
+        OSError: the disk is full, or the file system does not support it.
+    """
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if call is None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

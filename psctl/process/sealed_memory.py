@@ -1,8 +1,8 @@
-"""Bytes handed from a process to its child in a sealed memfd: they are on no disk, and gone with the processes.
+"""Passes bytes from a process to its child in a sealed memfd: they are on no disk, and are freed with the processes.
 
-The child finds the descriptor at the end of the variable PSCTL_ORDERS, "FOLDER/worker-0:7". What stands before it tells
-whose process this is: a sweep looks for it in the environments of processes, and FOLDER is the agent's private folder.
-Only the standard library is imported here, for bootstrap.py reads orders too.
+The descriptor is the last part of the variable PSCTL_ORDERS, "FOLDER/worker-0:7". The part before it identifies the
+job's process: a sweep searches the environments of processes for it, and FOLDER is the agent's private folder.
+Only the standard library is imported here, because bootstrap.py reads orders too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 @contextlib.contextmanager
 def holding(data: bytes) -> Iterator[int]:
-    """Give a descriptor behind which `data` can be read and not changed; it is closed at the end, a child's is not."""
+    """Yield a descriptor of memory with `data` that cannot be changed; it is closed here afterwards, not in a child."""
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -32,15 +32,15 @@ def holding(data: bytes) -> Iterator[int]:
 
 
 def read() -> bytes | None:
-    """Return what this process was handed; None when psctl did not start it. It can be read again.
+    """Return the bytes passed to this process; None when psctl did not start it. They can be read again.
 
     Raises:
-        ProcessLookupError: it was handed to another process, which started this one.
+        ProcessLookupError: they were passed to another process, which started this one.
     """
     if not os.environ.get(ENVIRONMENT):
         return None
     descriptor = _descriptor()
-    os.set_inheritable(descriptor, False)  # not for what this process starts in turn
+    os.set_inheritable(descriptor, False)  # children of this process do not inherit it
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
@@ -52,6 +52,6 @@ def _descriptor() -> int:
         behind = ""
     if not behind.startswith(f"/memfd:{_NAME}"):
         raise ProcessLookupError(
-            f"{ENVIRONMENT} is that of the process which started this one: its orders are not here"
+            f"{ENVIRONMENT} is inherited from the process that started this one: this process has no orders"
         )
     return int(number)

@@ -1,9 +1,9 @@
-"""What must not be seen is replaced wherever it is written: secrets, their lines, and the usual encodings of both.
+"""Replaces secrets in text: whole secrets, their lines, and the usual encodings of both.
 
-Of a secret of several lines (a PEM key) each line counts by itself too, for logs are taken line by line. Parts shorter
-than SHORTEST are left alone: they would match everywhere. The encodings are those in which libraries print a value by
-mistake: JSON and Python literals, URLs, base64 (also in the middle of other bytes, as in an Authorization header).
-Only the standard library is imported here, for bootstrap.py masks too.
+Each line of a secret of several lines (a PEM key) is masked by itself too, because logs are read by lines. Parts
+shorter than SHORTEST are not masked: they would match everywhere. The encodings are those in which libraries print a
+value by mistake: JSON and Python literals, URLs, base64 (also inside other bytes, as in an Authorization header).
+Only the standard library is imported here, because bootstrap.py masks secrets too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
 HIDDEN = b"***"
-"""What stands in place of a secret."""
+"""The replacement of a secret."""
 
 SHORT = 4
 """Characters below which a whole secret is not replaced."""
@@ -24,7 +24,7 @@ SHORTEST = 6
 
 
 class Secrets:
-    """The values that must not be seen, in all forms in which they may be written.
+    """Masks secret values in all forms in which they may be written.
 
     Args:
         values: the secrets.
@@ -32,17 +32,17 @@ class Secrets:
 
     def __init__(self, values: Iterable[str]) -> None:
         found = {form for value in values if len(value) >= SHORT for form in _forms(value)}
-        self._forms = sorted(found, key=len, reverse=True)  # a line must not break up the whole before it was found
+        self._forms = sorted(found, key=len, reverse=True)  # whole secrets before their lines
         self.longest = max(map(len, found), default=0)
 
     def strike(self, data: bytes) -> bytes:
-        """Return `data` without any secret."""
+        """Return `data` with every secret replaced."""
         for form in self._forms:
             data = data.replace(form, HIDDEN)
         return data
 
     def strike_text(self, text: str) -> str:
-        """Return `text` without any secret."""
+        """Return `text` with every secret replaced."""
         return self.strike(text.encode("utf-8", "replace")).decode("utf-8", "replace") if self._forms else text
 
 
@@ -58,7 +58,7 @@ def _forms(value: str) -> Iterator[bytes]:
 
 
 def _literals(text: str) -> Iterator[bytes]:
-    """Yield how JSON (once and within JSON), Python and URLs write a text."""
+    """Yield a text as JSON (once and nested in JSON), Python and URLs write it."""
     found = {text, repr(text)[1:-1], repr(_bytes(text))[2:-1]}
     for ascii_only in (True, False):
         once = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
@@ -70,11 +70,11 @@ def _literals(text: str) -> Iterator[bytes]:
 
 
 def _coded(data: bytes) -> Iterator[bytes]:
-    """Yield how bytes look in hexadecimal and in base64, also where they stand in the middle of other bytes."""
+    """Yield bytes as hexadecimal and base64 write them, also inside other bytes."""
     yield data.hex().encode()
     for before in range(3):
-        first = -(-before * 8 // 6)  # the character before holds bits of what stands in front
-        last = (before + len(data)) * 8 // 6  # the one behind holds bits of what follows
+        first = -(-before * 8 // 6)  # the character before has bits of the preceding bytes
+        last = (before + len(data)) * 8 // 6  # the character after has bits of the following bytes
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             yield encode(bytes(before) + data)[first:last]
     for line in base64.encodebytes(data).splitlines():

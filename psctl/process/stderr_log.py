@@ -1,4 +1,4 @@
-"""Standard error of the agent and the coordinator, which is a file on a disk that may be full: it never raises."""
+"""Standard error of the agent and the coordinator, a file: writing to it raises no error when the disk is full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class OwnLog(io.TextIOBase):
-    """Writes text to a descriptor; what the disk does not take is counted, and told before what it takes next."""
+    """Writes text to a descriptor; counts text that does not fit, and reports the count before the next text."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -16,8 +16,8 @@ class OwnLog(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write text, or count it as missing."""
-        told = f"(the disk was full: {self._missing} bytes are missing here)\n" if self._missing else ""
-        data = (told + text).encode("utf-8", "backslashreplace")
+        gap = f"(the disk was full: {self._missing} bytes are missing here)\n" if self._missing else ""
+        data = (gap + text).encode("utf-8", "backslashreplace")
         try:
             os.write(self._descriptor, data)
             self._missing = 0
@@ -31,5 +31,5 @@ class OwnLog(io.TextIOBase):
 
 
 def install() -> None:
-    """Have this process print so, whoever prints."""
+    """Replace sys.stdout and sys.stderr of this process."""
     sys.stdout = sys.stderr = OwnLog(2)

@@ -1,10 +1,10 @@
 """Users' functions by name, `module:function`, imported from the job's folder on every process that needs them.
 
-Which functions a name can reach is in job_modules.py: Python functions that a file below the job's folder defines.
+A name can stand for a Python function that a file below the job's folder defines (job_modules.py).
 
-A function goes over the network as its name and nothing else, so a closure, a lambda or one of the script itself
-(`__main__`, which servers do not run) is refused. One that is to join pushes is tried first: joining must not depend on
-order or grouping, exactly on whole numbers, and up to 8 eps of the magnitudes on floats.
+Only the name of a function is sent over the network, so closures, lambdas and functions of the script itself
+(`__main__`, which servers do not run) are refused. A reduction is tested first: its result must not depend on order or
+grouping, exactly for integers, and up to 8 eps of the magnitudes for floats.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def name_of(function: str | Callable[..., Any]) -> str:
     """Return the name by which other processes find a function.
 
     Raises:
-        UsageError: they cannot; the script's fault.
+        UsageError: other processes cannot import it; the script's fault.
     """
     if isinstance(function, str):
         return function
-    cure = "put it at the top of a module beside the script, and give it or 'module:function'"
+    cure = "define it at the top of a module in the script's folder, and give it or 'module:function'"
     if not isinstance(function, FunctionType):
-        raise UsageError(f"{function!r} is no function", cure)
+        raise UsageError(f"{function!r} is not a function", cure)
     if function.__module__ == "__main__":
         raise UsageError(f"{function.__name__} is defined in the script, which servers do not run", cure)
     if not function.__qualname__.isidentifier():
-        raise UsageError(f"{function.__qualname__} is no function at the top of a module", cure)
+        raise UsageError(f"{function.__qualname__} is not defined at the top of a module", cure)
     return f"{function.__module__}:{function.__name__}"
 
 
 class JobFunctions:
-    """Finds reductions and functions by name, once each.
+    """Finds reductions and functions by name, and caches them.
 
     Args:
         folder: the job's code on this host; "": the folder of the running script.
@@ -61,7 +61,7 @@ class JobFunctions:
         """Return a function by its name.
 
         Raises:
-            UsageError: there is none; names it.
+            UsageError: there is no such function.
         """
         if name not in self._found:
             self._found[name] = self._import(name)
@@ -73,7 +73,7 @@ class JobFunctions:
                 f"{name[:80]!r} names no function", "write module:function, of a module in the job's folder"
             )
         if name.startswith("__main__:"):
-            raise UsageError(f"{name}: servers do not run the script", "put the function into a module beside it")
+            raise UsageError(f"{name}: servers do not run the script", "define it in a module of the script's folder")
         return self._modules.function(name)
 
     def reduction(self, name: str) -> Reduction:
@@ -86,15 +86,15 @@ class JobFunctions:
             return self._known[name]
         if ":" not in name:
             known = ", ".join(self._known)
-            raise UsageError(f"no reduction is called {name!r}", f"one of: {known}; or module:function")
+            raise UsageError(f"no reduction has the name {name!r}", f"use one of: {known}; or module:function")
         self._known[name] = custom(name, self.function(name))
         return self._known[name]
 
     def check(self, name: str, dtype: torch.dtype, width: int) -> None:
-        """Try whether a user's own reduction is one, on rows of this dtype and width.
+        """Test a user's reduction on rows of this dtype and width.
 
         Raises:
-            UsageError: it is not; shows the rows that say so, or what the function raised.
+            UsageError: it depends on order or grouping (with the rows that show it), or it raised an exception.
         """
         if name in reductions():
             return
@@ -109,7 +109,9 @@ class JobFunctions:
         except Exception as error:
             raise UsageError(f"{name} failed on rows of {str(dtype)[6:]}: {type(error).__name__}: {error}") from error
         if found is not None:
-            raise UsageError(f"{name} joins no pushes: it is {found}", "pushes come in any order and grouping")
+            raise UsageError(
+                f"{name} cannot reduce pushes: it is {found}", "pushes arrive in any order, and in any grouping"
+            )
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

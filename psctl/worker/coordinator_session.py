@@ -85,7 +85,7 @@ def leave_process(why: PsctlError) -> NoReturn:
     """End this process at once, from any thread: the job is over for it. A lost connection is reported to its agent."""
     print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
     if isinstance(why, ConnectionFailed):
-        bootstrap.account(why, None, os.getcwd())
+        bootstrap.write_failure(why, None, os.getcwd())
     os._exit(1)
 
 
