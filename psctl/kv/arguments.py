@@ -344,7 +344,7 @@ def rows_of(kind: TableKind, key: Key, value: Value, count: int) -> Lanes:
     """
     spec = kind.spec
     index = None
-    if kind.reduction.beside == "index":
+    if kind.reduction.extra == "index":
         if not isinstance(value, tuple) or len(value) != 2:
             raise UsageError(
                 f"a push to {describe_table(spec)} gives no indices", "push (values, indices) with reduce='argmin'"
@@ -383,8 +383,8 @@ def _as_rows(spec: TableSpec, key: Key, values: torch.Tensor, count: int) -> tor
 def result_of(kind: TableKind, key: Key, lanes: Lanes) -> Any:
     """Return rows as the script receives them: a tensor; for argmin (values, indices)."""
     found = _as_result(kind.spec, key, lanes.values)
-    if kind.reduction.beside == "index" and lanes.beside is not None:
-        return found, _as_result(kind.spec, key, lanes.beside)
+    if kind.reduction.extra == "index" and lanes.extra is not None:
+        return found, _as_result(kind.spec, key, lanes.extra)
     return found
 
 

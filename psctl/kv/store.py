@@ -123,7 +123,7 @@ class Store:
         self._spec, self._servers, self._at = spec, servers, at
         self._functions = functions
         self._marked = at.marked if rank in spec.group else FOREVER
-        self._state = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.room)
+        self._state = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.allocate)
         self._lock = threading.RLock()
         self._waits = ServerWaits(self._lock, self._state, servers.connections, SystemClock(), PATIENCE)
         self._tasks = Tasks()
@@ -448,7 +448,7 @@ class Store:
     def _fetch_one(self, key: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
         with self._lock:
             kind = self._single_kind(key)
-            if kind is None or kind.reduction.beside == "index":
+            if kind is None or kind.reduction.extra == "index":
                 return None
             self._check()
             ticket = self._open_ticket("pull", key, callback)

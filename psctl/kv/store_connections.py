@@ -22,7 +22,7 @@ from psctl.ps.messages import SharedMemoryAccepted
 from psctl.ps.outputs import ToWorker
 from psctl.ps.table_messages import AnswersRead
 from psctl.ps.tables.server.table_server import TableServer
-from psctl.ps.tables.table_packing import PayloadAssembly, Room, in_parts, private
+from psctl.ps.tables.table_packing import Allocate, PayloadAssembly, allocate_private, in_parts
 
 SHARDS = 4
 """Shards of a store within one process."""
@@ -60,7 +60,7 @@ class StoreServers(Protocol):
         """The servers, as waits see them."""
 
     @property
-    def room(self) -> Room:
+    def allocate(self) -> Allocate:
         """Where the memory of long messages comes from."""
 
     def open(self, store: str, session: StoreSession) -> None:
@@ -81,7 +81,7 @@ class LocalServer:
 
     def __init__(self) -> None:
         self.shards = SHARDS
-        self.room: Room = private
+        self.allocate: Allocate = allocate_private
         self.connections = self
         self._state = TableServer(0, JobFunctions(), SHARDS)
         self._state.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
@@ -152,7 +152,7 @@ class RemoteServers:
         memory: SharedRows | None = None,
     ) -> None:  # fmt: skip
         self.shards = first.shards
-        self.room: Room = private if memory is None else memory.allocate
+        self.allocate: Allocate = allocate_private if memory is None else memory.allocate
         self.connections = ServerConnections(dial, self, unreachable)
         self._memory = memory
         self._lock = threading.Lock()

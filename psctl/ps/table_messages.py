@@ -1,26 +1,25 @@
-"""What workers and servers say to each other about tables (`run.store()`); one small class a message.
+"""Messages of workers and servers about tables (`run.store()`).
 
 A *store* is a namespace. It has tables: one a named key ("w", whose tensor is cut into blocks, the table's rows), and
 one for all integer keys, whose name is "". A *shard* of a store is an equal range of hash values over all its tables.
-An Update carries everything that one call pushes to one server, whatever the number of keys.
+An Update carries all that one call pushes to one server, whatever the number of keys.
 
-Long payloads travel in parts of at most LARGE bytes: the first behind the message that tells the whole `size`, the
-others behind More. What is packed in a payload stands in table_packing.py.
+Long payloads are sent in parts of at most LARGE bytes: the first after the message that has the whole `size`, the
+others after More. table_packing.py defines the contents of a payload.
 
-*Session* counts how often a worker began anew with a server: after a broken connection, and when the server did not
-know keys or a table that it was told only the hash or the name of. A server that answered KeysUnknown drops what still
-comes of that session, so that nothing overtakes what is sent again.
+*Session* counts a worker's sessions with a server. A new one begins after a broken connection, and when the server did
+not know a key list or a table that the worker named by its hash or name alone. A server that answered KeysUnknown drops
+later messages of that session, so that none overtakes the messages that are sent again.
 
-Who leads a shard changes. A worker says nothing about a shard to a server before that has said that it leads it
-(Leads); on every such word it sends all that is outstanding for the shard, in order. `term`: of the newest Leads that a
-worker has taken in of this server; what it sent of a shard before it knew that it is led there counts for nothing, for
-what it had sent before that may be lost.
+The primary of a shard changes. A worker sends a server nothing about a shard before the server has announced that it
+leads the shard (StoreLeads); on every announcement the worker sends all outstanding messages for the shard, in order.
+`term` is that of the newest StoreLeads that the worker has received from this server; a server ignores messages about a
+shard with a term before its announcement, because earlier messages of the same worker may be lost.
 
-Within a host long payloads of Update and Fetched are not sent: `at` says where they lie in the sender's shared memory
-(lent_buffers.py). A worker and a server find out that they share one by Near and IsNear, as in messages.py.
+Within a host long payloads of Update and Fetched are not sent: `at` is their range in the sender's shared memory
+(lent_buffers.py). SharedMemoryOffer and SharedMemoryAccepted establish that both ends share memory, as in messages.py.
 
-Servers speak to each other of the chain of replicas of a shard in the words of messages.py; a shard's chain carries
-that shard of all stores.
+Servers exchange the messages of a shard's chain in messages.py; a shard's chain carries that shard of all stores.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from psctl.ps.messages import (
 from psctl.types import MOST_RANKS, Count, Name, Shape
 
 RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
-"""How many rows a section is of; -1: all that there are."""
+"""Number of rows of a section; -1: all existing rows."""
 
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
@@ -54,11 +53,12 @@ BLOCK = 64 * 1024
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """What a table is, settled by whoever pushes or declares first; who says otherwise later is refused.
+    """A table's description, fixed by the first push or declaration; a different one is refused later.
 
-    `shape` is that of the tensor of a named key, or of one row of integer keys. `reduce` joins pushes; `apply` (a
-    module:function, or "") brings what was joined into the row, which otherwise is joined itself. `initial`: what an
-    absent row is: a number, a module:function of keys, or None: zero for who reads it, nothing for a reduction.
+    `shape` is that of the tensor of a named key, or of one row of integer keys. `reduce` combines pushes; `apply` (a
+    module:function, or "") updates the row with the combined pushes; without it the row is combined with them.
+    `initial` is the value of an absent row: a number, a module:function of keys, or None: zero for a reader, the
+    reduction's identity for a push.
     """
 
     name: Name
@@ -78,7 +78,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Elements of a row as it is held."""
+        """Elements of a stored row."""
         return min(self.elements, BLOCK) if self.name else self.elements
 
     @property
@@ -88,10 +88,10 @@ class TableSpec(msgspec.Struct, frozen=True):
 
 
 class StoreSpec(msgspec.Struct, frozen=True):
-    """What a store is; equal on all workers.
+    """A store's description; equal on all workers.
 
     `staleness`: None: asp; 0: bsp; s: a worker is at most s clocks ahead of the slowest of `group`, the ranks whose
-    clocks count. `eager`: servers send rows that were read before as soon as a clock has made them newer.
+    clocks count. `eager`: servers send rows that a worker has read again as soon as a finished clock has changed them.
     """
 
     name: Name
@@ -102,11 +102,11 @@ class StoreSpec(msgspec.Struct, frozen=True):
 
 
 class UpdateSection(msgspec.Struct, frozen=True):
-    """What an Update does in one shard to one table. `digest`: hash of the whole key list, which then is not sent.
+    """An Update's change of one table in one shard. `digest`: hash of the whole key list, which then is not sent.
 
-    `push` joins rows, `start` sets rows that are not there yet, `call` runs `function` on rows (count -1: on all).
-    `numbered`: these are single rows that were pushed one by one (single_key_batches.py): by key, of one key in
-    their order, and the payload has the sequence of each.
+    `push` combines rows, `start` sets absent rows, `call` runs `function` on rows (count -1: on all).
+    `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
+    order, and the payload has the sequence of each.
     """
 
     shard: Count
@@ -121,7 +121,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
 
 
 class ReadSection(msgspec.Struct, frozen=True):
-    """What a Fetch wants of one shard and table: `count` keys; or (count -1) the rows there are of a range of keys.
+    """A Fetch's request to one shard and table: `count` keys, or (count -1) the existing rows of a range of keys.
 
     The range is start, start + step ... below stop.
     """
@@ -136,9 +136,9 @@ class ReadSection(msgspec.Struct, frozen=True):
 
 
 class AnswerSection(msgspec.Struct, frozen=True):
-    """What a Fetched holds of one shard and table; `keys`: the keys are in the payload too.
+    """The rows of one shard and table in a Fetched; `keys`: the payload has the keys too.
 
-    The rows hold all updates of `clock` clocks of everyone, and this worker's own up to `sequence`.
+    The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`.
     """
 
     shard: int
@@ -150,9 +150,10 @@ class AnswerSection(msgspec.Struct, frozen=True):
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
-    """How far a shard is: `clock`: clocks that all have finished; `own`: that this worker has; `sequence`: its last.
+    """Progress of a shard: `clock`: clocks that all workers have finished; `own`: clocks that this worker has finished;
+    `sequence`: its last update.
 
-    A worker that took the place of another begins where that one was.
+    A worker that replaces another one resumes from these values.
     """
 
     shard: int
@@ -165,10 +166,10 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 class OpenStore(Message, frozen=True):
-    """Take part in a store, or begin a new session with it. Answered by Leads.
+    """Requests to take part in a store, or begins a new session with it. Answered by StoreLeads.
 
-    `step`: the newest step at whose end this worker has passed the place where checkpoints are taken (Mark). `after`:
-    what it says from now on is numbered above this; who has taken leave under a larger number takes no part again.
+    `step`: the newest step that this worker has marked (MarkStep). `after`: its later updates have larger sequences; a
+    worker that has left with a larger sequence does not take part again.
     """
 
     store: StoreSpec
@@ -178,9 +179,9 @@ class OpenStore(Message, frozen=True):
 
 
 class Update(Message, frozen=True):
-    """Payload: keys and rows. `sequence` names the update; of single pushes that leave together it is the newest's.
+    """Payload: keys and rows. `sequence` identifies the update; of batched single pushes it is the newest's.
 
-    Larger ones of a worker come later; what a shard has is dropped: an update, or of single pushes each that it has.
+    The sequences of a worker ascend; a shard drops an update, or each single push of a batch, that it has already.
     """
 
     store: str
@@ -194,7 +195,7 @@ class Update(Message, frozen=True):
 
 
 class FinishClock(Message, frozen=True):
-    """This worker has finished `clock` clocks: what it pushed in them to these shards was sent before."""
+    """This worker has finished `clock` clocks; all its updates in them to these shards were sent before."""
 
     store: str
     session: int
@@ -205,7 +206,7 @@ class FinishClock(Message, frozen=True):
 
 
 class MarkStep(Message, frozen=True):
-    """What this worker pushed before belongs into the checkpoint of `step`, what it pushes from now on does not."""
+    """Cuts a checkpoint: this worker's earlier updates belong to the checkpoint of `step`, its later ones do not."""
 
     store: str
     session: int
@@ -216,7 +217,7 @@ class MarkStep(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Payload: keys. Answer Fetched as soon as all of the group have finished `clock` clocks (-1: at once)."""
+    """Requests rows. Payload: keys. Answered when all of the group have finished `clock` clocks (-1: at once)."""
 
     store: str
     session: int
@@ -228,7 +229,7 @@ class Fetch(Message, frozen=True):
 
 
 class DescribeTable(Message, frozen=True):
-    """What is this table, by these shards?"""
+    """Requests the description of a table from these shards."""
 
     store: str
     session: int
@@ -239,13 +240,13 @@ class DescribeTable(Message, frozen=True):
 
 
 class More(Message, frozen=True):
-    """Payload: the bytes from `offset` on of the message before it."""
+    """Payload: bytes of the preceding message's payload, from `offset` on."""
 
     offset: int
 
 
 class AnswersRead(Message, frozen=True):
-    """Of the answers that this server has lent on this connection, so many are read."""
+    """Reports how many of the answers that this server has lent on this connection are read."""
 
     answers: int
 
@@ -254,9 +255,10 @@ class AnswersRead(Message, frozen=True):
 
 
 class StoreLeads(Message, frozen=True):
-    """By assignment `epoch` I lead these shards: send what is outstanding for them, all of it, in order.
+    """This server leads these shards by assignment `epoch`; the worker sends all outstanding messages for them again.
 
-    `term` counts how often I came to lead a shard; you say the newest that you know in all that you send.
+    `term` counts how often the server became the primary of a shard; the worker's messages carry the newest one that it
+    has received.
     """
 
     store: str
@@ -267,7 +269,9 @@ class StoreLeads(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """All up to this update is in for good in these shards. `own`: clocks that the worker has finished there."""
+    """All of the worker's updates up to `sequence` are on all replicas of these shards.
+
+    `own`: clocks that the worker has finished there."""
 
     store: str
     sequence: int
@@ -276,7 +280,7 @@ class Done(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """Payload: rows. `ticket` -1: nobody asked now; they were read before and are newer (eager reads)."""
+    """Payload: rows. `ticket` -1: sent without a request: rows that were read before and have changed (eager)."""
 
     store: str
     ticket: int
@@ -286,7 +290,7 @@ class Fetched(Message, frozen=True):
 
 
 class TableDescribed(Message, frozen=True):
-    """Answer to Describe; None: it is not in these shards."""
+    """Answers DescribeTable; `spec` None: the table is not in these shards."""
 
     store: str
     ticket: int
@@ -295,7 +299,7 @@ class TableDescribed(Message, frozen=True):
 
 
 class ClocksFinished(Message, frozen=True):
-    """All of the group have finished `clock` clocks, and their updates are in these shards."""
+    """All of the group have finished `clock` clocks, and these shards contain their updates."""
 
     store: str
     clock: int
@@ -303,7 +307,7 @@ class ClocksFinished(Message, frozen=True):
 
 
 class KeysUnknown(Message, frozen=True):
-    """A key list or table of this session is not known here: begin a new one and send again what is not Done."""
+    """The server lacks a key list or table of this session: the worker begins a new one and repeats all not Done."""
 
     store: str
     session: int
@@ -312,4 +316,4 @@ class KeysUnknown(Message, frozen=True):
 TableBetween = (
     Forward | ForwardPart | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | StateEnd | LeadAccepted
 )
-"""What servers send to each other about a shard's chain."""
+"""Messages between servers about a shard's chain."""

@@ -42,7 +42,7 @@ from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
 from psctl.ps.tables.server.snapshot_reads import SnapshotAnswer, SnapshotRead
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
-from psctl.ps.tables.table_packing import PayloadAssembly, in_parts, private
+from psctl.ps.tables.table_packing import PayloadAssembly, allocate_private, in_parts
 from psctl.ps.tables.table_state import FOREVER, last_of
 from psctl.server.peer_connections import PeerConnections
 from psctl.transport.peer_connection import PeerConnection
@@ -125,8 +125,8 @@ class TableConnections(PeerConnections):
         with self._lock:
             if self._state is None:
                 keep_freed_memory()
-                room = private if self._memory is None else self._memory.allocate
-                self._state = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), room)
+                allocate = allocate_private if self._memory is None else self._memory.allocate
+                self._state = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), allocate)
             alive = [at.rank for at in new.servers]
             self._follow(self._state.on_assignment(new.epoch, new.chains, new.copies, alive))
             if message.begins:

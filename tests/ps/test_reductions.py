@@ -46,8 +46,8 @@ def test_a_mean_counts_what_came() -> None:
     lanes = mean.lanes(torch.tensor([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]]))
     folded = mean.fold(lanes, torch.tensor([0, 0, 0]), 1)
     assert mean.finish(folded).tolist() == [[4.0, 2.0]]
-    assert folded.beside is not None
-    assert folded.beside.tolist() == [[3]]
+    assert folded.extra is not None
+    assert folded.extra.tolist() == [[3]]
 
 
 def test_argmin_keeps_the_index_of_the_smallest_and_of_equal_ones_the_lowest() -> None:
@@ -58,8 +58,8 @@ def test_argmin_keeps_the_index_of_the_smallest_and_of_equal_ones_the_lowest() -
         right = argmin.lanes(torch.tensor([[other[0]]]), torch.tensor([[other[1]]]))
         found = argmin.join(left, right)
         wanted = reference.join(one, other)
-        assert found.beside is not None
-        assert same(found.values.item(), wanted[0]) and found.beside.item() == wanted[1], (one, other)
+        assert found.extra is not None
+        assert same(found.values.item(), wanted[0]) and found.extra.item() == wanted[1], (one, other)
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "bitwise-xor", "logical-or"])

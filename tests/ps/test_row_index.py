@@ -55,9 +55,9 @@ def test_rows_grow_and_keep_their_values() -> None:
     for start in range(0, 100, 10):
         slots = torch.from_numpy(rows.add(np.arange(start, start + 10)))
         rows.lanes.values[slots] = torch.arange(start, start + 10).float()[:, None]
-        assert rows.lanes.beside is not None
-        rows.lanes.beside[slots] = slots[:, None]
+        assert rows.lanes.extra is not None
+        rows.lanes.extra[slots] = slots[:, None]
     at = torch.from_numpy(rows.find(np.arange(100)))
     assert rows.lanes.values[at].tolist() == [[float(key)] * 2 for key in range(100)]
-    assert rows.lanes.beside is not None
-    assert rows.lanes.beside[at].flatten().tolist() == list(range(100))
+    assert rows.lanes.extra is not None
+    assert rows.lanes.extra[at].flatten().tolist() == list(range(100))

@@ -63,8 +63,8 @@ def test_mean_and_argmin_carry_their_whole_numbers() -> None:
     world.run()
     lanes = result(read.wants[0])[1]
     assert lanes.values.item() == 4.0
-    assert lanes.beside is not None
-    assert lanes.beside.item() == 72
+    assert lanes.extra is not None
+    assert lanes.extra.item() == 72
 
 
 def test_a_range_is_what_there_is_of_it_own_pushes_included() -> None:

@@ -1,8 +1,8 @@
-"""How pushes to a key become one value: commutative monoids on rows of tensors.
+"""Reductions: commutative monoids on rows of tensors, which combine pushes to a key into one value.
 
-A value travels and rests as *lanes*: rows of the key's dtype, and beside them, for some reductions, whole numbers:
-mean counts its contributions, argmin keeps whose index won. schedule/operations.py has the same operations on Python's
-numbers; a test holds the two together. `join` takes rows of two tensors pairwise and changes neither.
+A value is sent and stored as *lanes*: rows of the key's dtype and, for some reductions, extra integers: mean counts its
+contributions, argmin keeps the index of the least value. schedule/operations.py has the same operations on Python's
+numbers; a test compares the two. `join` combines the rows of two tensors pairwise and changes neither.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Lanes(NamedTuple):
-    """Rows of values, and the whole numbers beside them (mean: one a row; argmin: one an element), or None."""
+    """Rows of values, and their extra integers (mean: one a row; argmin: one an element), or None."""
 
     values: torch.Tensor
-    beside: torch.Tensor | None = None
+    extra: torch.Tensor | None = None
 
     def at(self, rows: torch.Tensor | slice) -> Lanes:
-        """Return these rows: a copy where rows are picked one by one."""
-        if isinstance(rows, torch.Tensor) and rows.dtype == torch.int64:  # a seventh of what an index in brackets takes
-            beside = None if self.beside is None else self.beside.index_select(0, rows)
-            return Lanes(self.values.index_select(0, rows), beside)
-        return Lanes(self.values[rows], None if self.beside is None else self.beside[rows])
+        """Return these rows: a copy when `rows` is a tensor, a view when it is a slice."""
+        if isinstance(rows, torch.Tensor) and rows.dtype == torch.int64:  # takes a seventh of the time of indexing
+            extra = None if self.extra is None else self.extra.index_select(0, rows)
+            return Lanes(self.values.index_select(0, rows), extra)
+        return Lanes(self.values[rows], None if self.extra is None else self.extra[rows])
 
     def put(self, rows: torch.Tensor, other: Lanes) -> None:
-        """Write over these rows."""
+        """Overwrite these rows."""
         _write(self.values, rows, other.values)
-        if self.beside is not None:
-            assert other.beside is not None, "lanes of one reduction"
-            _write(self.beside, rows, other.beside)
+        if self.extra is not None:
+            assert other.extra is not None, "lanes of one reduction"
+            _write(self.extra, rows, other.extra)
 
 
 def _write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
-    """Write rows over rows; numpy, where it takes them, is three times as fast as torch."""
+    """Overwrite rows; numpy does it three times as fast as torch."""
     words_of(into)[rows.numpy()] = words_of(values.detach())
 
 
 _SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "bool",
                                                            "float16", "float32", "float64")}  # fmt: skip
 DTYPES = (*_SAME, torch.bfloat16)
-"""Of values that a store takes: those that torch adds, compares and moves on CPUs."""
+"""Types of values that a store accepts: those that torch adds, compares and copies on CPUs."""
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, of what numpy does not know
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by item size, for types that numpy lacks
 
 
 def words_of(values: torch.Tensor) -> Array:
-    """Return a tensor's memory as an array, to move rows: numpy's calls cost a tenth of torch's.
+    """Return a tensor's memory as an array, to copy rows: numpy's calls cost a tenth of torch's.
 
-    Its type is that of the values where numpy has it (it has no bfloat16), else whole numbers of the same size.
+    Its type is that of the values if numpy has it (it has no bfloat16), else an integer type of the same size.
     """
     found: Array = (values if values.dtype in _SAME else values.view(_WORDS[values.dtype.itemsize])).numpy()
     return found
 
 
 def word_of(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return the type of what `words_of` makes of such values."""
+    """Return the array type that `words_of` uses for values of `dtype`."""
     return _SAME.get(dtype) or _SAME[_WORDS[dtype.itemsize]]
 
 
 def values_of(words: Array, dtype: torch.dtype) -> torch.Tensor:
-    """Return the values whose memory this is: what `words_of` was given."""
+    """Return the tensor of this memory: the inverse of `words_of`."""
     values = torch.from_numpy(words)
     return values if dtype in _SAME else values.view(dtype)
 
@@ -82,18 +82,18 @@ class Reduction(msgspec.Struct, frozen=True):
 
     Args:
         name: as users write it: sum, max ..., or module:function.
-        join: joins rows pairwise.
-        takes: kinds of dtype: f(loating), i(nteger), b(ool).
-        beside: which whole numbers go along: none, "count" (one a row) or "index" (one an element).
+        join: combines rows pairwise.
+        takes: accepted kinds of dtype: f(loating), i(nteger), b(ool).
+        extra: the extra integers: none, "count" (one a row) or "index" (one an element).
     """
 
     name: str
     join: Join
     takes: str = "fi"
-    beside: Literal["", "count", "index"] = ""
+    extra: Literal["", "count", "index"] = ""
 
     def check(self, dtype: torch.dtype) -> None:
-        """Raise UsageError when it does not take this dtype; the caller's fault."""
+        """Raise UsageError when the reduction does not accept this dtype."""
         kind = "f" if dtype.is_floating_point else "b" if dtype is torch.bool else "i"
         if dtype not in DTYPES:
             known = ", ".join(str(each)[6:] for each in DTYPES)
@@ -104,28 +104,28 @@ class Reduction(msgspec.Struct, frozen=True):
             raise UsageError(f"reduce={self.name!r} does not take {str(dtype)[6:]}", f"it takes {fits}")
 
     def width(self, elements: int) -> int:
-        """Return how many whole numbers go along with a row of so many elements."""
-        return {"": 0, "count": 1, "index": elements}[self.beside]
+        """Return how many extra integers a row of `elements` elements has."""
+        return {"": 0, "count": 1, "index": elements}[self.extra]
 
     def lanes(self, values: torch.Tensor, index: torch.Tensor | None = None) -> Lanes:
-        """Return what a push contributes: its rows, flat, and what goes beside them."""
+        """Return a push's contribution: its rows, flat, with their extra integers."""
         if self.name.startswith("logical"):
             values = (values != 0).to(values.dtype)
-        if self.beside == "count":
+        if self.extra == "count":
             return Lanes(values, torch.ones(len(values), 1, dtype=torch.int64))
-        if self.beside == "index":
+        if self.extra == "index":
             assert index is not None, "checked by the caller"
             return Lanes(values, index)
         return Lanes(values)
 
     def finish(self, lanes: Lanes) -> torch.Tensor:
-        """Return the values that a reader sees."""
-        if self.beside == "count" and lanes.beside is not None:
-            return lanes.values / lanes.beside.clamp(min=1).to(lanes.values.dtype)
+        """Return the values that a reader receives."""
+        if self.extra == "count" and lanes.extra is not None:
+            return lanes.values / lanes.extra.clamp(min=1).to(lanes.values.dtype)
         return lanes.values
 
     def fold(self, lanes: Lanes, groups: torch.Tensor, count: int) -> Lanes:
-        """Return `count` rows: those of each group joined, pairwise and always in the same order.
+        """Return `count` rows: those of each group combined, pairwise and always in the same order.
 
         Args:
             lanes: the rows.
@@ -141,7 +141,7 @@ class Reduction(msgspec.Struct, frozen=True):
             second = (torch.arange(len(groups)) - starts) % 2 == 1
             right = second.nonzero().squeeze(1)
             joined = self.join(lanes.at(right - 1), lanes.at(right))
-            lanes = Lanes(lanes.values.clone(), None if lanes.beside is None else lanes.beside.clone())
+            lanes = Lanes(lanes.values.clone(), None if lanes.extra is None else lanes.extra.clone())
             lanes.put(right - 1, joined)
             lanes, groups = lanes.at(~second), groups[~second]
         return lanes
@@ -181,13 +181,13 @@ def _logical(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
 
 
 def _mean(one: Lanes, other: Lanes) -> Lanes:
-    assert one.beside is not None
-    assert other.beside is not None
-    return Lanes(one.values + other.values, one.beside + other.beside)
+    assert one.extra is not None
+    assert other.extra is not None
+    return Lanes(one.values + other.values, one.extra + other.extra)
 
 
 def _least(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Not-a-number wins; -0.0 comes before 0.0, so that the order never matters."""
+    """Return the minimum: NaN if either is NaN; -0.0 is below 0.0, so that the order of arguments never matters."""
     if not one.is_floating_point():
         return torch.minimum(one, other)
     return torch.where(one == other, torch.where(one.signbit(), one, other), torch.minimum(one, other))
@@ -200,11 +200,11 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _argmin(one: Lanes, other: Lanes) -> Lanes:
-    """The smaller value with its index, of equal ones the lower index; not-a-number wins."""
-    assert one.beside is not None
-    assert other.beside is not None
+    """Return the smaller value with its index; of equal values the lower index; NaN counts as the smallest."""
+    assert one.extra is not None
+    assert other.extra is not None
     blank, other_blank = one.values.isnan(), other.values.isnan()
     tie = torch.where(blank | other_blank, blank & other_blank, one.values == other.values)
     before = torch.where(blank != other_blank, blank, one.values < other.values)
-    first = torch.where(tie, one.beside <= other.beside, before)
-    return Lanes(torch.where(first, one.values, other.values), torch.where(first, one.beside, other.beside))
+    first = torch.where(tie, one.extra <= other.extra, before)
+    return Lanes(torch.where(first, one.values, other.values), torch.where(first, one.extra, other.extra))

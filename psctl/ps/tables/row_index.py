@@ -1,11 +1,11 @@
 """Rows by 64-bit key: a hash index on arrays, and the rows of one table that a shard (or a cache) holds.
 
-Keys are mixed by the finaliser of splitmix64, which is a bijection: no two keys have one hash. Its high bits choose the
-shard, a half-open range of hash values; its low bits the first place to look in the index. The index is open addressing
-with linear probing, half full at most; all keys of a call are looked up together, one probe of all of them at a time,
-so Python's loop runs as often as the longest probe and never over keys. Rows are never taken out one by one.
+Keys are hashed by the finaliser of splitmix64, which is a bijection: no two keys have the same hash. Its high bits
+select the shard, a half-open range of hash values; its low bits the first place to probe in the index. The index uses
+open addressing with linear probing and is half full at most; all keys of a call are looked up together, one probe of
+all of them at a time, so Python's loop runs as often as the longest probe, never over keys. Rows are never removed.
 
-Keys and slots are numpy's (its calls cost a tenth of torch's on short arrays), rows are torch's.
+Keys and slots are numpy arrays (numpy's calls cost a tenth of torch's on short arrays), rows are torch tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST = 64
 """Places of a new index."""
 
 LISTS = 16
-"""Key lists whose slots a table remembers."""
+"""Key lists whose slots a table caches."""
 
 SHARD_BITS = 31
 
@@ -39,7 +39,7 @@ ONE: Keys = np.zeros(1, dtype=np.int64)
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
-"""Keys."""
+"""Bounds of a key."""
 
 
 def mix(keys: Keys) -> npt.NDArray[np.uint64]:
@@ -60,7 +60,7 @@ def mix_one(key: int) -> int:
 
 @lru_cache(maxsize=4096)
 def salt(table: str) -> int:
-    """Return what sets the keys of one table apart from those of another, so that small tables spread over shards."""
+    """Return a constant of the table that is mixed into its keys, so that small tables are spread over shards."""
     return int.from_bytes(blake2b(table.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -76,16 +76,16 @@ def shard_of_one(table: str, key: int, shards: int) -> int:
 
 
 def among(keys: Keys, window: range) -> npt.NDArray[np.bool_]:
-    """Return which keys a range has that ascends."""
+    """Return which keys are in an ascending range."""
     inside = (keys >= window.start) & (keys < window.stop)
     if window.step > 1:
-        past = keys.view(np.uint64) - np.uint64(window.start & _MASK)  # modulo 2^64; right where the key is inside
+        past = keys.view(np.uint64) - np.uint64(window.start & _MASK)  # modulo 2^64; correct where the key is inside
         inside &= past % np.uint64(window.step) == 0
     return inside
 
 
 def ascending(keys: range) -> range:
-    """Return those integers of a range that can be keys, ascending."""
+    """Return the integers of a range that are valid keys, ascending."""
     if not keys:
         return range(0)
     first, last, step = min(keys[0], keys[-1]), max(keys[0], keys[-1]), abs(keys.step)
@@ -109,7 +109,7 @@ def rounds(keys: Keys) -> Sequence[Keys]:
 
 
 class KeyIndex:
-    """From 64-bit keys to slots 0, 1, 2 ... in the order in which keys came."""
+    """Maps 64-bit keys to slots 0, 1, 2 ... in the order in which keys were added."""
 
     def __init__(self) -> None:
         self.keys: Keys = np.empty(0, dtype=np.int64)
@@ -121,7 +121,7 @@ class KeyIndex:
         return self._count
 
     def find(self, keys: Keys) -> Keys:
-        """Return the slot of each key, -1 where it is not there."""
+        """Return the slot of each key, -1 for an absent key."""
         if len(keys) == 1:
             return np.array([self._find_one(int(keys[0]))])
         found = np.full(len(keys), -1, dtype=np.int64)
@@ -150,7 +150,7 @@ class KeyIndex:
         return slot
 
     def add(self, keys: Keys) -> Keys:
-        """Give keys that are not there, each once, the next slots; return those."""
+        """Add absent keys, each given once; return their slots, the next free ones."""
         before, self._count = self._count, self._count + len(keys)
         slots = np.arange(before, self._count)
         if len(self.keys) < self._count:
@@ -169,7 +169,7 @@ class KeyIndex:
         return (mix(keys) & np.uint64(len(self._places) - 1)).view(np.int64)
 
     def _settle(self, keys: Keys, slots: Keys) -> None:
-        """Find a free place for each slot; of those that want the same, one gets it and the others go on."""
+        """Find a free place for each slot; of slots that probe the same place, one gets it and the others probe on."""
         at = self._first(keys)
         while len(slots):
             free = self._places[at] < 0
@@ -179,18 +179,18 @@ class KeyIndex:
 
 
 class TableRows:
-    """The rows of one table that are held somewhere.
+    """The rows of one table, with their index.
 
     Args:
         width: elements of a row.
-        dtype: of its values.
-        beside: whole numbers beside a row; 0: none.
+        dtype: of the values.
+        extra: extra integers of a row (reductions.py); 0: none.
     """
 
-    def __init__(self, width: int, dtype: torch.dtype, beside: int) -> None:
-        self.width, self.dtype, self.beside = width, dtype, beside
+    def __init__(self, width: int, dtype: torch.dtype, extra: int) -> None:
+        self.width, self.dtype, self.extra = width, dtype, extra
         self._index = KeyIndex()
-        self._room = 0
+        self._capacity = 0
         self._lists: dict[int, tuple[Keys, Keys]] = {}
         self._words: tuple[torch.Tensor, Array] | None = None
         self.lanes = self.empty(0)
@@ -206,28 +206,28 @@ class TableRows:
 
     @property
     def words(self) -> Array:
-        """The values by slot, as `words_of` gives them."""
+        """The values by slot, as an array (see `words_of`)."""
         if self._words is None or self._words[0] is not self.lanes.values:
             self._words = self.lanes.values, words_of(self.lanes.values)
         return self._words[1]
 
     def empty(self, count: int) -> Lanes:
-        """Return lanes of so many rows, all zero."""
-        beside = torch.zeros(count, self.beside, dtype=torch.int64) if self.beside else None
-        return Lanes(torch.zeros(count, self.width, dtype=self.dtype), beside)
+        """Return lanes of `count` rows, all zero."""
+        extra = torch.zeros(count, self.extra, dtype=torch.int64) if self.extra else None
+        return Lanes(torch.zeros(count, self.width, dtype=self.dtype), extra)
 
     def find(self, keys: Keys) -> Keys:
         """Return the slot of each key, -1 where there is no row.
 
-        A list that nobody may write comes again (table_sessions.Lists): its slots, which never change, are remembered,
-        and nobody may write them.
+        A read-only key list is used repeatedly (client_sessions.KeyLists): its slots, which never change, are cached,
+        and the caller must not write to them.
         """
         known = self._lists.get(id(keys))
         if known is not None:
             return known[1]
         slots = self._index.find(keys)
         if not keys.flags.writeable and (slots >= 0).all():
-            self._lists[id(keys)] = keys, slots  # the list too, so that its id is no other's
+            self._lists[id(keys)] = keys, slots  # the list too, so that its id is not reused
             if len(self._lists) > LISTS:
                 del self._lists[next(iter(self._lists))]
         return slots
@@ -235,11 +235,11 @@ class TableRows:
     def add(self, keys: Keys) -> Keys:
         """Make zero rows for keys that have none, each given once; return their slots."""
         held, count = len(self), len(self) + len(keys)
-        if count > self._room:
-            self._room = max(8, count + count // 2)
-            grown = self.empty(self._room)
+        if count > self._capacity:
+            self._capacity = max(8, count + count // 2)
+            grown = self.empty(self._capacity)
             grown.values[:held] = self.lanes.values[:held]
-            if grown.beside is not None and self.lanes.beside is not None:
-                grown.beside[:held] = self.lanes.beside[:held]
+            if grown.extra is not None and self.lanes.extra is not None:
+                grown.extra[:held] = self.lanes.extra[:held]
             self.lanes = grown
         return self._index.add(keys)

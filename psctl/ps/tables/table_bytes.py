@@ -1,4 +1,4 @@
-"""Entries and shards of tables as bytes: what goes down a chain of replicas, and what is copied to a new replica."""
+"""Encoding of table entries, which are sent down a chain, and of shards, which are copied to a new replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psctl.ps.tables.table_packing import PayloadReader, lanes_arrays, pack
 from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard, What
 
 KindOf = Callable[[str, TableSpec | None], TableKind]
-"""Returns the kind of a table by its name, or as an entry says what it is."""
+"""Returns the kind of a table by its name, or by the spec that an entry carries."""
 
 
 class _PartBytes(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ _ENTRY = msgspec.msgpack.Decoder(_Entry)
 
 
 def encode_entry(entry: TableEntry) -> bytes:
-    """Return an entry as the bytes that go down a chain."""
+    """Return an entry as the bytes that are sent down a chain."""
     parts = []
     for part in entry.parts:
         arrays = [] if part.keys is None else [part.keys]
@@ -66,10 +66,10 @@ def encode_entry(entry: TableEntry) -> bytes:
 
 
 def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> TableEntry:
-    """Return the entry that `encode_entry` made bytes of.
+    """Return the entry that `encode_entry` encoded.
 
     Args:
-        kind_of: the kind of a table that this entry does not make itself.
+        kind_of: returns the kind of a table that this entry does not describe.
     """
     found = _ENTRY.decode(data)
     parts = [_part(part, kind_of) for part in found.parts]
@@ -83,24 +83,24 @@ def _part(part: _PartBytes, kind_of: KindOf) -> EntryPart:
     lanes = None
     if keys is not None and part.what != "call":
         kind = kind_of(part.table, part.spec)
-        beside = kind.held_beside if part.what == "start" else kind.beside
-        lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, beside)
+        extra = kind.held_extra if part.what == "start" else kind.extra
+        lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, extra)
     return EntryPart(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
 
 
 def staged_entries(shard: TableShard) -> list[bytes]:
-    """Return what a shard keeps until a clock is complete."""
+    """Return the encoded updates that a shard keeps until their clock is complete."""
     return [encode_entry(entry) for workers in shard.staged.values() for each in workers.values() for entry in each]
 
 
 def stage(shard: TableShard, staged: list[bytes]) -> None:
-    """Give a shard, which has the tables, what `staged_entries` returned."""
+    """Add to a shard, which has the tables, the updates that `staged_entries` returned."""
     for each in staged:
         shard.stage(decode_entry(each, shard.kind))
 
 
 def encode_shards(shards: list[TableShard]) -> bytes:
-    """Return all that these shards know."""
+    """Return the whole state of these shards as bytes."""
     return _ENCODER.encode([_state(shard) for shard in shards])
 
 
@@ -116,10 +116,10 @@ def _rows(rows: TableRows) -> tuple[int, bytes]:
 
 
 def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableShard]) -> list[TableShard]:
-    """Return the shards that `encode_shards` made bytes of.
+    """Return the shards that `encode_shards` encoded.
 
     Args:
-        make: makes an empty one.
+        make: makes an empty shard.
     """
     return [_shard(state, make(state.spec)) for state in _STATES.decode(data)]
 
@@ -129,7 +129,7 @@ def _shard(state: _State, shard: TableShard) -> TableShard:
         table, reader = shard.table(spec), PayloadReader(memoryview(payload))
         kind = table.kind
         slots = table.rows.add(reader.keys(count).copy())
-        lanes = reader.lanes(count, spec.width, kind.dtype, kind.held_beside)
+        lanes = reader.lanes(count, spec.width, kind.dtype, kind.held_extra)
         table.rows.lanes.put(torch.from_numpy(slots), lanes)
         table.stamp(slots)
     shard.sequences, shard.clocks, shard.marks = state.sequences, state.clocks, state.marks

@@ -1,12 +1,12 @@
-"""Keys and rows as the bytes of one payload, and payloads in parts.
+"""Encoding of keys and rows as the bytes of one payload, and transfer of payloads in parts.
 
-A payload is a row of arrays, each padded to eight bytes so that it can be read where it lies. Which arrays follow from
-the message's sections, in their order:
+A payload is a sequence of arrays, each padded to eight bytes so that it can be read in place. The message's sections,
+in their order, determine the arrays:
 
-    Section     keys (unless by digest), sequences (if numbered), whole numbers beside the rows, values
-                call: keys only
-    Asked       keys (unless by digest, or a range)
-    Given       keys (if told), which rows are there (a byte each), whole numbers, values
+    UpdateSection   keys (unless by digest), sequences (if numbered), extra integers of the rows, values;
+                    of a call: keys only
+    ReadSection     keys (unless by digest, or a range)
+    AnswerSection   keys (if `keys` is set), which rows exist (a byte each), extra integers, values
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from psctl.ps.tables.reductions import Array, Lanes, values_of, word_of
 from psctl.ps.tables.row_index import Keys
 
 LIMIT = 64 << 20
-"""Bytes of one message's payload; what is larger travels in several messages."""
+"""Largest payload of one message in bytes; a larger update is cut into several messages."""
 
 HASHED = 32
-"""Keys from which a list is known by its hash."""
+"""Least number of keys of a list that is identified by its hash."""
 
 
 def digest_of(keys: Keys) -> bytes:
-    """Return the hash by which a whole key list is known; of a short one none, for it is no longer than its hash."""
+    """Return the hash that identifies a key list; b"" for a list so short that a hash saves nothing."""
     return blake2b(keys.tobytes(), digest_size=16).digest() if len(keys) >= HASHED else b""
 
 
 def padded(size: int) -> int:
-    """Return the bytes that an array of so many takes."""
+    """Return `size` rounded up to a multiple of eight."""
     return -(-size // 8) * 8
 
 
 def pack(arrays: Sequence[Array]) -> memoryview:
-    """Return the arrays' bytes in one buffer: that in which a Writer has put them, where they lie there in a row."""
+    """Return the arrays' bytes in one buffer; no copy when a PayloadWriter has put them one after another already."""
     where = _together(arrays)
     if where is not None:
         return where
@@ -53,7 +53,7 @@ def pack(arrays: Sequence[Array]) -> memoryview:
 
 
 def _together(arrays: Sequence[Array]) -> memoryview | None:
-    """Return the span of one buffer in which these arrays lie one behind the other; None: they do not."""
+    """Return the span of one buffer that these arrays fill without gaps, in order; None if there is no such span."""
     base = arrays[0].base if arrays else None
     if not isinstance(base, np.ndarray) or base.dtype != np.uint8 or base.ndim != 1:
         return None
@@ -67,35 +67,35 @@ def _together(arrays: Sequence[Array]) -> memoryview | None:
 
 
 def lanes_size(lanes: Lanes, count: int) -> int:
-    """Return the bytes that so many rows like these take in a payload."""
-    beside = 0 if lanes.beside is None else 8 * count * lanes.beside.shape[1]
-    return beside + padded(count * lanes.values.shape[1] * lanes.values.dtype.itemsize)
+    """Return the bytes that `count` rows like these take in a payload."""
+    extra = 0 if lanes.extra is None else 8 * count * lanes.extra.shape[1]
+    return extra + padded(count * lanes.values.shape[1] * lanes.values.dtype.itemsize)
 
 
-Room = Callable[[int], Array]
-"""Returns new memory of so many bytes."""
+Allocate = Callable[[int], Array]
+"""Returns new memory of the given number of bytes."""
 
 
-def private(size: int) -> Array:
-    """Return memory of this process alone."""
+def allocate_private(size: int) -> Array:
+    """Return memory that is not shared with other processes."""
     return np.empty(size, dtype=np.uint8)
 
 
 class PayloadWriter:
-    """Puts arrays and rows into a new payload, one behind the other.
+    """Writes arrays and rows into a new payload, one after another.
 
     Args:
-        size: bytes of all of it.
-        room: where memory comes from.
+        size: bytes of the whole payload.
+        allocate: returns the payload's memory.
     """
 
-    def __init__(self, size: int, room: Room = private) -> None:
-        self.whole = room(size)
+    def __init__(self, size: int, allocate: Allocate = allocate_private) -> None:
+        self.whole = allocate(size)
         self.at = 0
-        """Bytes that are filled."""
+        """Bytes that are written so far."""
 
     def reserve(self, size: int) -> Array:
-        """Return the next so many bytes."""
+        """Return the next `size` bytes, to be written by the caller."""
         start, self.at = self.at, self.at + padded(size)
         self.whole[start + size : self.at] = 0
         return self.whole[start : start + size]
@@ -104,35 +104,35 @@ class PayloadWriter:
         """Copy an array."""
         self.reserve(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
-    def rows(self, words: Array, beside: torch.Tensor | None, rows: Keys) -> None:
+    def rows(self, words: Array, extra: torch.Tensor | None, rows: Keys) -> None:
         """Copy these rows.
 
         Args:
             words: the values (`words_of`).
-            beside: the whole numbers beside them.
-            rows: which; of a negative one it copies any.
+            extra: the integers that the reduction keeps with them.
+            rows: slots of the rows to copy; for a negative slot an arbitrary row is copied.
         """
-        for each in (words,) if beside is None else (beside.numpy(), words):
+        for each in (words,) if extra is None else (extra.numpy(), words):
             (count,), width = rows.shape, each.shape[1]
-            room = self.reserve(count * width * each.itemsize).view(each.dtype).reshape(count, width)
-            if room.size:
-                each.take(rows, 0, room, "clip")
+            buffer = self.reserve(count * width * each.itemsize).view(each.dtype).reshape(count, width)
+            if buffer.size:
+                each.take(rows, 0, buffer, "clip")
 
 
 class PayloadReader:
-    """Takes arrays out of a payload in the order in which they were packed.
+    """Reads arrays from a payload in the order in which they were packed.
 
     Raises:
-        ProtocolError: from its methods, when the payload is shorter than what is wanted.
+        ProtocolError: from its methods, when the payload is shorter than the requested array.
     """
 
     def __init__(self, payload: memoryview) -> None:
         held = np.frombuffer(payload, dtype=np.uint8)
-        self._bytes = held if held.flags.writeable else held.copy()  # torch takes no array that may not be written
+        self._bytes = held if held.flags.writeable else held.copy()  # torch accepts no read-only array
         self._at = 0
 
     def array(self, count: int, dtype: Any) -> Array:
-        """Return the next `count` elements, where they lie."""
+        """Return the next `count` elements as a view of the payload."""
         size = count * np.dtype(dtype).itemsize
         stop = self._at + size
         if count < 0 or stop > len(self._bytes):
@@ -142,23 +142,23 @@ class PayloadReader:
         return found
 
     def keys(self, count: int) -> Keys:
-        """Return the next so many keys."""
+        """Return the next `count` keys."""
         return self.array(count, np.int64)
 
-    def lanes(self, count: int, width: int, dtype: torch.dtype, beside: int) -> Lanes:
-        """Return the next so many rows."""
-        whole = torch.from_numpy(self.array(count * beside, np.int64)).view(count, beside) if beside else None
+    def lanes(self, count: int, width: int, dtype: torch.dtype, extra: int) -> Lanes:
+        """Return the next `count` rows."""
+        whole = torch.from_numpy(self.array(count * extra, np.int64)).view(count, extra) if extra else None
         return Lanes(values_of(self.words(count, width, dtype), dtype), whole)
 
     def words(self, count: int, width: int, dtype: torch.dtype) -> Array:
-        """Return the values of the next so many rows, as `words_of` gives them."""
+        """Return the values of the next `count` rows as an array (see `words_of`)."""
         return self.array(count * width, word_of(dtype)).reshape(count, width)
 
 
 def lanes_arrays(lanes: Lanes) -> list[Array]:
     """Return rows as arrays to pack, as `PayloadReader.lanes` reads them."""
     values = bytes_of(lanes.values)
-    return [values] if lanes.beside is None else [lanes.beside.contiguous().numpy(), values]
+    return [values] if lanes.extra is None else [lanes.extra.contiguous().numpy(), values]
 
 
 def bytes_of(values: torch.Tensor) -> Array:
@@ -178,10 +178,10 @@ def in_parts(message: Any, payload: memoryview | None) -> Iterator[tuple[Any, me
 
 
 class PayloadAssembly:
-    """Puts the parts of a peer's messages together again; one a connection.
+    """Reassembles messages that a peer sends in parts; each connection has one.
 
     Args:
-        limit: bytes of a message's payload that are taken in.
+        limit: largest payload in bytes that is accepted.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -191,10 +191,10 @@ class PayloadAssembly:
         self._filled = 0
 
     def place(self, message: Any, size: int) -> memoryview:
-        """Return where the payload of `message` goes.
+        """Return the buffer that receives the payload of `message`.
 
         Raises:
-            ProtocolError: it is not what must come now, or larger than may be.
+            ProtocolError: the message is out of order, or its payload is too large.
         """
         if not isinstance(message, More):
             whole = int(getattr(message, "size", False))
@@ -203,11 +203,11 @@ class PayloadAssembly:
             self._message, self._filled = message, 0
             self._buffer = np.empty(whole, dtype=np.uint8).data
         elif self._message is None or message.offset != self._filled or self._filled + size > len(self._buffer):
-            raise ProtocolError("a part of nothing, or not the next one")
+            raise ProtocolError("More without a message before it, or with the wrong offset")
         return self._buffer[self._filled : self._filled + size]
 
     def received(self, message: Any, size: int) -> tuple[Any, memoryview] | None:
-        """Note that a payload stands where `place` said; return a message that is whole now, and its bytes."""
+        """Note that the buffer of `place` is filled; return the message and its payload when it is complete."""
         if not size:
             if isinstance(message, More) or getattr(message, "size", False):
                 raise ProtocolError(f"{type(message).__name__} without its bytes")

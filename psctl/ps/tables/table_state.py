@@ -1,18 +1,19 @@
-"""A shard of a store as a state machine: entries in, rows and clocks; the same entries give the same bits.
+"""A shard of a store as a state machine: entries change rows and clocks; the same entries give the same bits.
 
-    apply(entry)     push, start, call; a worker's clock, its mark, its coming; one that is not newer than the worker's
-                     last is dropped
-    read, scan       rows as they are
+    apply(entry)     a push, start or call; a worker's clock, mark or first entry; an entry that is not newer than the
+                     worker's last is dropped
+    read             rows as they are
 
-Under asp and ssp an entry is applied when it comes. Under bsp what is pushed within a clock is kept until all of the
-group have finished that clock; then it is joined in the order of ranks and applied once, so that a run repeats to the
-bit and a reader of clock c sees exactly the clocks before c (and its own pushes, which its own end lays over them).
+Under asp and ssp an entry is applied when it arrives. Under bsp the pushes of a clock are kept until all workers of the
+group have finished that clock; then they are combined in the order of ranks and applied once, so that a run repeats to
+the bit and a reader at clock c sees exactly the clocks before c (and its own pushes, which its client adds to them).
 
-Checkpoints. Each worker marks, between two of its updates, where the checkpoint of step c cuts; the shard's state when
-the last of them has marked is that checkpoint's, for whoever marked before is held back until then (`holds`; Chandy and
-Lamport's markers with channels that are drained, as in Flink's aligned barriers). So it holds what all pushed up to
-step c, all of it and nothing else, and a run that goes on from there does every later push again, once. What says who
-is held back is the state itself, so a replica that takes over needs to be told nothing.
+Checkpoints. Each worker marks, between two of its updates, the cut of the checkpoint of step c; the shard's state when
+the last worker has marked is the checkpoint's, because the entries of a worker that has marked are held back until then
+(`is_held_back`; Chandy and Lamport's markers with channels that are drained, as in Flink's aligned barriers). So the
+state contains all pushes of all workers up to step c and nothing else, and a run that is resumed from it repeats every
+later push exactly once. The state itself determines which workers are held back, so a replica that becomes the primary
+needs no further information.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from psctl.ps.tables.row_index import Keys, rounds
 from psctl.ps.tables.table_kinds import Functions, TableKind
 
 FOREVER = 1 << 62
-"""The clock, and the mark, of a worker that has left: nobody waits for it."""
+"""The clock, and the mark, of a worker that has left: no worker waits for it."""
 
 PLACES = 32
-"""Bits of a sequence below the place of the run where it was said."""
+"""Low bits of a sequence, which count updates in one place of the run; the high bits are the place."""
 
 
 def first_of(place: int) -> int:
-    """Return the first sequence of what a worker says at a place of the run."""
+    """Return the first sequence of a worker's updates at a place of the run."""
     return place << PLACES
 
 
 def last_of(place: int) -> int:
-    """Return the last sequence of what it says there."""
+    """Return the last sequence of a worker's updates at a place of the run."""
     return first_of(place + 1) - 1
 
 
@@ -51,7 +52,7 @@ What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
 
 
 class EntryPart(msgspec.Struct, frozen=True):
-    """What an entry does to one table. `numbers`: of single pushes the sequence of each; their keys ascend."""
+    """An entry's change of one table. `numbers`: the sequence of each single push; their keys ascend."""
 
     what: str
     table: str
@@ -63,7 +64,7 @@ class EntryPart(msgspec.Struct, frozen=True):
     numbers: Keys | None = None
 
     def only(self, after: int, until: int) -> EntryPart:
-        """Return this without those single pushes that are not numbered in (after, until]."""
+        """Return this part with only those single pushes whose sequence is in (after, until]."""
         if self.numbers is None:
             return self
         kept = (self.numbers > after) & (self.numbers <= until)
@@ -78,10 +79,10 @@ class EntryPart(msgspec.Struct, frozen=True):
 class TableEntry(msgspec.Struct, frozen=True):
     """One entry of one worker in one shard.
 
-    update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
-    now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and
-    numbers what it says from then on above `sequence`. gone: it is lost for good, and what it said counts up to
-    sequence `clock`, as far as the rest is not applied.
+    update: `parts`, within the worker's clock `clock`. clock: the worker has finished `clock` clocks. mark: its later
+    entries do not belong to the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
+    its later entries above `sequence`. gone: it is lost for good; its entries above sequence `clock` that are not
+    applied yet are dropped.
     """
 
     worker: int
@@ -92,7 +93,7 @@ class TableEntry(msgspec.Struct, frozen=True):
 
 
 class ShardTable:
-    """Rows of one table in one shard, with the number of the change that each last saw."""
+    """Rows of one table in one shard, with the number of the last change of each row."""
 
     def __init__(self, kind: TableKind) -> None:
         self.kind = kind
@@ -102,7 +103,7 @@ class ShardTable:
         """By slot."""
 
     def push(self, keys: Keys, lanes: Lanes) -> None:
-        """Join rows, each key given once."""
+        """Combine pushed rows with those here; each key is given once."""
         slots = self.rows.find(keys)
         there = slots >= 0
         all_there = np.count_nonzero(there) == len(there)
@@ -110,21 +111,21 @@ class ShardTable:
             slots[~there] = self.rows.add(keys[~there])
         at = torch.from_numpy(slots)
         if all_there and self.kind.adds:
-            self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: a third of the bytes that others move
+            self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: copies a third of the bytes
             self.stamp(slots)
             return
         self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
         self.stamp(slots)
 
     def join(self, part: EntryPart) -> None:
-        """Join what was pushed: by one call, or row by row, where a key may stand several times."""
+        """Apply a push: of one call, or of single pushes, in which a key may occur several times."""
         assert part.keys is not None
         assert part.lanes is not None
         if part.numbers is None:
             self.push(part.keys, part.lanes)
             return
         turns = rounds(part.keys)
-        if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, but a row to be added to
+        if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, only an existing row
             new = part.keys[turns[0]]
             self.rows.add(new[self.rows.find(new) < 0])
             self.push(part.keys, part.lanes)
@@ -134,7 +135,7 @@ class ShardTable:
             self.push(part.keys[places], part.lanes if whole else part.lanes.at(torch.from_numpy(places)))
 
     def begin(self, keys: Keys, lanes: Lanes) -> None:
-        """Set those rows that are not there."""
+        """Set those rows that are absent."""
         absent = self.rows.find(keys) < 0
         if absent.any():
             slots = self.rows.add(keys[absent])
@@ -142,7 +143,7 @@ class ShardTable:
             self.stamp(slots)
 
     def call(self, function: Callable[..., Any], keys: Keys | None, arguments: dict[str, Any]) -> None:
-        """Replace rows that are there (of these keys, or all) by what the function makes of (keys, values)."""
+        """Replace existing rows (of these keys, or all) by the function's result for (keys, values)."""
         slots = np.arange(len(self.rows)) if keys is None else self.rows.find(keys)
         slots = slots[slots >= 0]
         if len(slots):
@@ -154,7 +155,7 @@ class ShardTable:
             self.stamp(slots)
 
     def read(self, keys: Keys) -> tuple[Any, Lanes]:
-        """Return which rows are there, and the rows (anything where none is)."""
+        """Return which rows exist, and the rows (undefined values where none exists)."""
         slots = self.rows.find(keys)
         if not len(self.rows):
             return slots >= 0, self.rows.empty(len(keys))
@@ -189,7 +190,7 @@ class TableShard:
         self.staged: dict[int, dict[int, list[TableEntry]]] = {}
         """By clock, by worker: its updates in order."""
         self.restored = False
-        """It comes from a checkpoint, and who opens it says what it is from now on."""
+        """Whether the shard was read from a checkpoint and not opened yet; the first to open it sets its spec."""
         self._functions = functions
 
     @property
@@ -207,18 +208,18 @@ class TableShard:
         return FOREVER > self.marks.get(worker, -1) > self.cut
 
     def kind(self, name: str, spec: TableSpec | None) -> TableKind:
-        """Return a table's kind, also of one that is not made yet."""
+        """Return a table's kind, also when the table does not exist yet."""
         found = self.tables.get(name)
         if found is None or (spec is not None and found.kind.spec != spec):
-            assert spec is not None, "an entry says what its table is, or it is there"
+            assert spec is not None, "an entry describes its table unless the table exists"
             return TableKind(spec, self._functions)
         return found.kind
 
     def table(self, spec: TableSpec) -> ShardTable:
-        """Return a table, which is made when it is not there.
+        """Return a table, made if it does not exist.
 
         Raises:
-            UsageError: it is there and is another; or it cannot be made.
+            UsageError: it exists with another spec, or the spec is invalid.
         """
         found = self.tables.get(spec.name)
         if found is None:
@@ -228,10 +229,10 @@ class TableShard:
         return found
 
     def apply(self, entry: TableEntry) -> bool:
-        """Take in an entry; False when it was taken in before.
+        """Apply an entry; return False when it was applied before.
 
         Raises:
-            Exception: what a user's function raised.
+            Exception: raised by a user's function.
         """
         if entry.what == "open":
             return self._on_open(entry.worker, entry.clock, entry.sequence)
@@ -291,7 +292,7 @@ class TableShard:
             self._apply_staged()
 
     def reopen(self, spec: StoreSpec) -> None:
-        """Be what a run says that goes on from the checkpoint that this came from: all begin where it was cut."""
+        """Take the spec of the run that resumes from this shard's checkpoint; all begin at the checkpoint's clock."""
         self.clocks = dict.fromkeys(spec.group, min(self.clocks.values(), default=0))
         self.spec, self.restored, self.sequences, self.marks = spec, False, {}, {}
         if spec.staleness != 0:
@@ -307,7 +308,7 @@ class TableShard:
             table.join(part)
 
     def _apply_staged(self) -> None:
-        """Apply the clocks that are complete: a clock's pushes joined in the order of ranks, then its calls."""
+        """Apply the clocks that are complete: a clock's pushes combined in the order of ranks, then its calls."""
         self._apply(clock for clock in self.staged if clock < self.clock)
 
     def _apply(self, clocks: Iterable[int]) -> None:
@@ -327,7 +328,7 @@ class TableShard:
 
 
 def _until(entry: TableEntry, last: int) -> list[TableEntry]:
-    """Return what of an entry is numbered up to `last`, if anything."""
+    """Return the part of an entry with sequences up to `last`: a list of one entry, or empty."""
     if entry.sequence <= last:
         return [entry]
     parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
@@ -335,7 +336,7 @@ def _until(entry: TableEntry, last: int) -> list[TableEntry]:
 
 
 def differs(held: TableSpec, asked: TableSpec) -> UsageError:
-    """Return the error of who says of a table what was not said before."""
+    """Return the error for a table that is described differently from before."""
     what = f"key {held.name!r}" if held.name else "the rows of integer keys"
     for field in held.__struct_fields__:
         ours, theirs = getattr(held, field), getattr(asked, field)
@@ -348,10 +349,10 @@ def differs(held: TableSpec, asked: TableSpec) -> UsageError:
 
 
 def merged(reduction: Reduction, pushed: list[Any], *, fold: bool = False) -> tuple[Keys, Lanes]:
-    """Return the keys of several pushes, each once and ascending, with their rows joined in the order given.
+    """Return the keys of several pushes, each once and ascending, with their rows combined in the order given.
 
     Args:
-        fold: a push may have a key several times.
+        fold: whether one push may contain a key several times.
     """
     if len(pushed) == 1 and not fold:
         keys, lanes = pushed[0]
@@ -360,6 +361,6 @@ def merged(reduction: Reduction, pushed: list[Any], *, fold: bool = False) -> tu
     order = np.argsort(keys, kind="stable")
     unique, groups = np.unique(keys[order], return_inverse=True)
     values = torch.cat([lanes.values for _, lanes in pushed])
-    beside = None if pushed[0][1].beside is None else torch.cat([lanes.beside for _, lanes in pushed])
-    lanes = Lanes(values, beside).at(torch.from_numpy(order))
+    extra = None if pushed[0][1].extra is None else torch.cat([lanes.extra for _, lanes in pushed])
+    lanes = Lanes(values, extra).at(torch.from_numpy(order))
     return unique, reduction.fold(lanes, torch.from_numpy(groups), len(unique))

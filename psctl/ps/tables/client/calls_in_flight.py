@@ -34,7 +34,7 @@ from psctl.ps.tables.client.row_cache import OwnPush, overlay
 from psctl.ps.tables.reductions import Array, Lanes, words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import LIMIT, PayloadReader, PayloadWriter, Room, lanes_size, pack
+from psctl.ps.tables.table_packing import LIMIT, Allocate, PayloadReader, PayloadWriter, lanes_size, pack
 
 
 class ShardChange(msgspec.Struct, frozen=True, eq=False):
@@ -187,13 +187,13 @@ class ServerSession:
 
 
 def pieces(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Any, clock: int, room: Room
+    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Any, clock: int, allocate: Allocate
 ) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
     """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
     shards: dict[int, list[ShardChange]] = {}
     owns: list[OwnPush] = []
     size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
-    writer = PayloadWriter(size, room)
+    writer = PayloadWriter(size, allocate)
     for kind, route, lanes in parts:
         name = kind.spec.name
         for stop, rows, held, first in _laid(writer, kind, route, lanes):
@@ -207,9 +207,9 @@ def _laid(
     writer: PayloadWriter, kind: TableKind, route: KeyRoute, lanes: Lanes
 ) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
     """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
-    words, beside = words_of(lanes.values), lanes.beside
+    words, extra = words_of(lanes.values), lanes.extra
     width, a_row = words.shape[1], words.shape[1] * words.itemsize
-    together, first = beside is None and a_row % 8 == 0, 0  # then nothing stands between one stop's rows and the next's
+    together, first = extra is None and a_row % 8 == 0, 0  # then nothing stands between one stop's rows and the next's
     if together:
         start = writer.at
         writer.rows(words, None, route.order)
@@ -222,10 +222,10 @@ def _laid(
             start = end
         else:
             start = writer.at
-            writer.rows(words, beside, route.order[first : first + count])
+            writer.rows(words, extra, route.order[first : first + count])
             part = writer.whole[start : writer.at]
-            beside_row = 0 if beside is None else beside.shape[1]
-            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, beside_row), 0
+            extra_row = 0 if extra is None else extra.shape[1]
+            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, extra_row), 0
         first += count
 
 
@@ -295,8 +295,8 @@ def scanned(
 
 def joined(parts: Sequence[Lanes]) -> Lanes:
     """Return rows one behind the other."""
-    beside = [part.beside for part in parts if part.beside is not None]
-    return Lanes(torch.cat([part.values for part in parts]), torch.cat(beside) if beside else None)
+    extra = [part.extra for part in parts if part.extra is not None]
+    return Lanes(torch.cat([part.values for part in parts]), torch.cat(extra) if extra else None)
 
 
 NOBODY = -1

@@ -88,10 +88,10 @@ class RowCache:
         if new.any():
             slots[new] = rows.add(keys[new])
         if len(self._clocks) < len(rows):
-            room, held = 2 * len(rows), len(self._clocks)
-            self._clocks = np.concatenate([self._clocks, np.zeros(room - held, dtype=np.int64)])
-            self._shards = np.concatenate([self._shards, np.zeros(room - held, dtype=np.int64)])
-            self._watched = np.concatenate([self._watched, np.zeros(room - held, dtype=bool)])
+            capacity, held = 2 * len(rows), len(self._clocks)
+            self._clocks = np.concatenate([self._clocks, np.zeros(capacity - held, dtype=np.int64)])
+            self._shards = np.concatenate([self._shards, np.zeros(capacity - held, dtype=np.int64)])
+            self._watched = np.concatenate([self._watched, np.zeros(capacity - held, dtype=bool)])
         rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(there)))
         self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
 
@@ -126,7 +126,7 @@ def overlay(kind: TableKind, keys: Keys, there: Array, lanes: Lanes, owns: Itera
             continue
         if not copied:
             there, copied = there.copy(), True
-            lanes = Lanes(lanes.values.clone(), None if lanes.beside is None else lanes.beside.clone())
+            lanes = Lanes(lanes.values.clone(), None if lanes.extra is None else lanes.extra.clone())
         rows = torch.from_numpy(np.flatnonzero(mine))
         pushed = own.lanes.at(torch.from_numpy(at[mine]))
         lanes.put(rows, kind.joined(lanes.at(rows), there[mine], pushed, keys[mine]))

@@ -76,8 +76,8 @@ class RowView:
 
     def _want(self, read: TableRead, kind: TableKind, route: KeyRoute) -> WantedRows:
         count = len(route.unique)
-        room = kind.read_buffer(count)
-        want = WantedRows(kind, route.unique, np.zeros(count, dtype=bool), room, words_of(room.values), route.inverse)
+        lanes = kind.read_buffer(count)
+        want = WantedRows(kind, route.unique, np.zeros(count, dtype=bool), lanes, words_of(lanes.values), route.inverse)
         missing = None
         if read.clock != ANY:
             cache = self._caches.setdefault(kind.spec.name, RowCache(kind))
@@ -112,7 +112,7 @@ class RowView:
             held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().empty(len(keys))
         else:
             held = reader.array(given.count, np.uint8).astype(bool)
-            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
+            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_extra)
         if not wanted:
             return
         want, owns = place.want if place is not None else None, self._owns[given.shard]
@@ -130,8 +130,8 @@ class RowView:
             cache.add_rows(given.shard, keys, there, lanes, given.clock, held)
         if want is not None and place is not None:
             want.words[place.at] = words_of(lanes.values)
-            if want.lanes.beside is not None and lanes.beside is not None:
-                want.lanes.beside[torch.from_numpy(place.at)] = lanes.beside
+            if want.lanes.extra is not None and lanes.extra is not None:
+                want.lanes.extra[torch.from_numpy(place.at)] = lanes.extra
             want.there[place.at] = there
 
     def _included(self, own: OwnPush, given: AnswerSection) -> bool:

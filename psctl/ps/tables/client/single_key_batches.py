@@ -23,7 +23,7 @@ from psctl.ps.tables.client.row_cache import OwnPush
 from psctl.ps.tables.reductions import Array, Lanes, words_of
 from psctl.ps.tables.row_index import ONE, Keys, rounds, shard_of, shard_of_one
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import PayloadReader, PayloadWriter, Room, lanes_size, padded
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, padded
 
 ROOM = 1 << 20
 """Bytes of rows that wait together at most."""
@@ -43,7 +43,7 @@ class WaitingRows(msgspec.Struct, eq=False):
     numbers: list[int] = msgspec.field(default_factory=list)
 
 
-def _room(kind: TableKind, count: int) -> WaitingRows:
+def _waiting_rows(kind: TableKind, count: int) -> WaitingRows:
     lanes = kind.push_buffer(count)
     return WaitingRows(kind, lanes, words_of(lanes.values))
 
@@ -55,8 +55,8 @@ class PushBatch:
         room: where a message's memory comes from.
     """
 
-    def __init__(self, room: Room) -> None:
-        self._memory = room
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
         self.tickets: list[int] = []
         self.bytes = 0
         self._tables: dict[str, WaitingRows] = {}
@@ -71,14 +71,14 @@ class PushBatch:
         name = kind.spec.name
         rows = self._tables.get(name)
         if rows is None:
-            rows = self._tables[name] = _room(kind, FIRST)
+            rows = self._tables[name] = _waiting_rows(kind, FIRST)
         keys = rows.keys
         at = len(keys)
         if at == len(rows.words):
             rows = self._tables[name] = _grown(rows)
         rows.words[at] = words_of(lanes.values)
-        if rows.lanes.beside is not None and lanes.beside is not None:
-            rows.lanes.beside[at] = lanes.beside[0]
+        if rows.lanes.extra is not None and lanes.extra is not None:
+            rows.lanes.extra[at] = lanes.extra[0]
         rows.keys.append(key)
         rows.numbers.append(number)
         self.tickets.append(ticket)
@@ -97,17 +97,17 @@ class PushBatch:
         shards: dict[int, list[ShardChange]] = {}
         owns: list[OwnPush] = []
         for rows in self._tables.values():
-            _laid(rows, turns, clock, before, shards, owns, self._memory)
+            _laid(rows, turns, clock, before, shards, owns, self._allocate)
         tickets, size = self.tickets, self.bytes
         self._tables, self.tickets, self.bytes = {}, [], 0
         return shards, owns, tickets, size
 
 
 def _grown(rows: WaitingRows) -> WaitingRows:
-    more, held = _room(rows.kind, 4 * len(rows.words)), len(rows.words)
+    more, held = _waiting_rows(rows.kind, 4 * len(rows.words)), len(rows.words)
     more.words[:held] = rows.words
-    if more.lanes.beside is not None and rows.lanes.beside is not None:
-        more.lanes.beside[:held] = rows.lanes.beside
+    if more.lanes.extra is not None and rows.lanes.extra is not None:
+        more.lanes.extra[:held] = rows.lanes.extra
     more.keys, more.numbers = rows.keys, rows.numbers
     return more
 
@@ -119,7 +119,7 @@ def _laid(
     before: dict[int, int],
     shards: dict[int, list[ShardChange]],
     owns: list[OwnPush],
-    room: Room,
+    allocate: Allocate,
 ) -> None:
     """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
     name, keys, numbers = rows.kind.spec.name, np.array(rows.keys, dtype=np.int64), np.array(rows.numbers)
@@ -127,16 +127,16 @@ def _laid(
     keys, numbers = keys[order], numbers[order]
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
                for start, stop in pairwise(edges))  # fmt: skip
-    writer = PayloadWriter(size, room)
-    kind, beside = rows.kind, rows.lanes.beside
+    writer = PayloadWriter(size, allocate)
+    kind, extra = rows.kind, rows.lanes.extra
     for start, stop in pairwise(edges):
         shard, part, first = held[start], keys[start:stop], writer.at
         writer.array(part)
         writer.array(numbers[start:stop])
         begin = writer.at
-        writer.rows(rows.words, beside, order[start:stop])
+        writer.rows(rows.words, extra, order[start:stop])
         reader = PayloadReader(writer.whole[begin : writer.at].data)
-        lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.beside)
+        lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.extra)
         section = UpdateSection(shard, name, stop - start, numbered=True)
         shards.setdefault(shard, []).append(ShardChange(section, None, b"", writer.whole[first : writer.at]))
         if shard in before and not (new := numbers[start:stop] > before[shard]).all():

@@ -51,7 +51,7 @@ from psctl.ps.tables.client.row_view import ANY, RowView
 from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch, ReadBatch
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.table_kinds import Functions, TableKind
-from psctl.ps.tables.table_packing import PayloadReader, Room, private
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, differs, first_of
 
 
@@ -66,7 +66,9 @@ class TableClient:
         room: where the memory of updates comes from.
     """
 
-    def __init__(self, spec: StoreSpec, me: int, functions: Functions, after: int = -1, room: Room = private) -> None:
+    def __init__(
+        self, spec: StoreSpec, me: int, functions: Functions, after: int = -1, allocate: Allocate = allocate_private
+    ) -> None:
         self.spec, self.me = spec, me
         self.clock = 0
         """Clocks that this worker has finished."""
@@ -81,9 +83,9 @@ class TableClient:
         self._functions = functions
         self.outstanding = UnackedChanges()
         self._reads: dict[int, TableRead] = {}
-        self._room = room
+        self._allocate = allocate
         self._push_batch, self._read_batches = (
-            PushBatch(room),
+            PushBatch(allocate),
             dict[str, ReadBatch](),
         )  # pushes and reads of one row that wait
         self._descriptions = OpenDescriptions()
@@ -136,7 +138,7 @@ class TableClient:
         """
         changes = []
         for chunk in chunks(parts, self.routes):
-            shards, owns = pieces(chunk, what, self.clock, self._room)
+            shards, owns = pieces(chunk, what, self.clock, self._allocate)
             owns = self._not_done_before(owns, place) if what == "push" else []
             self._view.add_own(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)

@@ -1,7 +1,7 @@
 """A server's end of all stores.
 
 client_sessions: the sessions of workers with a store
-read_answers: answers to reads, and messages that wait until all replicas hold what they rest on
+read_answers: answers to reads, and messages held until all replicas have the versions that they depend on
 saved_tables: tables in a checkpoint
 snapshot_reads: reads from outside the job
 table_server: the state machine of a server's tables

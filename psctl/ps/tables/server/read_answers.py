@@ -36,7 +36,7 @@ from psctl.ps.tables.reductions import words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
 from psctl.ps.tables.server.table_shard import HostedShard
-from psctl.ps.tables.table_packing import PayloadWriter, Room, lanes_size, padded, private
+from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, lanes_size, padded
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
@@ -152,7 +152,7 @@ def answer(
     ticket: int,
     wanted: Sequence[tuple[ReadSection, Keys]],
     slots: Mapping[int, HostedShard],
-    room: Room,
+    allocate: Allocate,
 ) -> ToWorker:
     """Return what was asked, as it is now."""
     name, session = opened.spec.name, opened.sessions[worker]
@@ -173,7 +173,7 @@ def answer(
         found.append(FoundRows(table, keys, rows, told=asked.count < 0))
         if opened.spec.eager:
             _note(session, asked, table, rows[rows >= 0])
-    payload = laid(found, room)
+    payload = laid(found, allocate)
     return ToWorker(worker, Fetched(name, ticket, given, len(payload)), payload)
 
 
@@ -186,23 +186,23 @@ class FoundRows(NamedTuple):
     told: bool
 
 
-def laid(found: Sequence[FoundRows], room: Room = private) -> memoryview:
+def laid(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
     """Return a payload of rows, each copied once."""
     size = 0
     for table, keys, slots, told in found:
         size += 8 * len(keys) * told + padded(len(slots))
         size += lanes_size(table.rows.lanes, len(slots))
-    writer = PayloadWriter(size, room)
+    writer = PayloadWriter(size, allocate)
     for table, keys, slots, told in found:
         if told:
             writer.array(keys)
         writer.array((slots >= 0).view(np.uint8))
         rows = table.rows
         if len(rows):
-            writer.rows(rows.words, rows.lanes.beside, slots)
+            writer.rows(rows.words, rows.lanes.extra, slots)
         else:
             none = rows.empty(1)
-            writer.rows(words_of(none.values), none.beside, slots)
+            writer.rows(words_of(none.values), none.extra, slots)
     return writer.whole.data
 
 
@@ -263,8 +263,8 @@ class ReadAnswers:
         room: where the memory of answers comes from.
     """
 
-    def __init__(self, outbox: HeldAnswers, slots: Mapping[int, HostedShard], room: Room) -> None:
-        self._outbox, self._slots, self._room = outbox, slots, room
+    def __init__(self, outbox: HeldAnswers, slots: Mapping[int, HostedShard], allocate: Allocate) -> None:
+        self._outbox, self._slots, self._allocate = outbox, slots, allocate
         self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
 
     def forget(self, shard: int) -> None:
@@ -310,7 +310,7 @@ class ReadAnswers:
         if clock > 0 and min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < clock:
             opened.waiting_reads.append(waiting)
             return
-        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots, self._room)
+        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots, self._allocate)
         versions = {asked.shard: self._slots[asked.shard].version for asked, _ in wanted}
         self._outbox.add(send, versions, partial(self._answer_again, opened, waiting, wanted))
 

@@ -67,8 +67,8 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
         lanes = table.rows.lanes.at(slice(0, len(table.rows)))
         found.append(_copied(f"{within}/keys", torch.from_numpy(table.rows.keys.copy())))
         found.append(_copied(f"{within}/rows", lanes.values.clone()))
-        if lanes.beside is not None:
-            found.append(_copied(f"{within}/beside", lanes.beside.clone()))
+        if lanes.extra is not None:
+            found.append(_copied(f"{within}/beside", lanes.extra.clone()))
     return found
 
 
@@ -125,10 +125,10 @@ def _join(
     for spec in about.tables:
         within = f"{place}named/{quote(spec.name, safe='')}" if spec.name else f"{place}integers"
         table = held.table(spec)
-        keys, beside = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
+        keys, extra = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
         mine = torch.from_numpy(_mine(spec.name, keys, own))
         if mine.any():
-            lanes = Lanes(tensors[f"{within}/rows"], beside).at(mine)
+            lanes = Lanes(tensors[f"{within}/rows"], extra).at(mine)
             table.begin(keys[mine.numpy()], lanes)
     for data in about.staged:
         entry = decode_entry(data, held.kind)

@@ -46,7 +46,7 @@ from psctl.ps.tables.server.saved_tables import TableCheckpoints, load
 from psctl.ps.tables.server.snapshot_reads import SnapshotReads
 from psctl.ps.tables.server.table_shard import EntryHead, HostedShard, WaitingEntry
 from psctl.ps.tables.table_kinds import Functions
-from psctl.ps.tables.table_packing import PayloadReader, Room, private
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry
 
 TableOutput = ToWorker | ToServer | ReplicaCaughtUp | LeadMoved | SaveSlices | LoadTables
@@ -62,7 +62,7 @@ class TableServer:
         room: where the memory of answers comes from.
     """
 
-    def __init__(self, rank: int, functions: Functions, shards: int, room: Room = private) -> None:
+    def __init__(self, rank: int, functions: Functions, shards: int, allocate: Allocate = allocate_private) -> None:
         self.rank, self.shard_count, self.epoch = rank, shards, -1
         self.stores: dict[str, OpenedStore] = {}
         self.shards_here: dict[int, HostedShard] = {}
@@ -74,7 +74,7 @@ class TableServer:
         self._applied: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
         self._lost_workers: dict[int, int] = {}  # by rank: the last sequence that counts
         self._answers, self._checkpoints = (
-            ReadAnswers(self._outbox, self.shards_here, room),
+            ReadAnswers(self._outbox, self.shards_here, allocate),
             TableCheckpoints(self.shards_here, shards),
         )
         self.snapshot_reads = SnapshotReads(self._outbox, self.shards_here, shards)
