@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psctl.agent import supervisor
-from psctl.coordinator.event_log import ROOM, EventLog
+from psctl.coordinator.event_log import RESERVE_BYTES, EventLog
 from psctl.job import events
 from psctl.job.process_messages import ProcessFailure
 from tests.helpers.disks import SmallDisk
@@ -62,7 +62,7 @@ def test_a_line_that_does_not_fit_is_not_left_torn_and_comes_when_there_is_room(
 
 def test_on_a_full_disk_all_is_told_but_printed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script's output has filled the disk; what the job does is still followed, and its end is in the log."""
-    disk = SmallDisk(monkeypatch, ROOM + 500)
+    disk = SmallDisk(monkeypatch, RESERVE_BYTES + 500)
     log = EventLog(tmp_path / "events.jsonl")
     for number in range(100):
         log.append(printed(f"line {number}"))
@@ -82,7 +82,7 @@ def test_on_a_full_disk_all_is_told_but_printed_lines(tmp_path: Path, monkeypatc
     *_, gap, last = read(tmp_path / "events.jsonl")
     assert last == finished()
     assert gap == printed(f"... {100 - len(shown)} lines left out here; see `psctl logs`")
-    disk.room = 2 * ROOM
+    disk.room = 2 * RESERVE_BYTES
     log.append(printed("there is room"))
     assert read(tmp_path / "events.jsonl")[-1] == printed("there is room")
 

@@ -1,14 +1,14 @@
 """The graph of one host.
 
-copy_rates: measured copy rates put into a graph
+copy_rates: a graph with measured copy rates
 document: the JSON documents of `psctl topo`
 health: problems that the outputs of a host show
-host_graph: all outputs of a host joined into one graph
+host_graph: the graph of a host built from all its outputs
 inventory: the GPUs, NICs and processors of a host
-link_overrides: `links` of a cluster file put over the probed links
-nvlinks: NVLinks behind the words of a matrix
+link_overrides: `links` of a cluster file applied to the probed links
+nvlinks: NVLinks derived from the link types of a matrix
 paths: widest paths inside a host
-pcie_derivation: the PCIe tree derived from the words of a matrix
+pcie_derivation: the PCIe tree derived from the link types of a matrix
 pcie_tree: the PCIe tree as the host lists it
 sockets: the processor of each PCIe slot
 worker_placement: the GPU, NIC and NUMA node of each worker

@@ -1,4 +1,4 @@
-"""Measured rates of copies between a host's devices, put into its graph."""
+"""Replaces nominal rates in a host's graph by measured rates of copies between its devices."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from psctl.topology.graph import HostGraph, Link
 def with_copies(graph: HostGraph, copies: Sequence[Link]) -> HostGraph:
     """Return a host's graph with measured rates in place of nominal ones.
 
-    A pair is measured alone, so its relation gets the figures; where a cable joins the two (NVn, or a slot), that
-    cable does. A pair without a link gets a relation of type "copy". Copies of devices that the graph lacks are left
-    out.
+    A pair is measured while no other pair copies, so its relation gets the figures; where an edge joins the two devices
+    (NVn, or a slot), the edge gets them. A pair without a link gets a relation of type "copy". Copies between devices
+    that the graph lacks are ignored.
 
     Args:
-        graph: what is inside the host.
+        graph: the devices and links inside the host.
         copies: measured links between its devices, each pair once.
     """
     known = {device.id for device in graph.devices}
     found = {copy.ends: copy for copy in copies if copy.ends <= known}
     links = [_measured(link, found[link.ends]) if link.ends in found else link for link in graph.links]
-    told = {link.ends for link in graph.links}
-    return msgspec.structs.replace(graph, links=(*links, *(copy for ends, copy in found.items() if ends not in told)))
+    linked = {link.ends for link in graph.links}
+    return msgspec.structs.replace(graph, links=(*links, *(copy for ends, copy in found.items() if ends not in linked)))
 
 
 def _measured(link: Link, copy: Link) -> Link:

@@ -35,7 +35,7 @@ from psctl.topology.host.paths import Router
 KINDS: tuple[str, ...] = get_args(DeviceKind)
 
 ROLES = HostNode.__struct_defaults__[-1]
-"""What a host may hold when its document does not say."""
+"""Roles of a host whose document names none."""
 
 MOST_HOSTS = 4096
 """Hosts of one document."""
@@ -84,7 +84,7 @@ def cluster_document(
         cluster: hosts and what lies between them.
         suggestion: which strategy suits; None: there is nothing to synchronise.
         facts: of the hosts that were probed, by name.
-        failed: a row {"name", "error"} for each host that could not be asked.
+        failed: a row {"name", "error"} for each host that could not be probed.
     """
     hosts = []
     for node in cluster.hosts:
@@ -155,7 +155,7 @@ def read_host_document(document: object, where: str = "") -> HostNode:
 
 
 def _bounded(count: int, most: int, where: str, sort: str) -> None:
-    """Refuse what no machines have: what follows from it takes time with its square or more."""
+    """Refuse counts beyond any real machine: later work grows with their square or faster."""
     if count > most:
         raise _wrong(where, f"{count:,} {sort}; {most:,} are the most that are read")
 
@@ -216,7 +216,7 @@ def _read_link(document: object, where: str, ids: set[str]) -> Link:
 
 
 def _completed(devices: Sequence[Device], links: Sequence[Link], where: str) -> tuple[Link, ...]:
-    """The links with what a writer may leave out: is NVn switched; what a pair gets when it is alone."""
+    """Return the links with omitted values added: whether NVn is switched; the rate of a pair without other traffic."""
     words = {(link.a, link.b): link.type for link in links if bonded(link.type)}
     through = nvlinks.switched(words, {})
     links = [
@@ -268,7 +268,7 @@ def _read_between(document: object, where: str, nodes: Mapping[str, HostNode]) -
 
 
 def _findings(body: Mapping[str, Any], where: str) -> list[Finding]:
-    """The problems; the error of a host that failed is one too."""
+    """Return the problems; the error of a host that failed is one of them."""
     found = []
     for index, one in enumerate(_list(body.get("problems") or [], _at(where, "problems"))):
         problem = _table(one, _at(where, f"problems[{index}]"))

@@ -1,6 +1,6 @@
 """Problems of a machine that its outputs show, each with its remedy.
 
-Only what no healthy machine shows is reported: a slot's speed falls when a GPU is idle, but not its width; a management
+Only symptoms that no healthy machine has are reported: a slot's speed falls when a GPU is idle, but not its width; a management
 port is slow by design, but not next to identical faster ports; a card without a bridge has no NVLink up, unless
 identical cards have.
 """
@@ -19,7 +19,7 @@ from psctl.topology.readings import NvlinkGpu, PciDevice
 _PEERS: dict[str, Finding] = {
     "NS": Finding(
         "not supported",
-        "consumer cards without NVLink lack it by design (set NCCL_P2P_DISABLE=1); on others look at the IOMMU and ACS "
+        "consumer cards without NVLink lack it by design (set NCCL_P2P_DISABLE=1); on others check the IOMMU and ACS "
         "in the BIOS, and whether a container or virtual machine hides the peer",
     ),
     "CNS": Finding(
@@ -33,18 +33,16 @@ _PEERS: dict[str, Finding] = {
     ),
     "TNS": Finding(
         "this topology is not supported",
-        "the GPUs hang on processors or roots between which it does not work: put them below one processor, or let a "
-        "virtual machine see the real PCIe tree",
+        "the GPUs are on processors or PCIe roots between which it does not work: put them below one processor, or pass "
+        "the real PCIe tree to the virtual machine",
     ),
     "DR": Finding(
         "disabled by the driver's settings",
-        "take the key that disables it out of /etc/modprobe.d (NVreg_RegistryDwords), and load the driver again",
+        "remove the key that disables it from /etc/modprobe.d (NVreg_RegistryDwords), and reload the driver",
     ),
-    "U": Finding(
-        "unknown", "run nvidia-smi topo -p2p r on the host as root, and look for errors of the driver in dmesg"
-    ),
+    "U": Finding("unknown", "run nvidia-smi topo -p2p r on the host as root, and look for driver errors in dmesg"),
 }
-"""Words of `nvidia-smi topo -p2p` -> their meaning, and what to do."""
+"""Codes of `nvidia-smi topo -p2p` -> their meaning and remedy."""
 
 SLOW_PORT = 1.25e9
 """Nominal bytes/s; a port at or below it, where identical ports are much faster, has negotiated down."""
@@ -55,7 +53,7 @@ def findings(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
 
     Args:
         all_: its readings.
-        graph: what was built of them.
+        graph: the graph built from them.
     """
     yield from _missing(all_, graph)
     yield from _slots(all_, graph)
@@ -69,18 +67,18 @@ def findings(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
 
 
 def _missing(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
-    """GPUs that one output has and another lacks, and functions of unknown class."""
+    """Yield GPUs that one output has and another lacks, and functions of unknown class."""
     matrix = {ident.partition("/")[0] for ident in all_.matrix.devices if ident.startswith("GPU")}
     table = {f"GPU{row.index}" for row in all_.table.gpus}
     bare = [one.address for one in all_.functions if one.pci_class is None]
     if bare and not graph.of_kind("gpu"):
         yield Finding(
             f"{len(bare)} PCI functions have no class, so that it is not known which of them are GPUs: {_some(bare)}",
-            "give the file that NCCL_TOPO_DUMP_FILE writes on the machine, or what lspci says there",
+            "give the file that NCCL_TOPO_DUMP_FILE writes on the machine, or the output of lspci there",
         )
     if not matrix or not table:
         return
-    cure = "look for Xid (fallen off the bus) in dmesg, then reset the GPU or power the host down and up"
+    cure = "look for Xid (fallen off the bus) in dmesg, then reset the GPU or power-cycle the host"
     if table - matrix:
         yield Finding(f"{_list(table - matrix)} answers the query, but is not in the matrix", cure)
     if matrix - table:
@@ -88,7 +86,7 @@ def _missing(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
 
 
 def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
-    """GPUs with fewer lanes than they could have, or in an older slot than their twins."""
+    """Yield GPUs with fewer lanes than supported, or in an older slot than GPUs of the same model."""
     functions = {one.address: one for one in all_.functions}
     best: dict[str, int] = {}
     for twin in all_.table.gpus:
@@ -101,24 +99,24 @@ def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
             yield Finding(
                 f"{gpu.id} runs at x{now} instead of x{most}: {rates.pcie(None, now) / rates.pcie(None, most):.0%} "
                 "of its PCIe bandwidth",
-                "seat the card again, look at its riser and at how the BIOS splits the slot's lanes (a resting GPU "
-                "lowers its speed, never its lanes, so this lasts)",
+                "reseat the card, check its riser and how the BIOS splits the slot's lanes (an idle GPU "
+                "lowers its speed, never its lanes, so this is permanent)",
             )
         if row and row.generation_max and row.generation_max < best[row.name]:
             yield Finding(
                 f"{gpu.id} can do PCIe {row.generation_max} where its twins do PCIe {best[row.name]}",
-                "look at the slot's generation in the BIOS, and at the riser",
+                "check the slot's generation in the BIOS, and the riser",
             )
 
 
 def _links(all_: HostReadings) -> Iterator[Finding]:
-    """GPUs with fewer NVLinks up than their twins."""
+    """Yield GPUs with fewer NVLinks up than GPUs of the same model."""
     by_name: dict[str, list[NvlinkGpu]] = {}
     for gpu in all_.nvlink.gpus:
-        if gpu.links:  # where the output only says that all are down, the reader reports it
+        if gpu.links:  # where the output only states that all are down, the reader reports it
             by_name.setdefault(gpu.name, []).append(gpu)
     cure = (
-        "look for Xid 74 in dmesg and reset the GPU; for cards with a bridge seat it again; links stay down too when "
+        "look for Xid 74 in dmesg and reset the GPU; reseat the bridge of cards that have one; links are also down when "
         "the GPU at their other end is missing"
     )
     for name, twins in by_name.items():
@@ -131,7 +129,7 @@ def _links(all_: HostReadings) -> Iterator[Finding]:
             yield Finding(
                 f"no NVLink is up on {len(twins)} x {name}",
                 "on machines with NVSwitch start nvidia-fabricmanager (of the driver's own version); else reset the "
-                "GPUs; in a virtual machine they may be withheld",
+                "GPUs; in a virtual machine they may be hidden",
             )
         elif 0 < most < count and len(twins) == 1:
             yield Finding(f"GPU{twins[0].index}: {most} of {count} NVLinks are up", cure)
@@ -142,7 +140,7 @@ def _up(gpu: NvlinkGpu) -> int:
 
 
 def _fabric(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
-    """NVLinks that are up and lead nowhere; GPUs with a narrower way to the switch than their twins."""
+    """Yield NVLinks that are up without a peer, and GPUs with fewer links to the switch than the others."""
     words = [word for matrix in all_.matrices for word in matrix.words.values()]
     gpus = [ident for ident in all_.matrix.devices if ident.startswith("GPU")]
     active = sum(_up(gpu) > 0 for gpu in all_.nvlink.gpus)
@@ -167,12 +165,12 @@ def _fabric(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
     if itself:
         yield Finding(
             f"the NVLinks of {_list(itself)} lead to itself in the topology file, so that its peers are not known",
-            "a virtual machine hides them: save nvidia-smi topo -m beside the file",
+            "a virtual machine hides them: save the output of nvidia-smi topo -m in the same folder",
         )
 
 
 def _peers(all_: HostReadings) -> Iterator[Finding]:
-    """Pairs of GPUs that cannot reach each other's memory."""
+    """Yield pairs of GPUs that cannot access each other's memory."""
     found: dict[str, list[str]] = {}
     for matrix in all_.peers:
         order = {ident: index for index, ident in enumerate(matrix.devices)}
@@ -196,7 +194,7 @@ def _mig(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
 
 
 def _nics(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
-    """NICs whose slot carries less than their port, and ports slower than their twins."""
+    """Yield NICs with a slot slower than their port, and ports slower than those of the same driver."""
     functions = {one.address: one for one in all_.functions}
     for nic in graph.of_kind("nic"):
         function = functions.get(nic.bus)
@@ -210,7 +208,7 @@ def _nics(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
         if speed <= SLOW_PORT and speed * 2 < twins:
             yield Finding(
                 f"{name} runs at {_gigabits(speed)} Gbit/s, a twin of it at {_gigabits(twins)}",
-                "look at its cable and transceiver, and at what the switch's port offers",
+                "check its cable and transceiver, and the rate of the switch's port",
             )
 
 
@@ -221,7 +219,7 @@ def _nic_slot(nic: Device, function: PciDevice) -> Iterator[Finding]:
         what = f"{nic.id}'s slot ({function.speed:g} GT/s, {lanes}) carries {now / 1e9:.1f} GB/s"
         yield Finding(f"{what}, its port {nic.bandwidth / 1e9:.1f} GB/s", "move the card to a wider or newer slot")
     elif nic.bandwidth is None and _narrowed(function):
-        yield Finding(f"{nic.id} runs at {lanes}", "seat the card again, or move it to a wider slot")
+        yield Finding(f"{nic.id} runs at {lanes}", "reseat the card, or move it to a wider slot")
 
 
 def _narrowed(function: PciDevice) -> bool:
@@ -229,12 +227,12 @@ def _narrowed(function: PciDevice) -> bool:
 
 
 def _ports(all_: HostReadings) -> Iterator[Finding]:
-    """RDMA ports that are down, and ports slower than those of the same card."""
+    """Yield RDMA ports that are down, and ports slower than those of the same card model."""
     down = [f"{port.device}/{port.port}" for port in all_.rdma if not port.active]
     if down:
         yield Finding(
             f"RDMA ports are down: {_some(down)}",
-            "if they are to carry training, look at cable, switch port and subnet manager; else leave them",
+            "if training is to use them, check cable, switch port and subnet manager; otherwise ignore this",
         )
     model = {one.address: (one.vendor, one.device) for one in all_.functions if one.device is not None}
     active = [(port, model[port.bus]) for port in all_.rdma if port.active and port.rate and port.bus in model]
@@ -243,12 +241,12 @@ def _ports(all_: HostReadings) -> Iterator[Finding]:
         if port.rate and port.rate * 1.5 < best:
             yield Finding(
                 f"{port.device} runs at {_gigabits(port.rate)} Gbit/s, a twin of it at {_gigabits(best)}",
-                "look at its cable and transceiver, and at what the switch's port offers",
+                "check its cable and transceiver, and the rate of the switch's port",
             )
 
 
 def _places(graph: HostGraph) -> Iterator[Finding]:
-    """Words that contradict NUMA nodes; else GPUs with every NIC across processors."""
+    """Yield link types that contradict NUMA nodes; else GPUs with every NIC across processors."""
     levels = {link.ends: LEVELS[link.type] for link in graph.relations if link.type in LEVELS}
     above = {link.a: link.b for link in graph.edges if link.type == "PCIe"}
     one = [link for link in graph.relations if _root(link.a, above) == _root(link.b, above)]
@@ -258,15 +256,15 @@ def _places(graph: HostGraph) -> Iterator[Finding]:
         pairs = [f"{link.a}-{link.b}" for link in split]
         yield Finding(
             f"the matrix says {split[0].type} (within one NUMA node) of devices of different ones: {_some(pairs)}",
-            "the kernel and the driver differ on where devices sit (look at the BIOS's NUMA settings): here the NUMA "
-            "nodes are believed",
+            "the kernel and the driver differ on the place of devices (check the BIOS's NUMA settings): psctl uses the "
+            "NUMA nodes",
         )
     if blind:
         pairs = [f"{link.a}-{link.b}" for link in blind]
         yield Finding(
             f"the matrix says {blind[0].type} (across processors) of devices of one NUMA node: {_some(pairs)}",
-            "virtual machines show their devices so, and their NUMA nodes may be hidden: here the nodes are believed; "
-            "psctl topo --measure finds out what the links carry",
+            "virtual machines may show this, and may hide NUMA nodes: psctl uses the nodes; psctl topo --measure "
+            "measures the rates of the links",
         )
         return
     nics = [nic.id for nic in graph.of_kind("nic")]
@@ -278,7 +276,7 @@ def _places(graph: HostGraph) -> Iterator[Finding]:
     if far:
         yield Finding(
             f"every NIC is across processors (SYS) from {_list(far)}",
-            "put a NIC on their processor, or place workers that talk to other hosts on the other GPUs",
+            "put a NIC on their processor, or place workers that communicate with other hosts on the other GPUs",
         )
 
 

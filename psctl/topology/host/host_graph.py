@@ -1,4 +1,4 @@
-"""One host as a graph, joined from all its outputs and what follows from them."""
+"""Builds the graph of a host from all its outputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from psctl.topology.host.paths import Router
 from psctl.topology.host.pcie_derivation import Pair, PcieBranch
 from psctl.topology.readings import Reading
 
-Words = dict[tuple[str, str], str]
-"""The word of each pair, once a pair, in the order of the devices."""
+LinkTypes = dict[tuple[str, str], str]
+"""The link type of each pair as an output prints it ("NV12", "PIX"), once a pair, in the order of the devices."""
 
 SWITCH_CLASS = 0x0680
-"""PCI class by which NCCL's files name an NVSwitch."""
+"""PCI class of an NVSwitch in NCCL's files."""
 
 _PLACES = Finding(
-    "`nvidia-smi nvlink -s` counts each GPU's links and does not tell where they lead: no link is drawn",
-    "save the output of `nvidia-smi topo -m` beside it, and give the folder",
+    "`nvidia-smi nvlink -s` counts each GPU's links and does not show where they lead: no link is drawn",
+    "save the output of `nvidia-smi topo -m` in the same folder, and give the folder",
 )
 
 
@@ -34,13 +34,13 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
     """Join the readings of one host into one graph.
 
     Args:
-        readings: what each of its outputs says, in any order.
-        facts: what its probe found besides them; None for saved outputs.
+        readings: one of each output, in any order.
+        facts: further facts that the probe found; None for saved outputs.
 
     Returns:
-        Devices, edges and relations, and problems. Every pair of a matrix is there once, with its word; what no output
-        lists and only follows is marked as derived. No output of a machine raises an error. A host with more devices
-        than any machine has is returned without any, with a finding.
+        Devices, edges, relations and problems. Every pair of a matrix is present once, with its link type; devices and
+        links that no output lists are marked as derived. No output of a machine raises an error. A host with more
+        devices than any real machine is returned without devices, with a finding.
     """
     all_ = inventory.sort_readings(readings, facts)
     if (excess := inventory.excess(all_)) is not None:
@@ -48,41 +48,41 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
     gpus, nics = inventory.gpus(all_), inventory.nics(all_)
     order = {ident: index for index, ident in enumerate(all_.matrix.devices)}
     ends = sorted(gpus + nics, key=lambda device: order.get(device.id, len(order)))
-    words = _words(all_, [device.id for device in ends])
+    types = _link_types(all_, [device.id for device in ends])
     if inventory.places_unknown(all_):
         places = (_PLACES,) if len(gpus) > 1 else ()
         graph = HostGraph(tuple(ends), (), ())
         return msgspec.structs.replace(graph, findings=(*all_.findings, *health.findings(all_, graph), *places))
-    switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, words))
+    switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, types))
     virtual = {nic.name: nic.speed for nic in (facts.nics if facts else ()) if nic.kind == "virtual"}
-    fabric, bundles = _bundles(all_, words, ends)
+    fabric, bundles = _bundles(all_, types, ends)
     slots = [_without_slot(link, virtual) for link in slots]
     devices = [*cpus, *switches, *fabric, *ends]
     edges = [*bundles, *_coherent(gpus, slots, cpus), *slots, *_between(cpus)]
-    graph = HostGraph(tuple(devices), (*_pairs(words, devices, edges), *_rest(words, edges)))
+    graph = HostGraph(tuple(devices), (*_pairs(types, devices, edges), *_rest(types, edges)))
     found = [*(facts.findings if facts else ()), *all_.findings, *doubts, *health.findings(all_, graph)]
     return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
 
 
-def _words(all_: HostReadings, ids: Sequence[str]) -> Words:
-    """The word of each pair that any output has one for. The matrix's row counts, then its column."""
-    said = all_.matrix.words
+def _link_types(all_: HostReadings, ids: Sequence[str]) -> LinkTypes:
+    """Return the link type of each pair that an output has one for: from the matrix's row, else its column."""
+    printed = all_.matrix.words
     nccl = _counted(all_)
-    words: Words = {}
+    types: LinkTypes = {}
     for a, b in itertools.combinations(ids, 2):
-        word = said.get((a, b)) or said.get((b, a)) or all_.rocm.types.get((a, b)) or all_.rocm.types.get((b, a))
+        word = printed.get((a, b)) or printed.get((b, a)) or all_.rocm.types.get((a, b)) or all_.rocm.types.get((b, a))
         word = word or nccl.get(frozenset((a, b)))
         if word:
-            words[a, b] = word
-    return words
+            types[a, b] = word
+    return types
 
 
-def _levels(all_: HostReadings, words: Words) -> dict[Pair, int]:
-    """Distances by PCIe; a pair of which two matrices or two rows differ has none."""
+def _levels(all_: HostReadings, types: LinkTypes) -> dict[Pair, int]:
+    """Return distances by PCIe; a pair for which two matrices or two rows differ has none."""
     levels: dict[Pair, int] = {}
     for matrix in reversed(all_.matrices):
         levels |= pcie_derivation.levels_of(matrix.words)
-    for a, b in words:
+    for a, b in types:
         both = [all_.matrix.words[pair] for pair in ((a, b), (b, a)) if pair in all_.matrix.words]
         if len(set(both)) > 1:
             levels.pop(frozenset((a, b)), None)
@@ -90,7 +90,7 @@ def _levels(all_: HostReadings, words: Words) -> dict[Pair, int]:
 
 
 def _counted(all_: HostReadings) -> dict[Pair, str]:
-    """NVn for each pair of GPUs of an NCCL file: links to each other, or both to a switch."""
+    """Return NVn for each pair of GPUs of an NCCL file: direct links, or links of both to a switch."""
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
     found: dict[Pair, str] = {}
     ports: dict[str, int] = {}
@@ -108,7 +108,7 @@ def _counted(all_: HostReadings) -> dict[Pair, str]:
 def _slots(
     all_: HostReadings, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[Device], list[Device], list[Link], list[Finding]]:
-    """PCIe switches, processors, the slots between them, and what contradicts itself in the matrix."""
+    """Return PCIe switches, processors, the slots between them, and findings on contradictions in the matrix."""
     ids = [device.id for device in ends]
     tops, doubts = _tops(all_, ends, levels)
     place = {ident: index for index, ident in enumerate(ids)}
@@ -128,9 +128,9 @@ def _slots(
 def _tops(
     all_: HostReadings, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[PcieBranch], list[Finding]]:
-    """Return the branches at the processors: as the host lists them, and by the words of the matrix for the rest."""
-    told = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
-    slots = {device.id: device.bus for device in ends if device.bus in told}
+    """Return the branches at the processors: as the host lists them, else derived from the link types of the matrix."""
+    listed = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
+    slots = {device.id: device.bus for device in ends if device.bus in listed}
     tops = pcie_tree.tree(all_.functions, slots)
     placed = list(slots)
     rest = []
@@ -156,7 +156,7 @@ def _distance(a: str, b: str, levels: Mapping[Pair, int]) -> int:
 
 
 def _table_rate(all_: HostReadings, ident: str) -> float | None:
-    """What the GPU's slot carries by `--query-gpu`, which names the fastest that GPU and slot can do."""
+    """Return the rate of a GPU's slot by `--query-gpu`, which reports the fastest that both GPU and slot support."""
     row = all_.row(ident)
     speed = rates.speed_of(row.generation_max or row.generation) if row else None
     return rates.pcie(speed, row.width) if row and (speed or row.width) else None
@@ -170,7 +170,7 @@ def _name(
     if branch.below:
         ident = f"SW{len(switches)}"
         switches.append(Device(ident, "switch", name=_title(branch), derived=branch.derived, bus=branch.bus))
-    links.append(Link(ident, above, "PCIe"))  # its place in the list: before what hangs on it
+    links.append(Link(ident, above, "PCIe"))  # reserves the place in the list before the links below it
     place = len(links) - 1
     below = [_name(one, ident, default, switches, links) for one in branch.below]
     rate = branch.rate or default.get(ident) or max(below, default=0.0) or rates.pcie()
@@ -179,17 +179,17 @@ def _name(
 
 
 def _title(branch: PcieBranch) -> str:
-    """Return the name, for people, of the point where the branch divides."""
+    """Return the displayed name of the switch or slot at which a branch divides."""
     if branch.name:
         return branch.name
     parents = {leaf.partition("/")[0] for leaf in branch.leaves}
     if len(parents) == 1:
-        return f"slot of {parents.pop()}"  # of instances of one GPU
+        return f"slot of {parents.pop()}"  # its leaves are instances of one GPU
     return "PCIe switch" if any(map(inventory.is_gpu, branch.leaves)) else "PCIe card or switch"
 
 
 def _without_slot(link: Link, virtual: Mapping[str, float | None]) -> Link:
-    """An interface without hardware sits in no slot: what it hangs on is as wide as itself, where that is known."""
+    """Replace the slot of an interface without hardware by a link of the interface's own rate, where that is known."""
     if link.a not in virtual:
         return link
     rate = virtual[link.a]
@@ -197,7 +197,7 @@ def _without_slot(link: Link, virtual: Mapping[str, float | None]) -> Link:
 
 
 def _between(cpus: Sequence[Device]) -> list[Link]:
-    """Return an edge between each two processors: no output shows which of them are neighbours."""
+    """Return an edge between each two processors, since no output shows which of them are neighbours."""
     name = next((cpu.name for cpu in cpus if cpu.name), "")
     sort = "xGMI" if re.search(r"\b(AMD|EPYC|AuthenticAMD)\b", name) else "SMP"
     return [
@@ -207,7 +207,7 @@ def _between(cpus: Sequence[Device]) -> list[Link]:
 
 
 def _coherent(gpus: Sequence[Device], slots: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
-    """NVLink-C2C between a GPU and the processor that it hangs on."""
+    """Yield the NVLink-C2C edge between a GPU and its processor."""
     for gpu in gpus:
         rate = rates.coherent(gpu.name)
         cpu = next((link.b for link in slots if link.a == gpu.id and link.b in {one.id for one in cpus}), None)
@@ -215,29 +215,29 @@ def _coherent(gpus: Sequence[Device], slots: Sequence[Link], cpus: Sequence[Devi
             yield Link(gpu.id, cpu, "NVLink", rate, rates.latency("NVLink"), derived=True)
 
 
-def _bundles(all_: HostReadings, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
-    """NVSwitches, and the edges of NVLink and xGMI."""
+def _bundles(all_: HostReadings, types: LinkTypes, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
+    """Return NVSwitches, and the edges of NVLink and xGMI."""
     raw = {f"GPU{gpu.index}": next((link for link in gpu.links if link), None) for gpu in all_.nvlink.gpus}
     rate = {device.id: rates.nvlink(device.name, raw.get(device.id)) for device in ends}
-    most: dict[str, int] = {}  # a GPU whose list is cut has as many as its twins
+    most: dict[str, int] = {}  # a GPU whose list is cut has as many as GPUs of the same model
     for gpu in all_.nvlink.gpus:
         most[gpu.name] = max(len(gpu.links), most.get(gpu.name, 0))
     count = {f"GPU{gpu.index}": most[gpu.name] for gpu in all_.nvlink.gpus}
-    through = nvlinks.switched(words, count) | _through(all_, words)
-    switches, ports = nvlinks.ports(words, through, rate)
-    return switches, [*nvlinks.edges(words, through, rate), *ports, *_xgmi(all_, words, ends)]
+    through = nvlinks.switched(types, count) | _through(all_, types)
+    switches, ports = nvlinks.ports(types, through, rate)
+    return switches, [*nvlinks.edges(types, through, rate), *ports, *_xgmi(all_, types, ends)]
 
 
-def _through(all_: HostReadings, words: Words) -> frozenset[tuple[str, str]]:
-    """Pairs that an NCCL file joins by a switch."""
+def _through(all_: HostReadings, types: LinkTypes) -> frozenset[tuple[str, str]]:
+    """Return the pairs that an NCCL file joins through a switch."""
     at = {gpu.bus for gpu in all_.nccl.gpus}
     on = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(sort == SWITCH_CLASS for _, _, sort in gpu.nvlinks)}
     direct = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(target in at for target, *_ in gpu.nvlinks)}
-    return frozenset(pair for pair, word in words.items() if bonded(word) and set(pair) <= on - direct)
+    return frozenset(pair for pair, word in types.items() if bonded(word) and set(pair) <= on - direct)
 
 
-def _xgmi(all_: HostReadings, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
-    """AMD's links between neighbours: one where rocm-smi says XGMI over one hop, as many as an RCCL file counts."""
+def _xgmi(all_: HostReadings, types: LinkTypes, ends: Sequence[Device]) -> Iterator[Link]:
+    """Yield AMD's links: one where rocm-smi lists XGMI over one hop, else the count of an RCCL file."""
     names = {device.id: device.name for device in ends}
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
     counts = {
@@ -246,7 +246,7 @@ def _xgmi(all_: HostReadings, words: Words, ends: Sequence[Device]) -> Iterator[
         for target, count in gpu.xgmis
         if target in at and target != gpu.bus
     }
-    for (a, b), word in words.items():
+    for (a, b), word in types.items():
         hops = all_.rocm.hops.get((a, b), all_.rocm.hops.get((b, a), 1))
         if word.upper() == "XGMI" and hops <= 1:
             counts.setdefault(frozenset((a, b)), 1)
@@ -256,20 +256,20 @@ def _xgmi(all_: HostReadings, words: Words, ends: Sequence[Device]) -> Iterator[
         yield Link(a, b, "xGMI", stated or count * rates.xgmi(names.get(a, "")), rates.latency("xGMI"))
 
 
-def _pairs(words: Words, devices: Sequence[Device], edges: Sequence[Link]) -> Iterator[Link]:
-    """Each pair with a word, in order: the edge that it is, or the relation with what the pair gets when alone."""
+def _pairs(types: LinkTypes, devices: Sequence[Device], edges: Sequence[Link]) -> Iterator[Link]:
+    """Yield each pair with a link type, in order: its edge, or a relation with the rate of its path."""
     direct = {link.ends: link for link in edges if link.type == "xGMI" or (bonded(link.type) and link.edge)}
     router = Router(devices, edges)
-    for (a, b), word in words.items():
+    for (a, b), word in types.items():
         if frozenset((a, b)) in direct:
             yield direct[frozenset((a, b))]
             continue
-        way = router.pair(a, b, word)
+        path = router.pair(a, b, word)
         through = True if bonded(word) else None
-        yield Link(a, b, word, way.bandwidth if way else 0.0, way.latency if way else None, through)
+        yield Link(a, b, word, path.bandwidth if path else 0.0, path.latency if path else None, through)
 
 
-def _rest(words: Words, edges: Sequence[Link]) -> Iterator[Link]:
-    """The edges that are no pair of the words."""
-    said = {frozenset(pair) for pair in words}
-    return (link for link in edges if link.ends not in said)
+def _rest(types: LinkTypes, edges: Sequence[Link]) -> Iterator[Link]:
+    """Return the edges whose ends are no pair with a link type."""
+    pairs = {frozenset(pair) for pair in types}
+    return (link for link in edges if link.ends not in pairs)

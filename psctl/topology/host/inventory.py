@@ -1,4 +1,4 @@
-"""The GPUs, NICs and processors of a host, joined from all its outputs."""
+"""The GPUs, NICs and processors of a host, from all its outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
 class HostReadings(msgspec.Struct, frozen=True):
-    """The readings of one host by kind; of outputs that a host prints once, the fullest."""
+    """The readings of one host by kind; where an output should occur once, the fullest."""
 
     facts: HostFacts | None
     matrices: tuple[Matrix, ...]
@@ -52,7 +52,7 @@ class HostReadings(msgspec.Struct, frozen=True):
     nvlink: NvlinkStatus
     table: GpuTable
     functions: tuple[PciDevice, ...]
-    rooted: bool  # the functions are of a file that tells all bridges that count
+    rooted: bool  # the functions come from a file that lists all relevant bridges
     rdma: tuple[RdmaPort, ...]
     rocm: RocmTopology
     nccl: NcclTopology
@@ -60,7 +60,7 @@ class HostReadings(msgspec.Struct, frozen=True):
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix with the most NVLink words: another may show PCIe only (`topo -mp`)."""
+        """The matrix with the most NVLink pairs: another may show PCIe only (`topo -mp`)."""
         return self.matrices[0] if self.matrices else Matrix((), {})
 
     def row(self, ident: str) -> GpuRow | None:
@@ -89,7 +89,7 @@ def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostR
 
 
 def is_gpu(ident: str) -> bool:
-    """Return whether a word of a matrix's header names a GPU, or an instance of one."""
+    """Return whether a name in a matrix's header is that of a GPU or of an instance of one."""
     return _GPU.fullmatch(ident) is not None
 
 
@@ -210,7 +210,7 @@ def _gpu(ident: str, all_: HostReadings, bus: str) -> Device:
 
 
 def _buses(all_: HostReadings, ids: Sequence[str]) -> dict[str, str]:
-    """PCI address of each GPU. NVIDIA numbers its GPUs by their address, so that a list of equal length tells them."""
+    """Return the PCI address of each GPU. NVIDIA numbers its GPUs by address, so a list of equal length gives them."""
     found = {f"GPU{gpu.dev}": gpu.bus for gpu in all_.nccl.gpus} | all_.rocm.buses
     found |= {f"GPU{gpu.index}": gpu.bus for gpu in (all_.facts.gpus if all_.facts else ()) if gpu.bus}
     found |= {f"GPU{row.index}": row.bus for row in all_.table.gpus if row.bus}
@@ -222,7 +222,7 @@ def _buses(all_: HostReadings, ids: Sequence[str]) -> dict[str, str]:
 
 
 def _names(all_: HostReadings, rdma: Sequence[str]) -> dict[str, str]:
-    """What the matrix's NICs are called by the system: by its legend; where that is cut off, in their order."""
+    """Return the system's names of the matrix's NICs: by its legend, or by their order where the legend is cut off."""
     listed = [ident for ident in all_.matrix.devices if not is_gpu(ident)]
     own = {ident: ident for ident in listed if not re.fullmatch(r"NIC[0-9]+", ident)}
     if not own and not all_.matrix.legend and len(listed) == len(rdma):

@@ -1,4 +1,4 @@
-"""`links:` of a cluster file put over the probed links; the file takes precedence.
+"""Applies `links:` of a cluster file to the probed links; the file takes precedence.
 
 An end is a host, or the value of a label: the switch of the hosts with this label. A switch that is not known yet is
 created: its hosts are moved to it, and it is joined to their former switch by a cable of unknown width, unless no host
@@ -26,7 +26,7 @@ class LinkOverride(msgspec.Struct, frozen=True):
 def apply_overrides(
     between: Sequence[Between], written: Sequence[LinkOverride], labels: Mapping[str, Mapping[str, str]]
 ) -> tuple[Between, ...]:
-    """Return the cables with those that are written in place of the probed ones.
+    """Return the cables, probed ones replaced by those of the file.
 
     Args:
         between: what was probed, or is nominal.
@@ -48,7 +48,7 @@ def apply_overrides(
 
 
 def _gathered(edges: list[Between], switch: str, members: Sequence[str]) -> list[Between]:
-    """Hang hosts on a switch of their own, unless it is there already."""
+    """Connect hosts to a switch of their own, unless the switch exists already."""
     if any(switch in (edge.a, edge.b) for edge in edges):
         return edges
     moved = [edge for edge in edges if edge.a in members]
@@ -58,7 +58,7 @@ def _gathered(edges: list[Between], switch: str, members: Sequence[str]) -> list
 
 
 def _pruned(edges: list[Between], hosts: set[str]) -> list[Between]:
-    """Leave out switches that only join others by cables of unknown width, where the others are joined without them."""
+    """Omit switches that only join others by cables of unknown rate, where the others are joined without them."""
     for switch in dict.fromkeys(edge.b for edge in edges if edge.bandwidth is None and edge.a not in hosts):
         rest = [edge for edge in edges if switch not in (edge.a, edge.b)]
         own = [edge for edge in edges if switch in (edge.a, edge.b)]
@@ -69,7 +69,7 @@ def _pruned(edges: list[Between], hosts: set[str]) -> list[Between]:
 
 
 def _joined(edges: Sequence[Between], ends: set[str]) -> bool:
-    """Whether all these lie in one piece."""
+    """Whether all these nodes are connected."""
     piece = {next(iter(ends))}
     while more := {end for edge in edges if piece & {edge.a, edge.b} for end in (edge.a, edge.b)} - piece:
         piece |= more

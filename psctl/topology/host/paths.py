@@ -1,4 +1,4 @@
-"""Widest paths over the edges of a host: what a pair of devices gets when it is alone.
+"""Widest paths over the edges of a host: the rate of a pair of devices without other traffic.
 
 The width of a path is that of its narrowest edge. Dijkstra's method finds the widest one when it settles, at each step,
 the device with the widest known path (a path only narrows as it grows, so nothing later can widen a settled one).
@@ -17,7 +17,7 @@ from psctl.topology.graph import Device, Link, bonded
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A way between two devices: the devices on it in order, its width in bytes/s, its latency in seconds.
+    """A path between two devices: the devices on it in order, its width in bytes/s, its latency in seconds.
 
     `latency` is None when that of any edge on it is not known. `bottleneck` is its narrowest edge, the first of them.
     """
@@ -65,7 +65,7 @@ class Router:
         self._known: dict[tuple[str, bool], dict[str, Path]] = {}
 
     def pair(self, a: str, b: str, word: str) -> Path | None:
-        """Return the way of a pair that a matrix has this word for; None when there is none.
+        """Return the path of a pair with this link type in a matrix; None when there is none.
 
         It is the widest, the shortest of the widest. NVn may go through a switch of NVLink; other words are of PCIe.
         """

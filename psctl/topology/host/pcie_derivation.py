@@ -1,13 +1,14 @@
-"""The PCIe tree behind a matrix: which devices share a switch, a slot, a processor.
+"""Derives the PCIe tree from a matrix: which devices share a switch, a slot, a processor.
 
-The words of a matrix are distances in a tree: PIX (one bridge) is nearer than PXB (several bridges below one port of
-the processor), then PHB (the processor), NODE (one NUMA node), SYS or SOC (across processors). In a tree, of the three
-distances between any three devices the two longest are equal (an ultrametric); so the groups of devices that are within
-one distance of each other nest, and each group within PIX or PXB is a switch with ONE way up that its devices share.
+The link types of a matrix are distances in a tree: PIX (one bridge) is nearer than PXB (several bridges below one port
+of the processor), then PHB (the processor), NODE (one NUMA node), SYS or SOC (across processors). In a tree, of the
+three distances between any three devices the two longest are equal (an ultrametric); so the groups of devices that are
+within one distance of each other nest, and each group within PIX or PXB is a switch with one uplink that its devices
+share.
 
-Words that break this law contradict each other. Groups grow from the nearest pairs, and two of them are merged only
-when no word of any of their devices contradicts it (complete linkage); the other words are reported. NVn, unknown words
-and missing cells carry no information on PCIe.
+Link types that break this rule contradict each other. Groups grow from the nearest pairs, and two of them are merged
+only when no distance between any of their devices contradicts it (complete linkage); the others are reported. NVn,
+unknown types and missing cells carry no information on PCIe.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from psctl.topology.findings import Finding
 
 LEVELS = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
-"""Distance that a word stands for."""
+"""Distance of each link type."""
 
 PIX, PXB, NODE, SYS = 1, 2, 4, 5
 
@@ -30,8 +31,8 @@ Levels = Mapping[Pair, int]
 class PcieBranch(msgspec.Struct, frozen=True):
     """A device, or a switch with the branches below it.
 
-    `id` is "" for a switch until it is named. `rate` is that of its uplink, bytes/s in one direction, None where it is
-    not known; `derived`: the uplink follows from words alone.
+    `id` is "" for a switch until it is named. `rate` is that of the uplink, bytes/s in one direction, None if unknown;
+    `derived`: the uplink is derived from the matrix alone.
     """
 
     id: str = ""
@@ -48,11 +49,11 @@ class PcieBranch(msgspec.Struct, frozen=True):
 
 
 class DeviceGroups:
-    """Devices that are joined to groups as long as no known distance contradicts it.
+    """Groups of devices, merged only while no known distance contradicts it.
 
     Args:
-        start: groups to begin with.
-        levels: the distance of each pair of which one is known.
+        start: the initial groups.
+        levels: the distance of each pair with a known one.
         apart: pairs of devices that must not be in one group.
     """
 
@@ -64,7 +65,7 @@ class DeviceGroups:
             self._note(pair, level)
 
     def join(self, pairs: Sequence[tuple[str, str]], limit: int) -> list[tuple[str, str]]:
-        """Join the groups of each pair unless a pair between them is further apart than `limit`; return what failed."""
+        """Merge the groups of each pair unless that puts devices further apart than `limit`; return failed pairs."""
         failed = []
         for a, b in pairs:
             one, other = self._home[a], self._home[b]
@@ -98,16 +99,16 @@ class DeviceGroups:
 
 
 def levels_of(words: Mapping[tuple[str, str], str]) -> dict[Pair, int]:
-    """Return the distance of each pair whose word has one."""
+    """Return the distance of each pair whose link type has one."""
     return {frozenset(pair): LEVELS[word] for pair, word in words.items() if word in LEVELS}
 
 
 def tree(ids: Sequence[str], levels: Levels) -> tuple[list[PcieBranch], list[Finding]]:
-    """Return the branches at the processors' ports, and findings on words that contradict others.
+    """Return the branches at the processors' ports, and findings on link types that contradict others.
 
     Args:
         ids: devices in their order; instances of one GPU ("GPU0/GI0") share its slot.
-        levels: the distance of each pair of which one is known.
+        levels: the distance of each pair with a known one.
     """
     order = {ident: index for index, ident in enumerate(ids)}
     near = {limit: _pairs(levels, order, limit) for limit in (PIX, PXB)}
@@ -125,15 +126,20 @@ def tree(ids: Sequence[str], levels: Levels) -> tuple[list[PcieBranch], list[Fin
 
 
 def contradictions(torn: Sequence[tuple[str, str]], levels: Levels) -> list[Finding]:
-    """Return one finding that names the pairs whose word does not fit what is said of others; none when all fit."""
+    """Return one finding that names the pairs whose link type contradicts those of others; none if there are none."""
     pairs = list(dict.fromkeys(pair for pair in torn if frozenset(pair) in levels))
     if not pairs:
         return []
     words = {level: word for word, level in reversed(LEVELS.items())}
     named = ", ".join(f"{a}-{b} ({words[levels[frozenset((a, b))]]})" for a, b in pairs[:3])
     more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    what = f"the matrix contradicts itself: no PCIe tree has the words of {named}{more} beside those of the other pairs"
-    return [Finding(what, "save the output again; the words are shown as they stand, the switches leave these out")]
+    what = f"the matrix contradicts itself: no PCIe tree has both {named}{more} and the link types of the other pairs"
+    return [
+        Finding(
+            what,
+            "save the output again; the link types are shown as printed, the switches are derived without these pairs",
+        )
+    ]
 
 
 def _branch(part: Sequence[str]) -> PcieBranch:
@@ -141,7 +147,7 @@ def _branch(part: Sequence[str]) -> PcieBranch:
 
 
 def _pairs(levels: Levels, order: Mapping[str, int], limit: int) -> list[tuple[str, str]]:
-    """Pairs within the limit, the nearest first, then in the order of the devices."""
+    """Return the pairs within the limit, the nearest first, then in the order of the devices."""
     found = []
     for pair, level in levels.items():
         if level <= limit:
@@ -151,7 +157,7 @@ def _pairs(levels: Levels, order: Mapping[str, int], limit: int) -> list[tuple[s
 
 
 def _instances(ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Each instance of a GPU with the first device of that GPU."""
+    """Return each instance of a GPU paired with the first device of that GPU."""
     first: dict[str, str] = {}
     found = []
     for ident in ids:

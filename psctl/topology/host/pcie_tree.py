@@ -22,7 +22,7 @@ WIDEST = 32
 """Lanes; a larger number is a register that was not set."""
 
 EMULATED = frozenset({0x104C, 0x1B36})
-"""Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) stand for no hardware."""
+"""Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) describe no hardware."""
 
 _BRIDGE = 0x0604
 

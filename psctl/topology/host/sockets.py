@@ -1,8 +1,8 @@
-"""The processor of each PCIe slot, by the NUMA nodes of its devices and by the words of a matrix.
+"""Finds the processor of each PCIe slot from the NUMA nodes of its devices and the link types of a matrix.
 
-A known NUMA node decides. Devices that PHB or NODE joins are on one processor. Each other one is put on the first
-processor that no word SYS excludes, and on a new one when there is none: the fewest processors that fit. Where devices
-of one NUMA node are SYS to each other, the words carry no information on processors (a virtual machine shows each
+A known NUMA node decides. Devices that PHB or NODE joins are on one processor. Each other device is assigned to the
+first processor that no SYS excludes, and to a new one if there is none: the fewest processors that fit. Where devices
+of one NUMA node are SYS to each other, the matrix carries no information on processors (a virtual machine shows each
 device at a root of its own), and SYS then excludes nothing from that node.
 """
 
@@ -36,12 +36,12 @@ def place(
     *,
     nodes: bool = True,
 ) -> tuple[list[Device], list[str]]:
-    """Return the processors, and for each of `tops` the id of the processor that it hangs on.
+    """Return the processors, and for each of `tops` the id of its processor.
 
     Args:
-        tops: what hangs on processors.
-        numa: NUMA node of each device that tells one.
-        levels: distance of each pair of which one is known.
+        tops: the branches at the processors' ports.
+        numa: NUMA node of each device with a known one.
+        levels: distance of each pair with a known one.
         known: processors that the host itself listed; others are derived.
         nodes: whether `numa` holds NUMA nodes; else they are numbers without meaning outside.
     """
@@ -61,7 +61,7 @@ def place(
 
 
 def _joined(tops: Sequence[PcieBranch], homes: Sequence[int | None], levels: Levels) -> list[list[int]]:
-    """Indices of tops that PHB or NODE joins, and that tell no different nodes."""
+    """Return groups of indices of `tops` that PHB or NODE joins and that have no different NUMA nodes."""
     ids = [str(index) for index in range(len(tops))]
     top_of = {leaf: ident for ident, top in zip(ids, tops, strict=True) for leaf in top.leaves}
     worst: dict[Pair, int] = {}
@@ -84,7 +84,7 @@ def _joined(tops: Sequence[PcieBranch], homes: Sequence[int | None], levels: Lev
 
 
 def _blind(tops: Sequence[PcieBranch], homes: Sequence[int | None], levels: Levels) -> frozenset[int]:
-    """NUMA nodes with devices that are SYS to each other."""
+    """Return the NUMA nodes with devices that are SYS to each other."""
     home = {leaf: number for top, number in zip(tops, homes, strict=True) for leaf in top.leaves}
     pairs = [[home.get(leaf) for leaf in pair] for pair, level in levels.items() if level == SYS]
     return frozenset(one for one, other in pairs if one is not None and one == other)
@@ -94,7 +94,7 @@ def _free(
     cpus: list[Device], group: Sequence[PcieBranch], tops: Sequence[PcieBranch], on: Mapping[int, str], levels: Levels,
     blind: frozenset[int], *, listed: bool,
 ) -> str:  # fmt: skip
-    """The first processor that no SYS keeps the group from; a new one, unless the host listed its processors."""
+    """Return the first processor that no SYS excludes; else a new one, unless the host listed its processors."""
     own = [leaf for top in group for leaf in top.leaves]
     for cpu in cpus:
         there = [leaf for index, ident in on.items() if ident == cpu.id for leaf in tops[index].leaves]

@@ -14,13 +14,13 @@ from psctl.topology.graph import Device, HostGraph
 from psctl.topology.host.paths import Router
 
 NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
-"""Words of a matrix from near to far; all others are farther."""
+"""Link types of a matrix from near to far; all others are farther."""
 
 FAR = 5
 
 
 class WorkerPlacement(msgspec.Struct, frozen=True):
-    """The place of a worker: its rank on the host, its GPU and NIC ("" when the host has none), its NUMA node."""
+    """The placement of a worker: its rank on the host, its GPU and NIC ("" when the host has none), its NUMA node."""
 
     rank: int
     gpu: str
@@ -45,19 +45,19 @@ def place_workers(graph: HostGraph) -> tuple[WorkerPlacement, ...]:
 
 
 def _usable(graph: HostGraph) -> list[Device]:
-    """NICs whose port is not known to be dead."""
+    """Return the NICs whose port is not known to be down."""
     return [nic for nic in graph.of_kind("nic") if nic.bandwidth is None or nic.bandwidth > 0]
 
 
 def _near(graph: HostGraph, gpu: Device) -> list[str]:
-    """The NICs nearest to a GPU, the one with the widest path first."""
-    words = {link.ends: NEARNESS.get(link.type, FAR) for link in graph.relations}
+    """Return the NICs nearest to a GPU, the one with the widest path first."""
+    levels = {link.ends: NEARNESS.get(link.type, FAR) for link in graph.relations}
     paths = Router(graph.devices, graph.edges).paths(gpu.id)
     kinds = {device.id: device.kind for device in graph.devices}
     rows = []
     for nic in _usable(graph):
         path = paths.get(nic.id)
-        level = words.get(frozenset((gpu.id, nic.id)))
+        level = levels.get(frozenset((gpu.id, nic.id)))
         if level is None:
             level = _level([kinds[ident] for ident in path.devices]) if path else FAR
         width = min(path.bandwidth if path else 0.0, nic.bandwidth or float("inf"))
@@ -74,10 +74,10 @@ def _level(kinds: Sequence[str]) -> int:
 
 
 def _spread(choices: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Give each GPU one of its NICs so that the fullest NIC has as few as possible.
+    """Assign each GPU one of its NICs so that the most shared NIC has as few GPUs as possible.
 
-    GPUs choose in turn the emptiest; then any chain of GPUs that can each move to another NIC and so even out a
-    difference of two is moved along.
+    Each GPU in turn takes the least used of its NICs; then every chain of GPUs that can each move to another NIC, and
+    so even out a difference of two, is moved.
     """
     own: dict[str, str] = {}
     users: dict[str, list[str]] = {nic: [] for nics in choices.values() for nic in nics}
@@ -96,7 +96,7 @@ def _spread(choices: Mapping[str, Sequence[str]]) -> dict[str, str]:
 def _chain(
     start: str, users: Mapping[str, Sequence[str]], choices: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str]]:
-    """Moves (GPU, to which NIC) that take one from a NIC to one with at least two fewer; none: []."""
+    """Return moves (GPU, new NIC) that shift one GPU to a NIC with at least two fewer; [] if there are none."""
     came: dict[str, tuple[str, str]] = {start: ("", "")}
     queue = [start]
     for nic in queue:
@@ -116,7 +116,7 @@ def _chain(
 
 
 def _node(graph: HostGraph, gpu: Device) -> int | None:
-    """The NUMA node of a GPU: as told, else that of the nearest processor."""
+    """Return the NUMA node of a GPU: as reported, else that of the nearest processor."""
     if gpu.numa is not None:
         return gpu.numa
     paths = Router(graph.devices, graph.edges).paths(gpu.id)
