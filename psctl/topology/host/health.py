@@ -1,8 +1,8 @@
 """Problems of a machine that its outputs show, each with its remedy.
 
-Only symptoms that no healthy machine has are reported: a slot's speed falls when a GPU is idle, but not its width; a management
-port is slow by design, but not next to identical faster ports; a card without a bridge has no NVLink up, unless
-identical cards have.
+Only symptoms that no healthy machine has are reported: a slot's speed falls when a GPU is idle, but not its width; a
+management port is slow by design, but not next to identical faster ports; a card without a bridge has no NVLink up,
+unless identical cards have.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PEERS: dict[str, Finding] = {
     ),
     "TNS": Finding(
         "this topology is not supported",
-        "the GPUs are on processors or PCIe roots between which it does not work: put them below one processor, or pass "
-        "the real PCIe tree to the virtual machine",
+        "the GPUs are on processors or PCIe roots between which it does not work: put them below one processor, or "
+        "pass the real PCIe tree to the virtual machine",
     ),
     "DR": Finding(
         "disabled by the driver's settings",
@@ -99,8 +99,8 @@ def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
             yield Finding(
                 f"{gpu.id} runs at x{now} instead of x{most}: {rates.pcie(None, now) / rates.pcie(None, most):.0%} "
                 "of its PCIe bandwidth",
-                "reseat the card, check its riser and how the BIOS splits the slot's lanes (an idle GPU "
-                "lowers its speed, never its lanes, so this is permanent)",
+                "reseat the card, check its riser and how the BIOS splits the slot's lanes (an idle "
+                "GPU lowers its speed, never its lanes, so this is permanent)",
             )
         if row and row.generation_max and row.generation_max < best[row.name]:
             yield Finding(
@@ -116,7 +116,7 @@ def _links(all_: HostReadings) -> Iterator[Finding]:
         if gpu.links:  # where the output only states that all are down, the reader reports it
             by_name.setdefault(gpu.name, []).append(gpu)
     cure = (
-        "look for Xid 74 in dmesg and reset the GPU; reseat the bridge of cards that have one; links are also down when "
+        "look for Xid 74 in dmesg and reset the GPU; reseat the bridge of cards with one; links are also down when "
         "the GPU at their other end is missing"
     )
     for name, twins in by_name.items():
