@@ -1,14 +1,14 @@
-"""psctl's own data plane for collectives on the CPU: lines and shared memory inside a host, sealed streams between.
+"""The data plane of collectives on the CPU: Unix channels and shared memory in a host, sealed streams between hosts.
 
-Theory. Within a host nothing long is sent. Vectors lie in memory that all processes of the host may read (`buffer`), a
-send is a record that says where, and the receiver sums or copies straight from there and says when it has. So a
-schedule's reduce reads each operand once, where its owner wrote it. Short pieces travel in the record itself: copies
-cost less than the word that a piece may be overwritten. Between hosts pieces travel in parts over a sealed stream,
-each straight into the place that was posted for it.
+Within a host long pieces are not copied. Vectors are in memory that all processes of the host can read (`buffer`); a
+send is a record with a location, and the receiver sums or copies from there and returns the piece by another record. So
+a schedule's reduce reads each operand once, where its owner wrote it. Short pieces are sent inside the record: copies
+cost less than the record that returns a piece. Between hosts pieces are sent in parts over a sealed stream, and each
+part is decrypted into the buffer that was posted for it.
 
-Who waits looks after everyone: one thread polls all lines, takes in all that comes and sends what was queued, whatever
-it is that it waits for itself. So no sender is held up by a receiver that waits for somebody else, and nothing here can
-wait in a circle that the schedule has not.
+A thread that waits serves all peers: one thread polls all channels, handles all records that arrive and sends queued
+ones, whatever it waits for. So no sender is blocked by a receiver that waits for another process, and nothing here can
+deadlock unless the schedule does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import SealedStreams
-from psctl.collectives.shm_exchange import SLOT, ShmExchange, possible, room
+from psctl.collectives.shm_exchange import SLOT, ShmExchange, board_size, possible
 from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_allocator import SharedAllocator
@@ -32,28 +32,28 @@ from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Record, UnixCha
 from psctl.types import Member
 
 INLINE = 64 << 10
-"""Bytes of a piece up to which it travels in its record. Recursive doubling of 64 KB by four ranks: 0.12 ms so, 0.35 ms
-lent and given back."""
+"""Bytes of a piece up to which it is sent inside its record. Recursive doubling of 64 KB by four ranks: 0.12 ms, and
+0.35 ms with lent pieces."""
 
 GOODBYE = 5.0
-"""Seconds that a goodbye waits for what others have not taken yet."""
+"""Seconds for which `close` waits until queued data is sent."""
 
 BOARD = UNUSED_TAG - 1
-"""The tag with which rank 0 says where the board lies."""
+"""The tag of the record in which rank 0 sends the board's location."""
 
 T = TypeVar("T")
 
 
 class DataPlane:
-    """One process's end of it; a `Channel`. May be called from several threads.
+    """One process's end of the data plane; a `Channel`. May be called from several threads.
 
     Args:
         me: the rank of this process.
-        lines: to processes of this host, by rank.
-        shared: memory that processes of this host may read.
+        world: number of ranks; rank 0's process also runs the nodes after them, a schedule's helpers.
+        lines: channels to processes of this host, by rank.
+        shared: memory that processes of this host can read.
         members: the other processes of this host, by rank.
         sealed: streams to processes of other hosts.
-        world: number of ranks; rank 0's process plays the nodes behind them, a schedule's helpers.
     """
 
     ahead = True
@@ -67,23 +67,26 @@ class DataPlane:
         members: Mapping[int, Member],
         sealed: SealedStreams | None = None,
     ) -> None:
-        self.me, self._world = me, world
-        self._lines, self._sealed = dict(lines), sealed
-        self._shared, self._members = shared, members
+        self.me = me
+        self._world = world
+        self._channels = dict(lines)
+        self._sealed = sealed
+        self._shared = shared
+        self._members = members
         self._buffers: dict[int, memoryview] = {}  # shared ones, by address
-        self._changed = threading.Condition()  # entered again where a stream's writer is the sender itself
+        self._changed = threading.Condition()  # reentrant: a sender may write its stream itself
         self._arrived: dict[tuple[int, int], deque[BorrowedPiece]] = {}
         self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
-        self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
+        self._returned: dict[tuple[int, int], int] = {}  # of these, how many were returned
         self._broken = ""
-        self._awaited: list[int] = []  # by the threads that wait now
+        self._awaited: list[int] = []  # ranks that threads wait for now
         self._polling = False
         self._board: ShmExchange | None = None
-        self._board_asked = not possible() or len(self._lines) != world - 1
+        self._board_asked = not possible() or len(self._channels) != world - 1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
-        self._by_descriptor = {line.fileno(): rank for rank, line in self._lines.items()}
+        self._by_descriptor = {line.fileno(): rank for rank, line in self._channels.items()}
         self._events = dict.fromkeys(self._by_descriptor, select.EPOLLIN)
         for descriptor, events in self._events.items():
             self._poll.register(descriptor, events)
@@ -91,7 +94,7 @@ class DataPlane:
             sealed.begin(self._changed, self._awake)
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a vector of zeros that other processes of this host read where it is, if they can."""
+        """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""
         size = length * dtype.itemsize
         part = self._shared.allocate(size, zeroed=True) if size and self._members else None
         if part is None:
@@ -101,7 +104,7 @@ class DataPlane:
         return made
 
     def release(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Take back buffers that nothing uses any more."""
+        """Release buffers that are not used any more."""
         for each in buffers:
             part = self._buffers.pop(each.data_ptr(), None)
             if part is not None:
@@ -113,7 +116,7 @@ class DataPlane:
     # ---- the channel ---------------------------------------------------------------------------------------------
 
     def lends(self, peer: int) -> bool:
-        return self._process(peer) in self._lines
+        return self._process(peer) in self._channels
 
     def borrow(self, peer: int, tag: int) -> BorrowedPiece:
         key = self._process(peer), tag
@@ -133,29 +136,29 @@ class DataPlane:
 
     def _send(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
-        line = self._lines.get(peer)
+        line = self._channels.get(peer)
         if line is None:
-            assert self._sealed is not None, "a rank of another host"
-            return _Sealing(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
+            assert self._sealed is not None, "there are streams to ranks of other hosts"
+            return _StreamTransfer(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
         where = self._shared.locate(one.piece.data_ptr(), size) if size > INLINE else None
         if where is None:
             number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
             self._watch(line)
-            return _Leaving(self, peer, number)
+            return _InlineSend(self, peer, number)
         key = peer, one.tag
         self._lent[key] = self._lent.get(key, 0) + 1
         line.send(LENT, one.tag, *where, size)
         self._watch(line)
-        return _Lent(self, key, self._lent[key])
+        return _LentSend(self, key, self._lent[key])
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
-        assert self._sealed is not None, "what is lent is borrowed, not received"
-        return _Sealing(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+        assert self._sealed is not None, "pieces of this host are borrowed, not received"
+        return _StreamTransfer(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
-        assert isinstance(pending, _Sealing), "what is lent is borrowed, not received"
+        assert isinstance(pending, _StreamTransfer), "pieces of this host are borrowed, not received"
         return pending.await_first(size)
 
     def board(self, size: int) -> ShmExchange | None:
@@ -164,34 +167,34 @@ class DataPlane:
         if not self._board_asked:
             self._board_asked = True
             memory = self._board_memory()
-            self._board = None if memory is None else ShmExchange(memory, self.me, self._world, self._look)
+            self._board = None if memory is None else ShmExchange(memory, self.me, self._world, self._check_peers)
         return self._board
 
     def _board_memory(self) -> torch.Tensor | None:
-        """Return what rank 0 lends everyone; None where the host has no memory to share."""
+        """Return the board's memory, which rank 0 lends to all; None when the host has no shared memory."""
         if self.me:
             loan = self.borrow(0, BOARD)
             return loan.read(torch.uint8) if loan.owed else None
-        memory = self.buffer(room(self._world), torch.uint8)
-        there = self._shared.locate(memory.data_ptr(), memory.nbytes) is not None
-        self.post([Parcel(memory if there else memory[:1], peer, BOARD) for peer in self._lines], ())
-        return memory if there else None
+        memory = self.buffer(board_size(self._world), torch.uint8)
+        is_shared = self._shared.locate(memory.data_ptr(), memory.nbytes) is not None
+        self.post([Parcel(memory if is_shared else memory[:1], peer, BOARD) for peer in self._channels], ())
+        return memory if is_shared else None
 
-    def _look(self) -> None:
-        """Take in what has come; raise when a process is gone."""
+    def _check_peers(self) -> None:
+        """Handle records that have arrived; raise RuntimeError when a process of this host has ended."""
         with self._changed:
             if not self._polling:
-                self._take_in(0.0)
+                self._poll_once(0.0)
             if self._broken:
                 raise RuntimeError(self._broken)
-            for peer, line in self._lines.items():
+            for peer, line in self._channels.items():
                 if line.ended:
                     raise RuntimeError(f"worker/{peer}: {line.ended}")
 
     def abort(self, reason: str) -> None:
         with self._changed:
             self._broken = self._broken or reason
-            for line in self._lines.values():
+            for line in self._channels.values():
                 line.send_bye(reason)
                 line.shutdown()
             self._changed.notify_all()
@@ -200,30 +203,30 @@ class DataPlane:
         self._awake()
 
     def close(self) -> None:
-        """Leave: what was sent still arrives. Nobody waits here any more."""
-        for rank, line in self._lines.items():
+        """Close all connections after queued data is sent; no thread may wait here any more."""
+        for rank, line in self._channels.items():
             line.send_bye("it has finished")
-            with_time = threading.Timer(GOODBYE, line.shutdown)
-            with_time.start()
+            timer = threading.Timer(GOODBYE, line.shutdown)
+            timer.start()
             try:
                 self._until(lambda line=line: True if not line.has_queued or line.ended else None, rank)  # type: ignore[misc]
             except RuntimeError:
-                pass  # it left first
+                pass  # the peer closed its end first
             finally:
-                with_time.cancel()
+                timer.cancel()
         self._broken = self._broken or "closed"
         if self._sealed is not None:
             self._sealed.close("done", GOODBYE)
-        for line in self._lines.values():
+        for line in self._channels.values():
             line.close()
         self._poll.close()
         os.close(self._wake)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that were sent and received over streams, and sent over lines; what is lent does not move."""
+        """Bytes sent and received over streams, and sent over channels; lent pieces do not count."""
         streams = self._sealed.bytes_moved if self._sealed is not None else 0
-        return streams + sum(line.bytes_sent for line in self._lines.values())
+        return streams + sum(line.bytes_sent for line in self._channels.values())
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
@@ -234,24 +237,24 @@ class DataPlane:
         return tuple({*self._awaited, *board} - {self.me})
 
     def returned(self, key: tuple[int, int], count: int) -> None:
-        """Wait until so many of the pieces that were lent were given back."""
+        """Wait until `count` of the pieces lent with this (peer, tag) have been returned."""
         self._until(lambda: True if self._returned.get(key, 0) >= count else None, key[0])
 
     def has_left(self, peer: int, number: int) -> None:
-        """Wait until a line's record has left."""
-        line = self._lines[peer]
+        """Wait until a channel's record has been sent."""
+        line = self._channels[peer]
         if line.written < number:
             self._until(lambda: True if line.written >= number else None, peer)
 
     def give_back(self, peer: int, tag: int) -> None:
-        """Say that what was lent may be overwritten."""
+        """Return a lent piece to its owner, which may overwrite it then."""
         with self._changed:
-            line = self._lines[peer]
+            line = self._channels[peer]
             line.send(DONE, tag)
             self._watch(line)
 
     def _until(self, look: Callable[[], T | None], peer: int) -> T:
-        """Wait for something that `peer` brings, and take in what comes meanwhile."""
+        """Wait until `look` returns a result, which depends on `peer`; handle all records that arrive meanwhile."""
         with self._changed:
             if (found := look()) is not None:
                 return found
@@ -262,22 +265,22 @@ class DataPlane:
                         raise RuntimeError(self._broken)
                     if why := self._gone(peer):
                         raise RuntimeError(f"worker/{peer}: {why}")
-                    if not self._lines or self._polling:
+                    if not self._channels or self._polling:
                         self._changed.wait()
                     else:
-                        self._take_in()
+                        self._poll_once()
                 return found
             finally:
                 self._awaited.remove(peer)
 
     def _gone(self, peer: int) -> str:
-        line = self._lines.get(peer)
+        line = self._channels.get(peer)
         if line is not None:
             return line.ended
         return self._sealed.gone(peer) if self._sealed is not None else ""
 
-    def _take_in(self, timeout: float | None = None) -> None:
-        """Wait for whatever comes, at most so many seconds (None: for ever), with the lock given up meanwhile."""
+    def _poll_once(self, timeout: float | None = None) -> None:
+        """Wait for events of all channels, at most `timeout` seconds, without the lock; then handle them."""
         self._polling = True
         self._changed.release()
         try:
@@ -290,19 +293,19 @@ class DataPlane:
                 os.read(self._wake, 8)
                 continue
             peer = self._by_descriptor[descriptor]
-            line = self._lines[peer]
+            line = self._channels[peer]
             if event & select.EPOLLOUT:
                 line.flush()
             if event & ~select.EPOLLOUT:
                 for record in line.receive():
-                    self._took(peer, record)
+                    self._on_record(peer, record)
             self._watch(line)
         self._changed.notify_all()
 
-    def _took(self, peer: int, record: Record) -> None:
+    def _on_record(self, peer: int, record: Record) -> None:
         key = peer, record.tag
         if record.kind == PIECE:
-            assert record.data is not None, "no piece is empty"
+            assert record.data is not None, "a piece has data"
             self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
         elif record.kind == LENT:
             lent = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
@@ -313,10 +316,10 @@ class DataPlane:
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
         elif record.kind == BYE:
-            self._lines[peer].ended = (record.data or b"").decode(errors="replace") or "it has left"
+            self._channels[peer].ended = (record.data or b"").decode(errors="replace") or "it has ended"
 
     def _watch(self, line: UnixChannel) -> None:
-        """Poll a line for what it still has to do."""
+        """Set the events that are polled of a channel, from its state."""
         events = 0 if line.ended else select.EPOLLIN
         if line.has_queued and not line.ended:
             events |= select.EPOLLOUT
@@ -331,36 +334,38 @@ class DataPlane:
             self._awake()
 
     def _awake(self) -> None:
-        """Wake who polls, if anybody does: something is there that is not of a line."""
+        """Wake the thread that polls, if there is one, for an event that is not of a channel."""
         if self._polling:
             os.eventfd_write(self._wake, 1)
 
 
 class BorrowedPiece:
-    """A piece that has come: bytes to be read, and given back.
+    """A piece that has arrived: bytes to read, and to return to their owner.
 
     Args:
-        data: of bytes; not to be written.
-        back: gives it back; None: it is ours.
+        data: the bytes, read-only.
+        back: returns the piece; None: it is owned by this process.
     """
 
     __slots__ = ("_back", "_data", "owed")
 
     def __init__(self, data: memoryview | bytearray, back: Callable[[], None] | None) -> None:
-        self._data, self._back, self.owed = data, back, back is not None
+        self._data = data
+        self._back = back
+        self.owed = back is not None
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return it as a vector."""
+        """Return the piece as a vector."""
         return torch.frombuffer(self._data, dtype=dtype)
 
     def release(self) -> None:
-        """Let its owner overwrite it."""
+        """Return the piece to its owner, which may overwrite it then."""
         if self._back is not None:
             self._back()
 
 
-class _Lent:
-    """A piece that others read where it lies."""
+class _LentSend:
+    """The send of a piece that the peer reads in shared memory."""
 
     __slots__ = ("_count", "_key", "_plane")
 
@@ -371,8 +376,8 @@ class _Lent:
         self._plane.returned(self._key, self._count)
 
 
-class _Leaving:
-    """A piece inside a record."""
+class _InlineSend:
+    """The send of a piece inside a record."""
 
     __slots__ = ("_number", "_peer", "_plane")
 
@@ -383,8 +388,8 @@ class _Leaving:
         self._plane.has_left(self._peer, self._number)
 
 
-class _Sealing:
-    """A piece on a sealed stream, either way."""
+class _StreamTransfer:
+    """The transfer of a piece on a sealed stream, in either direction."""
 
     __slots__ = ("_done", "_peer", "_plane")
 
@@ -395,12 +400,12 @@ class _Sealing:
         self._plane._until(lambda: True if self._done.over else None, self._peer)
 
     def await_first(self, size: int) -> bool:
-        """Wait for the first bytes of a piece that comes; return whether all are there."""
+        """Wait for the first `size` bytes of a piece that is received; return whether it is complete."""
         done = self._done
 
         def look() -> bool | None:
             there = done.over or done.at >= size
-            done.wanted = done.size if there else size  # what comes meanwhile wakes nobody
+            done.wanted = done.size if there else size  # no wake-up for the other bytes
             return True if there else None
 
         self._plane._until(look, self._peer)

@@ -1,8 +1,8 @@
-"""How the processes of one schedule connect: lines within a host, sealed streams between hosts.
+"""Connects the processes of one schedule: Unix channels within a host, sealed streams between hosts.
 
-Only ranks that the schedule has messages between connect; of two the one with the higher rank dials. Who dials on one
-host shows the secret that the other gave the coordinator, in a folder that this user alone can enter; between hosts
-both prove by their certificates who they are, and the coordinator has said which start of a worker is the one.
+Only ranks with messages between them in the schedule connect; of two, the one with the higher rank dials. Within a host
+both ends prove the secrets that they sent the coordinator, and the socket is in a folder that only this user can enter.
+Between hosts both prove their identities by certificates, and the coordinator names the current start of each worker.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from psctl.transport.unix_channel import ChannelListener, UnixChannel
 from psctl.types import Address, Member
 
 LINE = 64
-"""Vectors begin at a processor's cache line, so that no two share one."""
+"""Alignment of vectors, a processor's cache line, so that no two vectors share one."""
 
 PATIENCE = 20.0
 """Seconds for all connections of one process to be made."""
 
 Ask = Callable[[Address | None, bytes], Sequence[WorkerAt]]
-"""Tells everyone where this process listens; returns where all do."""
+"""Sends this process's address and secret to the coordinator; returns those of all workers."""
 
 
 def partners(schedule: Schedule, me: int) -> set[int]:
-    """Return the ranks that a rank exchanges messages with; rank 0's process plays the helpers behind the ranks."""
+    """Return the ranks that a rank exchanges messages with; rank 0's process also runs the helpers after the ranks."""
     process = [*range(schedule.world), *(0 for _ in range(schedule.nodes - schedule.world))]
     pairs = {(process[each.source], process[each.destination]) for each in schedule.messages()}
     return {other for pair in pairs if me in pair for other in pair if other != me}
 
 
 class Rendezvous:
-    """One process that connects to its partners.
+    """Connects this process to the ranks that it exchanges messages with.
 
     Args:
-        orders: its own.
-        credentials: its own.
+        orders: this process's.
+        credentials: this process's.
         segments: makes memory that processes of this host share.
-        folder: that this user alone can enter, the same for all processes of this host.
+        folder: a folder that only this user can enter, the same for all processes of this host.
         hosts: the number of each rank's host.
     """
 
@@ -62,17 +62,21 @@ class Rendezvous:
         folder: Path,
         hosts: Sequence[int],
     ) -> None:
-        self._orders, self._folder, self._hosts = orders, folder, hosts
-        self._me, self._credentials, self._segments = orders.member.rank, credentials, segments
+        self._orders = orders
+        self._credentials = credentials
+        self._segments = segments
+        self._folder = folder
+        self._hosts = hosts
+        self._me = orders.member.rank
         self._workers: dict[int, WorkerAt] = {}
-        self._told = threading.Event()
+        self._workers_known = threading.Event()
         self._deadline = 0.0
 
     def make(self, schedule: Schedule, ask: Ask) -> DataPlane:
-        """Connect, and return this process's end.
+        """Connect to all partners, and return the data plane.
 
         Raises:
-            ConnectionFailed: a partner cannot be reached, or does not come; names it.
+            ConnectionFailed: a partner cannot be reached, or does not connect in time; names it.
         """
         others = partners(schedule, self._me)
         near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
@@ -84,7 +88,7 @@ class Rendezvous:
             found = ask(acceptor.address if acceptor is not None else None, listener.secret)
             self._workers = {each.rank: each for each in found}
             self._deadline = time.monotonic() + PATIENCE
-            self._told.set()
+            self._workers_known.set()
             self._connect(listener, near, lines)
             if sealed is not None:
                 self._streams(sealed, others - near)
@@ -126,13 +130,13 @@ class Rendezvous:
 
     def _acceptor(self, sealed: SealedStreams) -> Acceptor:
         return Acceptor(
-            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._against,
+            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._rejection_reason,
             self._orders.congestion, refused=RejectionLog(str(self._orders.member)),
         )  # fmt: skip
 
-    def _against(self, member: Member) -> str | None:
+    def _rejection_reason(self, member: Member) -> str | None:
         """Return why a member may not connect: only the newest start of a worker may."""
-        self._told.wait(PATIENCE)  # it may have heard from the coordinator before us
+        self._workers_known.wait(PATIENCE)  # the peer may get the coordinator's answer first
         worker = self._workers.get(member.rank)
         if member.role != "worker" or worker is None or worker.incarnation != member.incarnation:
             return f"{member} of incarnation {member.incarnation} does not take part"

@@ -1,10 +1,10 @@
-"""Pieces between hosts: in parts over sealed streams, each part opened straight into the place that was posted for it.
+"""Pieces between hosts: sent in parts over sealed streams; each part is decrypted into the buffer posted for the piece.
 
-Theory of what comes early. A rank can be ahead of another by a vector, so parts may come before their place is posted.
-They are kept aside and get no credit until it is: a sender stops when its window is full of them, so they take memory
-for about the window and one part, whatever it sends. Nobody waits in a circle: pieces travel in the order of steps,
-each rank posts what a step brings before it waits for anything of that step, and so of all that is waited for the
-earliest step's is always behind nothing but places that are posted.
+Early parts. A rank can be ahead of another by a vector, so parts may arrive before their buffer is posted. They are
+buffered and get no credit until it is: a sender stops when its window is full of them, so they take memory for about
+the window and one part. This cannot deadlock: pieces are sent in the order of steps, and each rank posts the buffers of
+a step before it waits for a piece of that step. So of all pieces that are waited for, those of the earliest step have
+only parts with posted buffers before them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
 
 PART = 512 * 1024
-"""Bytes of a piece that travel in one message."""
+"""Bytes of a piece that one message has."""
 
 KEEPING = 2048
-"""Bytes that keeping a part aside takes beside its own."""
+"""Bytes of credit withheld for an early part beyond its own."""
 
 
 class PiecePart(msgspec.Struct, frozen=True, tag=True):
-    """Payload: the bytes from `offset` on of a piece of `size` bytes. `number` counts what this sender has sent."""
+    """Payload: the bytes from `offset` on of a piece of `size` bytes. `number` counts this sender's parts."""
 
     tag: int
     offset: int
@@ -38,25 +38,27 @@ PlaneKinds = PiecePart
 
 
 class PostedPiece:
-    """A piece that is sent or expected; `over` when it has left, or is there.
+    """A piece that is sent or expected; `over` when it is sent, or has arrived.
 
     Args:
-        place: where it is, or goes to; None: it comes before anybody asked.
+        place: the buffer that it is sent from or received into; None: it arrives before a buffer is posted.
         size: in bytes.
     """
 
-    __slots__ = ("aside", "at", "kept", "over", "place", "size", "wanted")
+    __slots__ = ("at", "buffered", "kept", "over", "place", "size", "wanted")
 
     def __init__(self, place: memoryview | None, size: int) -> None:
-        self.place, self.size, self.over = place, size, False
+        self.place = place
+        self.size = size
+        self.over = False
         self.at = 0
-        """Bytes that have come."""
+        """Bytes that have arrived."""
         self.wanted = size
-        """Bytes that somebody waits for."""
-        self.aside = False
-        """The part that is coming just now goes aside, for there was no place when it began."""
+        """Bytes that a thread waits for."""
+        self.buffered = False
+        """The part that is being received has a buffer of its own: no place was posted when it began."""
         self.kept: list[memoryview] = []
-        """Parts that lie aside."""
+        """Early parts, in order."""
 
 
 class SealedStreams:
@@ -75,13 +77,14 @@ class SealedStreams:
         self._filling: dict[tuple[int, int], PostedPiece] = {}
 
     def begin(self, changed: threading.Condition, awake: Callable[[], None]) -> None:
-        """Share the lock of who waits, and learn how to wake who polls; before anything is sent."""
-        self._changed, self._awake = changed, awake
+        """Set the condition of waiting threads and the function that wakes a polling thread; call it first."""
+        self._changed = changed
+        self._awake = awake
 
     # ---- with the lock -------------------------------------------------------------------------------------------
 
     def send(self, peer: int, tag: int, data: memoryview) -> PostedPiece:
-        """Send a piece."""
+        """Queue a piece for sending; the result is `over` when it is written."""
         posted = PostedPiece(data, len(data))
         to = self._peers[peer]
         for offset in range(0, len(data), PART):
@@ -93,7 +96,7 @@ class SealedStreams:
         return posted
 
     def expect(self, peer: int, tag: int, place: memoryview) -> PostedPiece:
-        """Let the next piece of a peer with this tag arrive in its place."""
+        """Post the buffer for the next piece of a peer with this tag; the result is `over` when it has arrived."""
         early = self._early.get((peer, tag))
         if not early:
             posted = PostedPiece(place, len(place))
@@ -101,17 +104,18 @@ class SealedStreams:
             return posted
         posted = early.popleft()
         if posted.size != len(place):
-            raise RuntimeError(f"worker/{peer}: it sent {posted.size} bytes where {len(place)} are expected")
+            raise RuntimeError(f"worker/{peer}: it sent a piece of {posted.size} bytes; {len(place)} are expected")
         start = 0
         for part in posted.kept:
             place[start : start + len(part)] = part
             start += len(part)
         self._peers[peer].release_credit(start + KEEPING * len(posted.kept))
-        posted.place, posted.kept = place, []
+        posted.place = place
+        posted.kept = []
         return posted
 
     def gone(self, peer: int) -> str:
-        """Return why nothing more comes from a peer; "" while something may."""
+        """Return why the stream to a peer has ended; "" while it has not."""
         return self._ended.get(peer, "")
 
     @property
@@ -122,14 +126,14 @@ class SealedStreams:
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
     def on_connected(self, peer: Any) -> None:
-        """A stream is made."""
+        """Add a stream."""
         peer.on_written = self._written
         with self._changed:
             self._peers[peer.member.rank] = peer
             self._changed.notify_all()
 
     def receive_buffer_for(self, peer: Any, message: PiecePart, size: int) -> memoryview | None:
-        """Say where a part goes: straight to its place, or aside."""
+        """Return the buffer for a part: in its piece's place, or a new one when none is posted."""
         key = peer.member.rank, message.tag
         with self._changed:
             if message.offset == 0 and key not in self._filling:
@@ -137,10 +141,11 @@ class SealedStreams:
             piece = self._filling.get(key)
             stop = message.offset + size
             if piece is None or (piece.size, piece.at) != (message.size, message.offset) or stop > piece.size:
-                raise ProtocolError(f"it sent bytes {message.offset} to {stop} of {message.size}, which nobody expects")
+                what = f"bytes {message.offset} to {stop} of a piece of {message.size}"
+                raise ProtocolError(f"it sent {what}, which are not the next bytes of a piece")
             if size > PART:
                 raise ProtocolError(f"it sent a part of {size} bytes, more than {PART}")
-            piece.aside = piece.place is None
+            piece.buffered = piece.place is None
             return piece.place[message.offset : stop] if piece.place is not None else memoryview(bytearray(size))
 
     def _next(self, key: tuple[int, int], size: int) -> PostedPiece:
@@ -152,9 +157,9 @@ class SealedStreams:
         return early
 
     def on_message(self, peer: Any, message: PiecePart, payload: memoryview | None) -> None:
-        """A part is in its place, or aside."""
+        """Count a part that has arrived, and keep it or copy it if it has a buffer of its own."""
         if payload is None:
-            raise ProtocolError("it sent a part of nothing")
+            raise ProtocolError("it sent an empty part")
         key = peer.member.rank, message.tag
         with self._changed:
             piece = self._filling[key]
@@ -162,7 +167,7 @@ class SealedStreams:
             if piece.place is None:
                 piece.kept.append(payload)
                 peer.withhold_credit(len(payload) + KEEPING)
-            elif piece.aside:
+            elif piece.buffered:
                 piece.place[start : piece.at] = payload
             if piece.at == piece.size:
                 piece.over = True
@@ -182,7 +187,7 @@ class SealedStreams:
         self._awake()
 
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
-        """A stream has ended."""
+        """Record the end of a stream, and wake waiting threads."""
         with self._changed:
             self._ended[peer.member.rank] = error.message
             self._changed.notify_all()
@@ -191,13 +196,13 @@ class SealedStreams:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def await_all(self, ranks: set[int], timeout: float) -> set[int]:
-        """Wait until there is a stream to each of these; return those without."""
+        """Wait until there is a stream to each of these ranks; return the ranks without one after `timeout`."""
         with self._changed:
             self._changed.wait_for(lambda: ranks <= self._peers.keys(), timeout)
             return ranks - self._peers.keys()
 
     def close(self, reason: str, patience: float) -> None:
-        """End all streams; what was queued has left first, where that takes no longer than `patience` seconds."""
+        """Close all streams, after queued messages are sent if that takes at most `patience` seconds."""
         self._closing = True
         peers: Mapping[int, Any] = dict(self._peers)
         for peer in peers.values():
@@ -205,7 +210,7 @@ class SealedStreams:
                 if patience:
                     peer.flush(patience)
             except PsctlError:
-                pass  # it left first
+                pass  # the peer closed the stream first
             peer.close(reason)
         if patience:
             for peer in peers.values():  # a thread inside torch when the interpreter ends would abort the process

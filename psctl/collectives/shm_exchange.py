@@ -1,21 +1,21 @@
-"""A board in shared memory on which all processes of one host put short vectors for each other to read.
+"""A board in shared memory by which all processes of one host exchange short vectors.
 
-Theory. Each process has a flag and two slots. For vector n it copies its own into slot n mod 2, sets its flag to n,
-and waits until all flags are n or more; then it reads the others' slots. Nobody writes slot n mod 2 again before vector
-n+2, which it begins when all flags are n+1 or more: everyone has then read vector n. Whoever finds all flags set, the
-last to come at least, sets a common word to n and wakes those who sleep on it (futex(2)). So a vector costs a process
-two copies and at most one sleep, and no message. Four processes on two busy cores, 4 KB: 0.09 ms; by messages over Unix
-sockets 1.6 ms. Spinning or yielding first was no faster there, and held the cores.
+Each process has a flag and two slots. For vector n it copies its own into slot n mod 2, sets its flag to n, and waits
+until all flags are n or more; then it reads the others' slots. A process writes slot n mod 2 again for vector n+2 only,
+which it begins when all flags are n+1 or more: all processes have then read vector n. A process that finds all flags
+set (the last one always does) sets a common futex to n and wakes the processes that sleep on it (futex(2)). So a vector
+costs a process two copies, at most one sleep and no message. Four processes on two busy cores, 4 KB: 0.09 ms; by
+messages over Unix sockets 1.6 ms. Spinning or yielding before the sleep was no faster there, and kept the cores busy.
 
-Stores and loads must be seen in the order in which they are made: slot before flag by who writes, flag before slot by
-who reads. So they are on x86-64, where nothing but a store and a load after it may change places: two who come at once
-could each miss the other's flag for the moment that a store takes to be seen, and would sleep no longer than a LOOK.
+Stores and loads must be visible in program order: the writer's slot before its flag, the flag before the slot for the
+reader. x86-64 guarantees this; it reorders only a store with a later load. Two processes that arrive at the same time
+could each miss the other's flag while its store is not visible yet, and would sleep for at most LOOK seconds.
 
-Elsewhere it is off (`possible`), and these vectors travel as records. On aarch64 any two of these accesses may be seen
-the other way round, and a slot be read as it was two vectors ago; the interpreter's stores and loads of shared memory
-are plain ones, and nothing that it offers promises to order them for another process. A futex call does so today, but
-does not promise it, and who finds all flags set makes none before it reads. It would take a barrier between slot and
-flag at both ends, below the interpreter or by membarrier(2), and such a machine to measure it on.
+On other processors the board is off (`possible`), and these vectors are sent as records. On aarch64 any two of these
+accesses may be reordered, and a slot could be read as it was two vectors ago; the interpreter's accesses to shared
+memory are plain, and it offers no ordering for other processes. A futex call orders them in practice, but does not
+promise it, and a process that finds all flags set makes no call before it reads. Support would need a barrier between
+slot and flag at both ends, below the interpreter or by membarrier(2), and such a machine to measure it on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 SLOT = 64 << 10
-"""Bytes of a vector at most: everyone reads everyone's, so longer ones are better shared out."""
+"""Bytes of a vector, at most: every process reads all vectors, so a schedule is faster for longer ones."""
 
 LINE = 64
-"""A flag has a processor's cache line to itself."""
+"""Bytes of a processor's cache line; each flag has its own."""
 
 LOOK = 0.02
-"""Seconds of sleep after which a process looks whether somebody is gone."""
+"""Seconds of sleep after which a process checks whether another process has ended."""
 
 FUTEX = 202
 """The system call's number on x86-64."""
@@ -50,21 +50,23 @@ class _Time(ctypes.Structure):
 
 
 class ShmExchange:
-    """One process's end.
+    """One process's end of the board.
 
     Args:
-        memory: bytes that all share, zeros at first; `room(world)` of them.
+        memory: `board_size(world)` bytes that all processes share, zeros at first.
         me: the rank of this process.
-        world: number of processes, all of this host.
-        look: raises when somebody is gone; called while waiting.
+        world: number of processes, all on this host.
+        look: raises an exception when a process has ended; called while waiting.
     """
 
     def __init__(self, memory: torch.Tensor, me: int, world: int, look: Callable[[], None]) -> None:
-        self._me, self._world, self._look = me, world, look
+        self._me = me
+        self._world = world
+        self._look = look
         head: Any = memory.numpy()
         self._words = memoryview(head)[: LINE * (world + 1)].cast("I")
         self._flags = [rank * LINE // 4 for rank in range(world)]
-        self._all = world * LINE // 4  # the word that is slept on
+        self._all = world * LINE // 4  # the common futex
         self._address = ctypes.c_void_p(memory.data_ptr() + 4 * self._all)
         slots = memory[LINE * (world + 1) :].view(2, world, SLOT)
         self._slots = [[slots[turn, rank] for rank in range(world)] for turn in range(2)]
@@ -73,10 +75,10 @@ class ShmExchange:
         self._count = 0
 
     def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Put a vector of SLOT bytes at most, and return all others', which stay as they are until the next one is put.
+        """Write a vector of at most SLOT bytes, and return the others' by rank, which are valid until the next call.
 
         Raises:
-            RuntimeError: a process is gone.
+            RuntimeError: a process has ended.
         """
         size, dtype = vector.nbytes, vector.dtype
         self._count = count = (self._count + 1) & WRAP
@@ -88,15 +90,15 @@ class ShmExchange:
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Ranks that have not put the vector that this process put last."""
+        """Ranks that have not written the vector that this process wrote last."""
         count = self._count
         return tuple(rank for rank, flag in enumerate(self._flags) if (self._words[flag] - count) & HALF)
 
     def _await(self, count: int) -> None:
-        """Return when everyone has put this vector."""
+        """Wait until all processes have written this vector."""
         words = self._words
         for flag in self._flags:
-            while (words[flag] - count) & HALF:  # it is behind, also where the count has begun anew
+            while (words[flag] - count) & HALF:  # it is behind, also after the count has wrapped
                 before = words[self._all]
                 if (words[flag] - count) & HALF and self._sleep(before):
                     self._look()
@@ -105,16 +107,16 @@ class ShmExchange:
             self._call(FUTEX, self._address, 1, self._world, None, None, 0)
 
     def _sleep(self, before: int) -> bool:
-        """Sleep until the common word is another; tell whether it is not yet."""
+        """Sleep until the futex differs from `before`, at most LOOK seconds; return whether it is still the same."""
         self._call(FUTEX, self._address, 0, ctypes.c_uint(before), self._slice, None, 0)
         return self._words[self._all] == before
 
 
-def room(world: int) -> int:
-    """Return the bytes that a board takes."""
+def board_size(world: int) -> int:
+    """Return the bytes of a board for `world` processes."""
     return LINE * (world + 1) + 2 * world * SLOT
 
 
 def possible() -> bool:
-    """Whether this machine keeps what a board needs."""
+    """Return whether this machine orders memory accesses as a board needs it."""
     return platform.system() == "Linux" and platform.machine() == "x86_64"

@@ -118,20 +118,20 @@ def test_the_size_that_a_peer_announces_takes_no_memory(two: Two) -> None:
     two.peer(0).send(PiecePart(1, 0, 1 << 60, 1), b"little")
     two.send(2, b"behind it")
     assert two.expect(2, 9)() == b"behind it"
-    with pytest.raises(RuntimeError, match="worker/0: it sent 1152921504606846976 bytes where 6 are expected"):
+    with pytest.raises(RuntimeError, match="worker/0: it sent a piece of 1152921504606846976 bytes; 6 are expected"):
         two.expect(1, 6)
 
 
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ([(0, 100, 10), (20, 100, 10)], "bytes 20 to 30 of 100, which nobody expects"),
-        ([(0, 100, 10), (0, 100, 10)], "bytes 0 to 10 of 100, which nobody expects"),
-        ([(0, 100, 10), (10, 99, 10)], "bytes 10 to 20 of 99, which nobody expects"),
-        ([(0, 100, 101)], "bytes 0 to 101 of 100, which nobody expects"),
-        ([(5, 100, 10)], "bytes 5 to 15 of 100, which nobody expects"),
+        ([(0, 100, 10), (20, 100, 10)], "bytes 20 to 30 of a piece of 100, which are not the next bytes"),
+        ([(0, 100, 10), (0, 100, 10)], "bytes 0 to 10 of a piece of 100, which are not the next bytes"),
+        ([(0, 100, 10), (10, 99, 10)], "bytes 10 to 20 of a piece of 99, which are not the next bytes"),
+        ([(0, 100, 101)], "bytes 0 to 101 of a piece of 100, which are not the next bytes"),
+        ([(5, 100, 10)], "bytes 5 to 15 of a piece of 100, which are not the next bytes"),
         ([(0, 2 * PART, PART + 1)], "more than 524288"),
-        ([(0, 100, 0)], "a part of nothing"),
+        ([(0, 100, 0)], "an empty part"),
     ],
 )
 def test_parts_that_do_not_follow_each_other_end_the_stream(

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, possible, room
+from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, board_size, possible
 from psctl.schedule.algorithms import catalog
 from tests.helpers.plane_cast import PlaneCast
 
@@ -24,7 +24,7 @@ def nobody_is_gone() -> None:
 @pytest.mark.parametrize("before", [0, WRAP - 20])
 def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(before: int) -> None:
     world, turns = 4, 60
-    memory = torch.zeros(room(world), dtype=torch.uint8)
+    memory = torch.zeros(board_size(world), dtype=torch.uint8)
     memory[: LINE * (world + 1)].view(torch.uint32).fill_(before)
     sizes = [random.Random(turn).choice([1, 3, 1000, SLOT // 8]) for turn in range(turns)]
     wrong: list[str] = []
@@ -57,7 +57,7 @@ def test_who_waits_looks_whether_somebody_is_gone() -> None:
         if looked == 3:
             raise RuntimeError("worker/1: its process ended")
 
-    board = ShmExchange(torch.zeros(room(2), dtype=torch.uint8), 0, 2, look)
+    board = ShmExchange(torch.zeros(board_size(2), dtype=torch.uint8), 0, 2, look)
     with pytest.raises(RuntimeError, match="worker/1"):
         board.exchange(torch.zeros(10))
 
