@@ -1,8 +1,8 @@
 """Plays one rank's part of a schedule on vectors, step by step, on the calling thread.
 
-A rank begins its next step when it has received what this step brings. Receives of the next steps are posted meanwhile,
-so no sender waits for a receiver, and the wire is busy while this rank sums. Bytes of this step that have arrived are
-summed while the rest is received, where the channel reports them (`SPAN`). Where receives can not be posted ahead
+A rank begins its next step when it has received all messages of this step. Receives of the next steps are posted
+meanwhile, so no sender waits for a receiver, and the wire is busy while this rank sums. If the channel reports partial
+messages, bytes that have arrived are summed while the rest is received (`SPAN`). If receives cannot be posted ahead
 (NCCL), a step's messages are posted together.
 
 A thread for each peer, so that a late message delays only its own sums, was built, measured and removed: switches
@@ -33,21 +33,21 @@ from psctl.errors import PeerLost
 from psctl.schedule.schedule import Schedule
 
 LENGTHS = 64
-"""Lengths of vectors for which the cuts are kept."""
+"""Lengths of vectors for which the division into chunks is cached."""
 
 SLOTS = 9
-"""Steps for which messages are expected at once: this one and the next; what comes later finds its place free."""
+"""Steps for which receives are posted at once, this one included."""
 
 SHORT = 1 << 20
-"""Bytes of a vector up to which all steps' are: memory does not count then, each sender that must ask does."""
+"""Bytes of a vector up to which the receives of all steps are posted: latency matters more than memory then."""
 
 
 SPANS = 4
-"""Parts of a chunk, at most, of which each is summed as soon as it has come."""
+"""Parts of a chunk, at most, each of which is summed as soon as it has arrived."""
 
 SPAN = 4 << 20
-"""Bytes of such a part, at least. Each is a wake-up: a ring of four ranks on two cores, 100 MB
-over sealed streams, took as much processor time by spans of 4 MiB as in one, and 15% more by spans of 1 MiB."""
+"""Bytes of such a part, at least. Each costs a wake-up: a ring of four ranks on two cores, 100 MB over sealed streams,
+took as much processor time with spans of 4 MiB as with one span, and 15% more with spans of 1 MiB."""
 
 
 class SchedulePlayer:
@@ -184,7 +184,7 @@ class _VectorRun:
     def post_receives(self, into: Sequence[IncomingMessage], buffer: torch.Tensor) -> None:
         """Post a step's receives: in place where the old value is not needed any more, else into `buffer`."""
         parcels, counts = self._places(into, buffer, lambda each: each.staged or not self._unused(each))
-        self._came(into, counts, parcels, self._channel.post((), parcels))
+        self._add_pending(into, counts, parcels, self._channel.post((), parcels))
 
     def post_sends(self, out: Sequence[OutgoingMessage]) -> None:
         """Post sends."""
@@ -207,7 +207,7 @@ class _VectorRun:
         coming, received = self._places(into, buffer, lambda each: each.staged)
         pending = self._channel.post(leaving, coming)
         self._sent(out, sent, pending[: len(leaving)])
-        self._came(into, received, coming, pending[len(leaving) :])
+        self._add_pending(into, received, coming, pending[len(leaving) :])
 
     def finish_step(self, step: RankStep) -> None:
         """Wait for a step's messages, and do its writes.
@@ -215,7 +215,7 @@ class _VectorRun:
         Lent pieces are released before this rank waits for the pieces that it lends in this step: two ranks that
         exchange a chunk would wait for each other. Such a chunk's sum is kept in a buffer until its old value was read.
         """
-        aside: dict[int, dict[int, torch.Tensor]] = {}
+        staged: dict[int, dict[int, torch.Tensor]] = {}
         coming: dict[int, list[tuple[_Incoming, int]]] = {}  # by write; where its chunk begins in what comes
         loans: list[LentPiece] = []
         for each in step.into:
@@ -224,18 +224,18 @@ class _VectorRun:
             else:
                 parts = self._delivered(each, coming)
             for index, part in zip(each.writes, parts, strict=False):  # none: received in place
-                aside.setdefault(index, {})[each.message.source] = part
+                staged.setdefault(index, {})[each.message.source] = part
         owing = {each.index for each in step.out} if any(loan.owed for loan in loans) else set()
         late: list[tuple[ChunkWrite, torch.Tensor]] = []
         for write in step.writes:
-            if write.index not in aside:
+            if write.index not in staged:
                 pass
             elif owing.isdisjoint(write.readers):
                 self.wait_sent(write.readers)
-                self._write(write, aside[write.index], coming.get(write.index, []))
+                self._write(write, staged[write.index], coming.get(write.index, []))
             else:
                 late.append((write, torch.empty_like(self._chunks.of(self._vector, write.chunk))))
-                self._write(write, aside[write.index], coming.get(write.index, []), late[-1][1])
+                self._write(write, staged[write.index], coming.get(write.index, []), late[-1][1])
             self._written.add(write.index)
         for loan in loans:
             loan.release()
@@ -263,7 +263,7 @@ class _VectorRun:
         return parts
 
     def _write(
-        self, write: ChunkWrite, aside: Mapping[int, torch.Tensor], coming: Sequence[tuple[_Incoming, int]],
+        self, write: ChunkWrite, staged: Mapping[int, torch.Tensor], coming: Sequence[tuple[_Incoming, int]],
         into: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Do a write, part by part as its operands arrive."""
@@ -273,7 +273,7 @@ class _VectorRun:
             stop = min(start + span, size)
             for each, at in coming:
                 each.await_first(self._channel, at + stop * width)
-            self._chunks.write(write, self._rank, self._vector, aside, into, slice(start, stop))
+            self._chunks.write(write, self._rank, self._vector, staged, into, slice(start, stop))
 
     def wait_sent(self, messages: Iterable[int]) -> None:
         """Wait until these posted messages have been sent."""
@@ -298,7 +298,7 @@ class _VectorRun:
         return parcels, counts
 
     def _places(
-        self, into: Sequence[IncomingMessage], buffer: torch.Tensor, aside: Callable[[IncomingMessage], bool]
+        self, into: Sequence[IncomingMessage], buffer: torch.Tensor, is_staged: Callable[[IncomingMessage], bool]
     ) -> tuple[list[Parcel], list[int]]:
         """Return the parcels to receive, and how many each message has; notes staged messages."""
         parcels, counts, at = [], [], 0
@@ -307,10 +307,10 @@ class _VectorRun:
                 counts.append(0)
                 continue
             chunks = each.message.chunks
-            if aside(each):
+            if is_staged(each):
                 size = self._chunks.size(chunks)
                 own = buffer[at : at + size]
-                pieces, at = self._chunks.aside(own, chunks), at + size
+                pieces, at = self._chunks.staging_pieces(own, chunks), at + size
                 self._incoming[each.tag] = _Incoming(own)
             else:
                 pieces = self._chunks.places(self._vector, chunks)
@@ -323,7 +323,7 @@ class _VectorRun:
         for each, (start, stop) in zip(out, _runs(counts), strict=True):
             self._unsent[each.index] = list(pending[start:stop])
 
-    def _came(
+    def _add_pending(
         self,
         into: Sequence[IncomingMessage],
         counts: Sequence[int],

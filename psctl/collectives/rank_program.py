@@ -37,16 +37,16 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
 
 
 class IncomingMessage(msgspec.Struct, frozen=True):
-    """A message that this rank receives. `staged`: it is put aside first, else it arrives where it belongs."""
+    """A message that this rank receives: into a staging buffer first if `staged`, else directly into the vector."""
 
     tag: int
     message: ScheduleMessage
-    writes: tuple[int, ...]  # one a chunk
+    writes: tuple[int, ...]  # one per chunk
     staged: bool
 
 
 class RankStep(msgspec.Struct, frozen=True):
-    """What one rank does in one step, both ends' messages in the same order."""
+    """One rank's messages and writes of one step; both ends have the messages in the same order."""
 
     out: tuple[OutgoingMessage, ...]
     into: tuple[IncomingMessage, ...]
@@ -54,7 +54,7 @@ class RankStep(msgspec.Struct, frozen=True):
 
 
 class RankProgram(msgspec.Struct, frozen=True):
-    """All that one rank does, by the steps in which it does something."""
+    """One rank's part of a schedule: the steps in which it has messages."""
 
     rank: int
     writes: tuple[ChunkWrite, ...]
@@ -62,7 +62,7 @@ class RankProgram(msgspec.Struct, frozen=True):
 
 
 def make_program(schedule: Schedule, rank: int) -> RankProgram:
-    """Return the part of `rank` in a schedule; the same for everyone who asks, so both ends agree on tags."""
+    """Return the part of `rank` in a schedule; it depends on the schedule only, so both ends agree on tags."""
     numbered = list(enumerate(schedule.messages()))
     mine = [(tag, m) for tag, m in numbered if rank in (m.source, m.destination)]
     draft = _Draft(rank, holds=rank < schedule.world)

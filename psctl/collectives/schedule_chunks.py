@@ -32,7 +32,7 @@ class VectorChunks:
         return sum(self._ranges[chunk][1] - self._ranges[chunk][0] for chunk in chunks)
 
     def pieces(self, chunks: Sequence[int]) -> int:
-        """Return how many pieces `places` gives of these."""
+        """Return the number of pieces that `places` returns for these chunks."""
         return len(self._runs(chunks))
 
     def of(self, vector: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -41,11 +41,11 @@ class VectorChunks:
         return vector[start:stop]
 
     def places(self, vector: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
-        """Return some chunks of the vector, neighbours in one, empty ones left out."""
+        """Return some chunks of the vector, adjacent ones as one piece, without empty ones."""
         return [vector[start:stop] for start, stop in self._runs(chunks)]
 
-    def aside(self, buffer: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
-        """Return the pieces of a buffer that take what is sent from `places`."""
+    def staging_pieces(self, buffer: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
+        """Return the pieces of a staging buffer that receive the pieces of `places`."""
         found, at = [], 0
         for start, stop in self._runs(chunks):
             found.append(buffer[at : at + stop - start])
@@ -53,7 +53,7 @@ class VectorChunks:
         return found
 
     def parts(self, buffer: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
-        """Return each chunk of what was received into the pieces of `aside`."""
+        """Return each chunk that was received into the pieces of `staging_pieces`."""
         found, at = [], 0
         for chunk in chunks:
             size = self.size((chunk,))
@@ -62,7 +62,7 @@ class VectorChunks:
         return found
 
     def lent(self, pieces: Sequence[torch.Tensor], vector: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
-        """Return each chunk of what lies in pieces as `places` gives them."""
+        """Return each chunk of lent pieces, which are divided as `places` returns them."""
         found, left = [], iter(pieces)
         piece, at = next(left, vector[:0]), 0
         for chunk in chunks:
@@ -73,26 +73,26 @@ class VectorChunks:
         return found
 
     def write(
-        self, write: ChunkWrite, rank: int, vector: torch.Tensor, aside: Mapping[int, torch.Tensor],
+        self, write: ChunkWrite, rank: int, vector: torch.Tensor, staged: Mapping[int, torch.Tensor],
         into: torch.Tensor | None = None, span: slice = ALL,
     ) -> None:  # fmt: skip
-        """Do a write: sum what came in, in the order of the nodes' numbers, or copy it.
+        """Do a write: sum received chunks in the order of the nodes' numbers, or copy one.
 
         Args:
-            write: what is done.
-            rank: the node that does it; the own value's place among the operands.
-            vector: the chunk in it is written.
-            aside: what came in, by its source; only read.
-            into: is written instead of the chunk, which may still be read.
-            span: the elements of the chunk that are written.
+            write: the write.
+            rank: this node; its own value has the position of this number among the operands.
+            vector: the vector whose chunk is written.
+            staged: received chunks by source; only read.
+            into: written in place of the chunk, which a peer may still read.
+            span: the elements of the chunk to write.
         """
         own = self.of(vector, write.chunk)[span]
         place = own if into is None else into[span]
-        aside = {source: part[span] for source, part in aside.items()}
+        staged = {source: part[span] for source, part in staged.items()}
         if write.own and len(write.sources) == 1:
-            torch.add(own, aside[write.sources[0]], out=place)  # a + b is b + a to the last bit
+            torch.add(own, staged[write.sources[0]], out=place)  # a + b is b + a to the last bit
             return
-        operands = {**aside, rank: own} if write.own else aside
+        operands = {**staged, rank: own} if write.own else staged
         order = sorted(operands)
         if len(order) == 1:
             place.copy_(operands[order[0]])
@@ -110,11 +110,11 @@ class VectorChunks:
             parts = [operands[each][start : start + BLOCK] for each in order]
             total = parts[0]
             for at, part in enumerate(parts[1:], 1):
-                # The place takes sums as soon as its own value is in one.
+                # The chunk itself holds the sum as soon as its own value is added.
                 total = torch.add(total, part, out=place[start : start + BLOCK] if at >= free else self._sum(part))
 
     def _sum(self, like: torch.Tensor) -> torch.Tensor:
-        """Return where a block's sum stands until the own value joins it."""
+        """Return a buffer for a block's sum, which is used until the own value is added."""
         if not self._block.numel() or self._block.dtype != like.dtype or self._block.device != like.device:
             self._block = torch.empty(BLOCK, dtype=like.dtype, device=like.device)
         return self._block[: like.numel()]
