@@ -90,7 +90,7 @@ def overlap(size: int, rounds: int) -> None:
                 value = value @ weights
             gradient.fill_(float(index))
             if copy:
-                staging.down([CopySpan(gradient, 0, host[index * part : (index + 1) * part])])
+                staging.copy_down([CopySpan(gradient, 0, host[index * part : (index + 1) * part])])
                 staging.then(lambda: arrived.append(time.perf_counter() - began))
         free = time.perf_counter() - began
         staging.settle()

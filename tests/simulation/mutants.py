@@ -65,7 +65,8 @@ def _one_buffer(method: Any) -> Any:
 
     def mutant(self: DenseClient, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
-        self._send = [self._send[0]] * len(self._send)
+        buffers = self.send_buffers
+        buffers._flat = [buffers._flat[0]] * len(buffers._flat)
 
     return mutant
 

@@ -75,7 +75,7 @@ class Client:
             self._values[dtype].copy_(flat)
             self.landing[dtype].copy_(flat)
 
-    def sending(self, clock):
+    def send_buffer(self, clock):
         return self._send[clock % 2]
 
     def push(self, clock, shard, present, weight=1.0) -> None:
@@ -139,7 +139,7 @@ class Client:
     def presence(self, clock):
         return [self._present[clock][place] for place in sorted(self._present[clock])]
 
-    def held(self, shards):
+    def complete_clocks(self, shards):
         return 1 << 30
 
     def settle(self) -> None:
