@@ -68,7 +68,7 @@ class User:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])
-            if f"{self.home}/.psctl" in line and "psctl." in line:
+            if f"{self.home}/.psctl" in line and ("-m psctl." in line or "process/bootstrap.py" in line):
                 found.append(line)
         return found
 
