@@ -61,6 +61,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/sizes.py
 
 audit: $(VENV)/installed-dev
 	$(BIN)/python .ci/audit.py

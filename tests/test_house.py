@@ -158,8 +158,6 @@ def packages() -> list[Path]:
 @pytest.mark.parametrize("folder", packages()[1:], ids=lambda folder: str(folder.relative_to(PSCTL)))
 def test_a_package_lists_its_modules_and_holds_nothing_else(folder: Path) -> None:
     tree = ast.parse((folder / "__init__.py").read_text())
-    if not tree.body:
-        return
     assert [type(node) for node in tree.body] == [ast.Expr], f"{folder}: a docstring, so that no import loads another"
     lines = (ast.get_docstring(tree) or "").splitlines()
     listed = {line.split(":")[0].strip() for line in lines[1:] if ":" in line}
@@ -180,6 +178,20 @@ def test_packages_stay_small() -> None:
     for folder in packages():
         count = len(list(folder.glob("*.py"))) - 1
         assert count <= MODULES or str(folder.relative_to(PSCTL)) in ONE_OF_A_KIND, f"{folder}: {count} modules"
+
+
+SAME_CLASS_NAMES: dict[str, str] = {}
+"""Class names that may be defined more than once, and why."""
+
+
+def test_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path)
+    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SAME_CLASS_NAMES}
+    assert not twice, "\n".join(f"{name}: {', '.join(found)}" for name, found in sorted(twice.items()))
 
 
 def test_files_and_functions_stay_small() -> None:

@@ -277,7 +277,9 @@ def test_a_job_is_not_missed_by_a_psctl_that_was_killed_when_all_of_it_was_start
 ) -> None:
     """Its record names no process; the agents have records of their own."""
     plain = Plain(make_hosts(2), tmp_path / "home")
-    dying = Psctl(plain.psctl.home, (sys.executable, "-c", DYING, "_start_agent", "2", "after"), plain.psctl.environment)
+    dying = Psctl(
+        plain.psctl.home, (sys.executable, "-c", DYING, "_start_agent", "2", "after"), plain.psctl.environment
+    )
     file = plain.job(ENDLESS)
     assert dying.run("train", str(file), "-d", "--cluster", str(plain.cluster)).code == -9
     until(lambda: plain.status("plain-1")["state"] == "running", name="a job that runs")
