@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from psctl.job.shard_placement import ShardPlacement
-from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.client.host_collection import HostCollection
 from psctl.ps.dense.client.receive_buffers import ReceiveBuffers
+from psctl.ps.dense.client.send_buffers import SendBuffers
 from psctl.ps.dense.client.unacked_pushes import UnackedPushes
 from psctl.ps.dense.clock_ledger import Membership
 from psctl.ps.dense.server.aggregation import ClockAggregation
@@ -63,10 +63,9 @@ def _as_next(method: Any) -> Any:
 def _one_buffer(method: Any) -> Any:
     """All clocks' gradients leave out of one buffer."""
 
-    def mutant(self: DenseClient, *args: Any, **more: Any) -> None:
+    def mutant(self: SendBuffers, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
-        buffers = self.send_buffers
-        buffers._flat = [buffers._flat[0]] * len(buffers._flat)
+        self._flat = [self._flat[0]] * len(self._flat)
 
     return mutant
 
@@ -181,12 +180,12 @@ def _as_lent(method: Any) -> Any:
 
 def _what_leads(method: Any) -> Any:
     """What the server that leads has done is told as done."""
-    return lambda self, shard: self.slots[shard].machine.version if shard in self.slots else -1
+    return lambda self, shard: self.shards_here[shard].state.version if shard in self.shards_here else -1
 
 
 def _any_term(method: Any) -> Any:
     """What was sent before a worker knew who leads counts too."""
-    return lambda self, shard, term: shard in self.slots and self.slots[shard].leads
+    return lambda self, shard, term: shard in self.shards_here and self.shards_here[shard].leads
 
 
 def _any_session(method: Any) -> Any:
@@ -248,7 +247,7 @@ MUTANTS = (
     Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
     Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _nothing_staged),), 32),
     Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _each_its_own),), 83),
-    Mutant("gradient overwritten before its acknowledgement", ((DenseClient, "__init__", _one_buffer),), 9),
+    Mutant("gradient overwritten before its acknowledgement", ((SendBuffers, "__init__", _one_buffer),), 9),
     Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _looser),), 0),
     Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
     Mutant("values stepped while they are read", ((VersionReaders, "may_read", _unread),), 2),
@@ -269,9 +268,20 @@ MUTANTS = (
 )
 
 
+class StaleMutant(Exception):
+    """A mutant names an attribute that the product does not have (any more): it would catch only itself."""
+
+
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """Plant the bug for a while."""
+    """Plant the bug for the duration of a block.
+
+    Raises:
+        StaleMutant: a patched class has no such method; nothing is patched.
+    """
+    missing = [f"{owner.__name__}.{name}" for owner, name, _ in mutant.patches if not hasattr(owner, name)]
+    if missing:
+        raise StaleMutant(f"{mutant.name}: there is no {', '.join(missing)}")
     before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in mutant.patches]
     for owner, name, make in mutant.patches:
         setattr(owner, name, make(getattr(owner, name)))
@@ -289,10 +299,15 @@ def hunt(mutant: Mutant, first: int = 0) -> tuple[int, Outcome] | None:
     """Return how many seeds it took and what caught it; None when nothing did.
 
     A seed that fails without the bug too has caught nothing.
+
+    Raises:
+        StaleMutant: a patched class, or an object that the mutant reads, lacks an attribute that the mutant names.
     """
     for seed in range(first, first + mutant.within):
         with planted(mutant):
             outcome = PLAYS[mutant.what](seed)
+        if "AttributeError" in outcome.text:
+            raise StaleMutant(f"{mutant.name}, seed {seed}: {outcome.text}")
         if outcome.broken and not PLAYS[mutant.what](seed).broken:
             return seed - first + 1, outcome
     return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.mutants import MUTANTS, Mutant, StaleMutant, hunt, planted
 from tests.simulation.play import play
 from tests.simulation.plays import PLAYS
 
@@ -46,3 +46,9 @@ LONG = (
 )
 def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
     assert hunt(mutant, mutant.known) is not None, f"{mutant.within} seeds did not catch: {mutant.name}"
+
+
+def test_a_mutant_of_a_missing_method_is_an_error() -> None:
+    renamed = Mutant("renamed", ((Mutant, "no_such_method", lambda method: method),), 0)
+    with pytest.raises(StaleMutant, match=r"Mutant\.no_such_method"), planted(renamed):
+        pass
