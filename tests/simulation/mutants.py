@@ -25,7 +25,7 @@ from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.server.push_staging import PushStaging, StagedTransfer
 from psctl.ps.dense.server.shard_answers import VersionReaders
 from psctl.ps.outputs import Snapshot
-from psctl.ps.replication.chain_downstream import ChainDownstream
+from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.tables.server.client_sessions import OpenedStore
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.server.table_shard import ReplicatedTables
@@ -243,7 +243,7 @@ def _waits_on(method: Any) -> Any:
 
 MUTANTS = (
     Mutant("no dedupe", ((DenseShard, "push_buffer_for", _as_next), (DenseShard, "on_push", _as_next)), 16),
-    Mutant("acknowledge before the replica", ((ChainDownstream, "settled", _at_once),), 91),
+    Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _at_once),), 379),
     Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
     Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _nothing_staged),), 32),
     Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _each_its_own),), 83),
@@ -251,20 +251,20 @@ MUTANTS = (
     Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _looser),), 0),
     Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
     Mutant("values stepped while they are read", ((VersionReaders, "may_read", _unread),), 2),
-    Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _late_copy),), 4),
+    Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _late_copy),), 37),
     Mutant("orders are kept for ever", ((UnackedPushes, "_drop", _for_ever),), 111),
-    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 1127),
+    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 1296),
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _each_apart),), 57),
-    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 43),
+    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 52),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
-    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 23, what="tables"),
-    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 23, what="tables"),
+    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 70, what="tables"),
+    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 70, what="tables"),
     Mutant("tables: kept where it was lent", ((OpenedStore, "lasting_payload", _as_lent),), 0, what="tables"),
-    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 9, what="tables"),
-    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 0, what="tables"),
+    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 12, what="tables"),
+    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 1, what="tables"),
     Mutant("tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _as_first_copied),), 0, what="tables"),
-    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 107, what="tables"),
-    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 2, what="tables"),
+    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 144, what="tables"),
+    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 3, what="tables"),
 )
 
 

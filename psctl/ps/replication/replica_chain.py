@@ -29,11 +29,14 @@ The heir may die before it took over; then the next of the chain leads at once, 
 one that would have handed over. What that has is *void* from then on: it says that it has nothing, and is copied to.
 But it holds all that was ever acknowledged, and while it says so nothing else is; so if it must lead before the copy
 came, it leads with what it has.
+
+A follower is sent again what was lost on the way to it: entries that are kept, else a copy. Its acknowledgements count
+only once it has acknowledged by the newest assignment and, after a copy was sent, once it has that very copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from psctl.errors import ProtocolError
 from psctl.ps.messages import (
@@ -48,9 +51,8 @@ from psctl.ps.messages import (
     StateEnd,
     StatePart,
 )
-from psctl.ps.outputs import ChainOutput, LeadMoved, ToServer
-from psctl.ps.replication.chain_downstream import ChainDownstream
-from psctl.ps.replication.chain_entries import CopyBudget, IncomingTransfers, copy_messages
+from psctl.ps.outputs import ChainOutput, LeadMoved, ReplicaCaughtUp, ToServer
+from psctl.ps.replication.chain_entries import CopyBudget, EntryLog, IncomingTransfers, copy_messages
 from psctl.ps.replication.replica_roles import (
     AFTER_HANDING,
     ROLES,
@@ -60,6 +62,9 @@ from psctl.ps.replication.replica_roles import (
     Role,
     position_of,
 )
+
+CATCH_UP = 4
+"""Entries that a primary may be ahead of a member that is being filled."""
 
 
 class ReplicaChain:
@@ -92,7 +97,13 @@ class ReplicaChain:
         self.leads = False
         """Whether pushes and pulls are answered here: it is the primary."""
         self._machine, self._up = machine, up
-        self._down = ChainDownstream(shard, self._position, machine, up, window, copying or CopyBudget())
+        self._window, self._copy_budget = window, copying or CopyBudget()
+        self.followers: dict[int, ChainFollower] = {}
+        """The servers that get entries from here, with what each has."""
+        self._log = EntryLog(shard, machine)
+        self._early_reports: dict[int, Forwarded] = {}  # acknowledgements by an assignment that is not known here yet
+        self._copies_sent = 0
+        self._base_version = -1  # the version that was here when the followers became what they are
         self._former_primary: int | None = None  # who led when this server did not
         self._incoming = IncomingTransfers(shard, machine)
         self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
@@ -115,29 +126,47 @@ class ReplicaChain:
         return self._position.chain
 
     @property
-    def followers(self) -> Mapping[int, ChainFollower]:
-        """The servers that get entries from here, with what each has."""
-        return self._down.followers
+    def version(self) -> int:
+        """The version that is here and counts; -1: there is none."""
+        version = self._machine.version
+        return -1 if version is None or self._position.void else version
 
     @property
     def acknowledged(self) -> int:
         """The version that all that count have; -1: there is none."""
-        return self._down.acknowledged
+        least = self.version
+        for one in self.followers.values():
+            if one.counts and one.acked < least:
+                least = one.acked
+        return least
 
     @property
     def settled(self) -> bool:
         """Whether all that count have all there is."""
-        return self._down.settled
+        if not self.followers:
+            return self._machine.version is not None and not self._position.void
+        version = self.version
+        return version >= 0 and self.acknowledged == version
 
     @property
     def keeps_payloads(self) -> bool:
         """Whether an entry's payload is needed after it was applied."""
-        return bool(self._down.followers) or self._position.role != "primary"
+        return bool(self.followers) or self._position.role != "primary"
 
     @property
     def may_append(self) -> bool:
         """Whether the primary may make another entry."""
-        return self._down.may_append
+        if not self.followers:
+            return self._position.role == "primary" and self._machine.version is not None
+        version, epoch = self.version, self._position.epoch
+        if self._position.role != "primary" or version < 0 or version - self.acknowledged >= self._window:
+            return False
+        for one in self.followers.values():
+            if one.counts and (one.told < epoch or one.acked < self._base_version):
+                return False  # it, or one after it, may have what only a dead primary gave it
+            if one.filled and version - one.acked >= CATCH_UP:
+                return False
+        return True
 
     # ---- the assignment ---------------------------------------------------------------------------------------------
 
@@ -166,16 +195,16 @@ class ReplicaChain:
         self._transfer_sent = False
         self._incoming.drop_older(epoch)
         outputs = self._accept_lead()
-        known = set(self._down.followers)
-        self._down.update_followers()
-        self._down.prune()
-        outputs += self._down.bring_all(known)
+        known = set(self.followers)
+        self._update_followers()
+        self._prune()
+        outputs += self._send_missing_to_all(known)
         asked = self._pending_query is not None and self._pending_query[1] <= epoch
         if self._pending_query is not None and asked:
             if self.leads and self._pending_query[0] != self.me:
                 outputs.append(ToServer(self._pending_query[0], LeadAccepted(self.shard, epoch)))
             self._pending_query = None
-        for server, message in self._down.due_reports():
+        for server, message in self._due_reports():
             outputs += self._on_acknowledged(server, message)
         return outputs + self._acknowledge(missed=asked) + self._transfer_lead()
 
@@ -185,33 +214,132 @@ class ReplicaChain:
         if role == "primary":
             self._position.void = False  # nobody is left who has more
         if role == "none":
-            self._down.log.clear()
+            self._log.clear()
             self._incoming.drop_older(self.epoch)
             self._incoming.drop_copy(self.epoch)
             if self._transfer is not None and self._transfer[1] < self.epoch:
                 self._transfer = None
 
-    # ---- down -------------------------------------------------------------------------------------------------------
+    # ---- followers ---------------------------------------------------------------------------------------------------
+
+    def _update_followers(self) -> None:
+        """Set the followers by the newest assignment; what is known of a server that was one before stays."""
+        position, before = self._position, self.followers
+        self.followers, self._base_version = {}, self.version
+        index = position.chain.index(self.me) if self.me in position.chain else len(position.chain)
+        members = position.chain[index + 1 : index + 2]
+        if position.role == "handing":
+            members = [position.chain[0], *members]
+        for server in members:
+            # It says what it has, and what those after it have now, before anything counts as acknowledged.
+            known = before.get(server, ChainFollower(True, filled=True))
+            known.counts, known.acked = True, known.acked if known.told >= position.epoch else -1
+            # Where nothing is here yet, what it has can only be of a primary that died before it had passed that on to
+            # all; the same version number will say something else here. So it is copied to, whatever it has.
+            known.filled = known.filled and self._base_version >= 0
+            self.followers[server] = known
+        for server in position.copies if position.role == "primary" else ():
+            self.followers[server] = before.get(server, ChainFollower(False))
+        for server in before.keys() - self.followers.keys():
+            self._copy_budget.finish(self.shard, server)
+
+    # ---- what followers are sent -------------------------------------------------------------------------------------
 
     def append(self, number: int, head: bytes, payload: memoryview) -> list[ChainOutput]:
-        """Forward the entry that the primary has just applied; `payload` is kept until `release`."""
-        return self._down.append(number, head, payload)
+        """Forward an entry that was applied here; `payload` is kept until no follower can need it any more."""
+        self._log.add(number, head, payload)
+        outputs: list[ChainOutput] = []
+        for server, follower in self.followers.items():
+            if follower.filled and self._up(server):
+                outputs += self._log.messages(server, number, self._position.epoch)
+        self._prune()
+        return outputs
 
     def start_waiting_copies(self) -> list[ChainOutput]:
-        """Begin copies that had to wait for others."""
-        return self._down.start_waiting_copies() if self._down.followers else []
+        """Start copies that waited for the copy budget."""
+        waiting = [server for server, follower in self.followers.items() if not follower.filled]
+        return [output for server in waiting for output in self._send_missing(server, again=True)]
 
     def on_first_version(self) -> list[ChainOutput]:
         """The machine has its first version: pass it on."""
-        return self._down.bring_all() + self._transfer_lead()
+        return self._send_missing_to_all() + self._transfer_lead()
 
     def on_server_connected(self, server: int) -> list[ChainOutput]:
         """A connection to a server is made: say again what may have been lost with the one before."""
-        return self._down.bring(server, again=True) + self._acknowledge(server) + self._transfer_lead(again=server)
+        return self._send_missing(server, again=True) + self._acknowledge(server) + self._transfer_lead(again=server)
 
     def on_server_disconnected(self, server: int) -> None:
-        """The connection to a server is gone."""
-        self._down.on_server_disconnected(server)
+        """Handle the loss of a connection. A server that was being filled is filled anew."""
+        self._copy_budget.finish(self.shard, server)
+        follower = self.followers.get(server)
+        if follower is not None and not follower.counts:
+            self.followers[server] = ChainFollower(False)
+
+    def _send_missing_to_all(self, known: set[int] | None = None) -> list[ChainOutput]:
+        """Send each follower what it may lack; what was sent to others than the `known` (None: to all) may be lost."""
+        outputs: list[ChainOutput] = []
+        for server in list(self.followers):
+            outputs += self._send_missing(server, again=known is None or server not in known)
+        return outputs
+
+    def _send_missing(self, server: int, *, again: bool) -> list[ChainOutput]:
+        """Send a follower what it may lack: all of it, or the entries that it has not acknowledged.
+
+        Args:
+            server: its rank.
+            again: what was sent before may be lost, so a copy that was not acknowledged is started again.
+        """
+        follower, position = self.followers.get(server), self._position
+        if follower is None or self.version < 0 or not self._up(server):
+            return []
+        paced = not follower.filled and position.role == "primary"
+        if paced and not self._copy_budget.start(self.shard, server, self._machine.copy_limit):
+            return []  # `start_waiting_copies` starts it later
+        if not follower.filled or (again and follower.copy) or self._needs_copy(follower):
+            return self._copy(server, follower)
+        outputs: list[ChainOutput] = []
+        if follower.told < position.epoch:
+            outputs.append(ToServer(server, ReplicaQuery(self.shard, position.epoch)))
+        if follower.told >= 0 or follower.copied >= 0:
+            for number in self._log.since(max(follower.has, follower.copied)):
+                outputs += self._log.messages(server, number, position.epoch)
+        if follower.counts and position.role == "primary" and server in position.copies:
+            outputs.append(ReplicaCaughtUp(position.epoch, self.shard, server))
+        return outputs
+
+    def _copy_to_strayed(self) -> list[ChainOutput]:
+        """Copy a version that was restored here to the followers that cannot reach it by entries."""
+        outputs: list[ChainOutput] = []
+        for server, follower in self.followers.items():
+            if (self._needs_copy(follower) or not follower.filled) and self._up(server):
+                outputs += self._copy(server, follower)
+        return outputs
+
+    def _copy(self, server: int, follower: ChainFollower) -> list[ChainOutput]:
+        head, data = self._machine.snapshot()
+        version, epoch = self.version, self._position.epoch
+        self._copies_sent += 1
+        follower.filled, follower.copied = True, version
+        follower.copy = f"{self.me}.{epoch}.{self._copies_sent}"
+        follower.acked = min(follower.acked, version) if follower.counts else version - 1
+        begin = StateCopy(self.shard, version, epoch, sum(len(one) for one in data), head, follower.copy)
+        return [ToServer(server, begin), *copy_messages(server, self.shard, data)]
+
+    def _needs_copy(self, follower: ChainFollower) -> bool:
+        """Tell whether a follower needs a copy: it lacks what is not kept, or has what only a dead primary gave it."""
+        version = self.version
+        if version < 0 or follower.copy or follower.told < 0:
+            return False
+        ahead = follower.has > version and self._position.role in ("primary", "member", "handing")
+        return ahead or follower.has < self._log.lowest(version)
+
+    def _prune(self) -> None:
+        """Release the entries that no follower can need any more."""
+        version = self.version
+        needed = min([version, *(one.acked for one in self.followers.values() if one.filled)])
+        if self._position.role != "primary":
+            needed = min(needed, version - self._window)
+        self._log.drop_below(needed)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -237,10 +365,8 @@ class ReplicaChain:
             case Forward() | ForwardPart():
                 return self._on_entry(server, message, size)
             case ReplicaQuery():
-                if message.epoch <= self.epoch:
-                    return self._acknowledge(
-                        missed=True
-                    )  # a copy that was sent before, and is not the one taken, is lost
+                if message.epoch <= self.epoch:  # a copy that was sent before, and is not the one taken, is lost
+                    return self._acknowledge(missed=True)
                 self._pending_query = (server, message.epoch)
                 return []
             case Forwarded():
@@ -271,7 +397,7 @@ class ReplicaChain:
             return
         if self.role == "handing":
             return  # what it has is the newest, or void
-        if message.number == self._down.version:
+        if message.number == self.version:
             self._incoming.open_entry(server, message)
 
     def _on_entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
@@ -279,7 +405,7 @@ class ReplicaChain:
             if size == 0:
                 self._open_entry(server, message)
             if not self._incoming.is_open(server, message):
-                missed = message.number > self._down.version
+                missed = message.number > self.version
                 return self._acknowledge(missed=missed) if message.epoch >= self.epoch else []
         whole = self._incoming.entry_filled(server, message, size)
         if whole is None:
@@ -298,16 +424,47 @@ class ReplicaChain:
         source = self._predecessor
         if source is None or source == self.me or only not in (None, source):
             return []
-        has = self._down.version
+        has = self.version
         heir = self._position.chain[0] if self.role == "handing" else None  # it is before this server, too
-        if heir is not None and (has < 0 or self._down.followers[heir].has < has):
+        if heir is not None and (has < 0 or self.followers[heir].has < has):
             return []  # it would be ahead of its predecessors
-        after = [one.acked for server, one in self._down.followers.items() if one.counts and server != heir]
+        after = [one.acked for server, one in self.followers.items() if one.counts and server != heir]
         return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._last_copy, missed))]
 
     def _on_acknowledged(self, server: int, message: Forwarded) -> list[ChainOutput]:
-        outputs, changed = self._down.on_forwarded(server, message)
+        outputs, changed = self._update_follower(server, message)
         return outputs + (self._acknowledge() if changed else []) + self._transfer_lead()
+
+    def _update_follower(self, server: int, message: Forwarded) -> tuple[list[ChainOutput], bool]:
+        """Record what a follower has; return what it must be sent, and whether what is known of it changed."""
+        follower, epoch = self.followers.get(server), self._position.epoch
+        if message.epoch > epoch:
+            self._early_reports[server] = message  # it is about a chain that is not known here yet
+            return [], False
+        if follower is None or message.epoch < epoch or not follower.filled:
+            return [], False
+        if follower.copy and follower.copy != message.copy:
+            return self._send_missing(server, again=True) if message.missed else [], False
+        follower.copy = ""
+        self._copy_budget.finish(self.shard, server)
+        before, lacks = (follower.acked, follower.has), message.missed or follower.told < message.epoch
+        follower.acked, follower.has = max(follower.acked, message.version), message.has
+        follower.told = max(follower.told, message.epoch)
+        if self._needs_copy(follower):
+            return self._copy(server, follower), False
+        outputs: list[ChainOutput] = self._send_missing(server, again=False) if lacks else []
+        if not follower.counts and follower.acked == self.version:
+            follower.counts = True
+            outputs.append(ReplicaCaughtUp(epoch, self.shard, server))
+        self._prune()
+        return outputs, (follower.acked, follower.has) != before
+
+    def _due_reports(self) -> list[tuple[int, Forwarded]]:
+        """Return, and forget, early reports whose assignment is known by now."""
+        due = [(server, later) for server, later in self._early_reports.items() if later.epoch <= self._position.epoch]
+        for server, _ in due:
+            del self._early_reports[server]
+        return due
 
     def _on_copy_end(self, server: int) -> list[ChainOutput]:
         whole = self._incoming.copied(server)
@@ -324,12 +481,12 @@ class ReplicaChain:
             return []  # handing by that assignment
         if self.role == "handing":  # what it has is the newest, or void
             return self._acknowledge()
-        first, self._position.void = self._down.version < 0, False
+        first, self._position.void = self.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
         self._incoming.drop_entry()
-        self._down.log.clear()
+        self._log.clear()
         outputs = self.on_first_version() if first else []
-        return outputs + self._down.on_new_version() + self._acknowledge()
+        return outputs + self._copy_to_strayed() + self._acknowledge()
 
     # ---- hand-over --------------------------------------------------------------------------------------------------
 
@@ -338,7 +495,7 @@ class ReplicaChain:
         if self.role != "handing":
             return []
         first = self._position.chain[0]
-        heir = self._down.followers.get(first)
+        heir = self.followers.get(first)
         if heir is None or heir.told < self.epoch or not self.settled or not self._up(first):
             return []
         if self._transfer_sent and again != first:
@@ -362,10 +519,10 @@ class ReplicaChain:
         self._machine.restore_staged(head, data)
         self._set_role("primary")
         self._former_primary = self.me
-        known = set(self._down.followers)
-        self._down.update_followers()
-        for server in set(self._down.followers) - known:
-            outputs += self._down.bring(server, again=True)
+        known = set(self.followers)
+        self._update_followers()
+        for server in set(self.followers) - known:
+            outputs += self._send_missing(server, again=True)
         return outputs
 
     def _on_lead_accepted(self, message: LeadAccepted) -> list[ChainOutput]:
@@ -374,7 +531,7 @@ class ReplicaChain:
             return []
         if not (self.settled or self._transferred):  # who leads began without what is only here
             now.void = True
-            self._down.log.clear()
+            self._log.clear()
         self._set_role(AFTER_HANDING[position_of(self.me, now.chain, now.copies)])
-        self._down.update_followers()
+        self._update_followers()
         return [LeadMoved(self.epoch, self.shard), *self._acknowledge(missed=True)]
