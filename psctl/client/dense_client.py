@@ -46,9 +46,7 @@ from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
 from psctl.job.training_messages import Decision, WorkersAt
-from psctl.ps.dense.client.dense_client_state import DenseClient
-from psctl.ps.dense.client.pending_values import PendingValues
-from psctl.ps.dense.client.push_path import ClientOutput
+from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, PendingValues
 from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Message, Push, PushPart, WaitQuery
 from psctl.ps.outputs import ToServer

@@ -17,9 +17,8 @@ from psctl.client.host_connections import HostConnections
 from psctl.client.shared_buffers import SharedBuffers
 from psctl.errors import ProtocolError
 from psctl.job.training_messages import WorkerListens, WorkersAt
-from psctl.ps.dense.client.dense_client_state import DenseClient
+from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient
 from psctl.ps.dense.client.host_collection import HostSumTask, ToPeer
-from psctl.ps.dense.client.push_path import ClientOutput
 from psctl.ps.dense.host_sums import host_sum
 from psctl.ps.messages import BetweenPeers, HostPush
 from psctl.types import Member

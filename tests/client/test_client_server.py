@@ -68,7 +68,7 @@ def push_all(client, clock: int, value: float) -> None:
 
 
 def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
-    monkeypatch.setattr("psctl.ps.dense.client.pending_values.LEAST", 64)
+    monkeypatch.setattr("psctl.ps.dense.client.dense_client_state.LEAST", 64)
     with World(LAYOUT, 2, 2, update="worker", target=64) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients

@@ -48,7 +48,7 @@ def met(world) -> None:
     for group in world.decision.hosts:
         for rank in group:
             client = world.clients[rank]
-            wait(lambda client=client, group=group: len(client._state._pushing._host._up) == len(group) - 1)
+            wait(lambda client=client, group=group: len(client._state._host._up) == len(group) - 1)
 
 
 def step(world, clock, update: str, *, full: bool) -> None:

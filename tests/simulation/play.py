@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from psctl.ps.dense import rank_state_store
-from psctl.ps.dense.client import dense_client_state, push_path
+from psctl.ps.dense.client import dense_client_state
 from psctl.ps.dense.server import shard_answers
 from psctl.ps.messages import Push, PushPart
 from psctl.ps.replication import chain_entries
@@ -178,7 +178,7 @@ class Play:
 def parts_of(size: int) -> Iterator[None]:
     """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
     rooms = [(rank_state_store, "PART"), (chain_entries, "PART")]
-    rooms += [(room, "LARGE") for room in (chain_entries, dense_client_state, push_path, shard_answers)]
+    rooms += [(room, "LARGE") for room in (chain_entries, dense_client_state, shard_answers)]
     before = [getattr(room, name) for room, name in rooms]
     for room, name in rooms:
         setattr(room, name, size)
