@@ -1,9 +1,7 @@
-"""What a worker has asked of servers and not heard of: changes and reads, and the messages that ask for them.
+"""Changes, by sequence, and reads, by ticket, that not all shards have answered, and the messages that carry them.
 
-A Voice speaks to one server: it knows which key lists and tables that server was told in full in this session, and so
-what a message may leave out.
-
-What a worker has said and not all shards have, by sequence, and asked and not all have answered, by ticket.
+A ServerSession makes the messages to one server: it knows which key lists and tables that server has received in this
+session, and so which a message may omit.
 """
 
 from __future__ import annotations
@@ -104,34 +102,34 @@ class TableRead(msgspec.Struct, eq=False):
 
 
 class ServerSession:
-    """Speaks to one server of a store."""
+    """A session with one server of a store: makes the messages to it."""
 
     def __init__(self, spec: StoreSpec, server: int) -> None:
         self._spec, self.server = spec, server
-        self.session, self.term = 0, -1
+        self.number, self.term = 0, -1
         self.shards: set[int] = set()
         """Those that it leads, as it has said in this session."""
         self._lists: set[bytes] = set()
-        self._told: set[tuple[int, str]] = set()
+        self._described: set[tuple[int, str]] = set()
 
     def start(self, step: int, after: int) -> ToServer:
         """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so.
 
         Args: as Open's.
         """
-        self.session += 1
+        self.number += 1
         self.term = -1
         self._lists.clear()
-        self._told.clear()
+        self._described.clear()
         self.shards.clear()
-        return ToServer(self.server, OpenStore(self._spec, self.session, step, after))
+        return ToServer(self.server, OpenStore(self._spec, self.number, step, after))
 
     def update(self, change: TableChange, kinds: dict[str, TableKind], shards: set[int]) -> list[ToServer]:
         """Return a change's message about these shards; none when it has nothing for them."""
         to = [shard for shard in change.shards if shard in shards]
         if not to:
             return []
-        store, session, term = self._spec.name, self.session, self.term
+        store, session, term = self._spec.name, self.number, self.term
         if change.what == "clock":
             return [ToServer(self.server, FinishClock(store, session, term, to, change.sequence, change.clock))]
         if change.what == "mark":
@@ -139,9 +137,9 @@ class ServerSession:
         sections: list[UpdateSection] = []
         arrays: list[Array] = []
         for piece in [piece for shard in to for piece in change.shards[shard]]:
-            told = (piece.section.shard, piece.section.table)
-            spec = None if told in self._told else kinds[piece.section.table].spec
-            self._told.add(told)
+            place = (piece.section.shard, piece.section.table)
+            spec = None if place in self._described else kinds[piece.section.table].spec
+            self._described.add(place)
             digest = self._keys(piece.keys, piece.digest, arrays)
             sections.append(replace(piece.section, spec=spec, digest=digest))
             if piece.rows is not None:
@@ -160,7 +158,7 @@ class ServerSession:
         if not sections:
             return []
         payload = pack(arrays)
-        name, session = self._spec.name, self.session
+        name, session = self._spec.name, self.number
         return [
             ToServer(
                 self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload
@@ -171,7 +169,7 @@ class ServerSession:
         """Return the question what a table is, by these shards."""
         if not shards:
             return []
-        message = DescribeTable(self._spec.name, self.session, self.term, sorted(shards), ticket, table)
+        message = DescribeTable(self._spec.name, self.number, self.term, sorted(shards), ticket, table)
         return [ToServer(self.server, message)]
 
     def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
@@ -300,7 +298,7 @@ def joined(parts: Sequence[Lanes]) -> Lanes:
 
 
 NOBODY = -1
-"""The ticket of what nobody waits for; the server that leads what none does."""
+"""The ticket of a change that no caller waits for; the leader of a shard without one."""
 
 
 class UnackedChanges:
@@ -367,10 +365,12 @@ class OpenDescriptions:
         """Have a question put to all shards."""
         self._open[ticket] = table, shards
 
-    def resend(self, voice: ServerSession, shards: set[int]) -> list[ToServer]:
+    def resend(self, session: ServerSession, shards: set[int]) -> list[ToServer]:
         """Return what is to be asked of shards that a server leads now."""
         return [
-            out for ticket, (table, left) in self._open.items() for out in voice.describe(ticket, table, shards & left)
+            out
+            for ticket, (table, left) in self._open.items()
+            for out in session.describe(ticket, table, shards & left)
         ]
 
     def shards_waited_for(self, ticket: int) -> set[int]:
@@ -378,7 +378,7 @@ class OpenDescriptions:
         return self._open.get(ticket, ("", set()))[1]
 
     def on_answer(self, message: TableDescribed) -> bool:
-        """Some shards have answered; tell whether these were the last."""
+        """Note that some shards have answered; return whether they were the last."""
         left = self.shards_waited_for(message.ticket)
         last = bool(left) and left <= set(message.shards)
         left.difference_update(message.shards)

@@ -1,4 +1,4 @@
-"""What a worker knows of one table: rows that it has read, and its own pushes that servers may not have applied yet.
+"""A worker's cache of one table: rows that it has read, with its own pushes that servers may not have applied yet.
 
 SSP's cache rule (Ho and others 2013): a row with clock r, which holds all updates of r clocks, may be read at clock c
 iff r >= c - s. Read-my-writes: a push is joined to the cached row at once; and to rows that come from a server are
@@ -102,7 +102,7 @@ class RowCache:
             self._table.push(own.keys[there], own.lanes.at(torch.from_numpy(there)))
 
     def unwatch(self, shard: int) -> None:
-        """Who leads a shard began anew and sends nothing by itself."""
+        """Note that a shard's primary has begun a new session and sends no changed rows until they are read again."""
         self._watched[self._shards == shard] = False
 
 

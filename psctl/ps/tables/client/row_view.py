@@ -1,7 +1,7 @@
-"""What a worker knows of a store's rows: what it has read, its own pushes laid over it, and how far each shard is.
+"""A worker's view of a store's rows: rows that it has read, combined with its own pushes, and the clock of each shard.
 
-A row is what a server said, joined with those own pushes that the server had not applied (row_cache.py). Which those
-are the server says with every answer: up to which of this worker's updates the shard has, and under bsp which clocks.
+A row is a server's, combined with those own pushes that the server had not applied (row_cache.py). Every answer
+determines them: it has the sequence of this worker's last update in the shard, and under bsp the finished clocks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RowView:
             self._caches[table].forget()
 
     def unwatch(self, shard: int) -> None:
-        """Who leads a shard began anew and sends nothing by itself."""
+        """Note that a shard's primary has begun a new session and sends no changed rows until they are read again."""
         for cache in self._caches.values():
             cache.unwatch(shard)
 

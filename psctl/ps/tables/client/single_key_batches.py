@@ -1,11 +1,12 @@
-"""Single rows that leave together: pushes of one key each, and reads of one, while others are on their way.
+"""Batches of single rows: pushes of one key each, and reads of one key, that are sent in one message.
 
-Group commit (DeWitt and others 1984), with Nagle's rule for when (RFC 896): who finds nothing of its kind under way
-leaves at once; what comes meanwhile waits, and leaves as one message when the answer is there, when somebody waits for
-it, when anything else is said that must come after it, or when ROOM bytes are together. No clock has a part in it.
+Group commit (DeWitt and others 1984), with Nagle's rule for the moment (RFC 896): when no push (or read) is
+unanswered, a new one is sent at once; later ones wait, and are sent as one message when the answer arrives, when a
+caller waits for one of them, when a message must be sent that has to follow them, or when ROOM bytes wait. No timer
+is involved.
 
-Each push keeps a sequence of its own, for how pushes fall into groups is chance: a worker that replays a step groups
-them otherwise, and a shard that took in a part of a group before drops that part and no more.
+Each push has a sequence of its own, because the grouping is not reproducible: a worker that replays a step may group
+them differently, and a shard that applied a part of a group before drops exactly that part.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, padded
 
 ROOM = 1 << 20
-"""Bytes of rows that wait together at most."""
+"""Most bytes of rows that wait."""
 
 FIRST = 16
-"""Rows for which a table has room at first."""
+"""Initial capacity of a table in rows."""
 
 
 class WaitingRows(msgspec.Struct, eq=False):
@@ -52,7 +53,7 @@ class PushBatch:
     """Pushes that wait.
 
     Args:
-        room: where a message's memory comes from.
+        allocate: returns memory for a message.
     """
 
     def __init__(self, allocate: Allocate) -> None:

@@ -1,13 +1,13 @@
-"""The mind of a worker's end of one store: pushes and reads in, messages out; messages in, finished tickets out.
+"""The state machine of a worker's end of one store: pushes and reads become messages, answers become finished tickets.
 
-It keeps every update until each shard that it touches has said Done, to send it again in order to whoever comes to lead
-the shard (Leads): after a broken connection, when a server did not know a key list, when a server died or handed the
-shard over. Shards drop what they have. An update's sequence is (where the run is, number there), whatever incarnation
-of the worker it is: one that replays a step says the same again, and what was taken in before the death is not taken in
-twice.
+It keeps every update until each of its shards has answered Done, to send it again in order to the next primary of the
+shard (StoreLeads): after a broken connection, when a server did not know a key list, when a server was lost or has
+transferred the shard. Shards drop updates that they have. An update's sequence is (place of the run, number there) in
+every incarnation of the worker: one that replays a step sends the same sequences again, and an update that was applied
+before the loss is not applied twice.
 
-What was pushed and is not applied yet is laid over what is read (row_cache.py). Reads take what the cache may give
-and ask servers for the rest, each server once.
+Rows that are read are combined with own pushes that are not applied yet (row_cache.py). A read takes the rows that the
+cache has and requests the others, each server once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TableClient:
         me: this worker's rank; one that is not of the group reads only.
         functions: reductions and users' functions.
         after: updates are numbered from the next on.
-        room: where the memory of updates comes from.
+        allocate: returns memory for updates.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TableClient:
         self.refused: Refused | None = None
         self.wait_reasons: dict[int, list[int]] = {}
         self.finished: list[int] = []
-        """Tickets that are done; whoever drives the mind takes them out."""
+        """Tickets that are done; the caller removes them."""
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, TableKind] = {}
@@ -93,7 +93,7 @@ class TableClient:
         self._sessions: dict[int, ServerSession] = {}  # by server
         self._leaders: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
         self._view = RowView(spec, self.kinds)
-        self._own_clocks: dict[int, int] = {}  # by shard, once it was heard of
+        self._own_clocks: dict[int, int] = {}  # by shard, once its progress was received
         self._done_before: dict[int, int] = {}  # by shard: what an earlier incarnation of this worker had done
         self._unsent = self._step = 0
         self._began = False
@@ -116,7 +116,7 @@ class TableClient:
     def request_description(self, table: str, ticket: int) -> list[ToServer]:
         """Ask who leads any shard what a table is; if it is anything, it stands in `kinds` when the ticket is done."""
         self._descriptions.ask(ticket, table, set(range(self.spec.shards)))
-        return [out for voice in self._sessions.values() for out in voice.describe(ticket, table, voice.shards)]
+        return [out for session in self._sessions.values() for out in session.describe(ticket, table, session.shards)]
 
     @property
     def last_sequence(self) -> int:
@@ -181,7 +181,9 @@ class TableClient:
             self.finished += self.outstanding.finished_tickets(change)
             return []
         self.outstanding.add(change)
-        return [out for voice in self._sessions.values() for out in voice.update(change, self.kinds, voice.shards)]
+        return [
+            out for session in self._sessions.values() for out in session.update(change, self.kinds, session.shards)
+        ]
 
     # ---- one by one ----------------------------------------------------------------------------------------------
 
@@ -240,12 +242,12 @@ class TableClient:
         return outs + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), place)
 
     def mark_step(self, place: int, step: int) -> list[ToServer]:
-        """Say that what was given to `send` belongs into the checkpoint of `step`, and what comes now does not."""
+        """Mark a step: earlier changes belong to the checkpoint of `step`, later ones do not."""
         self._step = step
         return self.send_change(self._change_everywhere(NOBODY, step, "mark"), place)
 
     def leave(self, place: int, ticket: int) -> list[ToServer]:
-        """Take leave: nobody waits for this worker's clocks and marks any more. Arguments as `advance`."""
+        """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clock`."""
         outs = self.flush()
         self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
@@ -261,11 +263,11 @@ class TableClient:
         return {shard for change in self.outstanding if change.what == "update" for shard in change.shards}
 
     def lagging_shards(self, clock: int | None = None) -> set[int]:
-        """Return the shards that have not heard of enough clocks of all for this worker to go on."""
+        """Return the shards in which too few clocks of all workers are finished for this worker to proceed."""
         if self.spec.staleness is None or self.clock == FOREVER:
             return set()
         least = (self.clock if clock is None else clock) - self.spec.staleness
-        return {shard for shard, heard in enumerate(self._view.clocks) if heard < least}
+        return {shard for shard, clock in enumerate(self._view.clocks) if clock < least}
 
     def leaders_of(self, shards: Iterable[int]) -> set[int]:
         """Return the servers that lead these shards; NOBODY for shards without a leader."""
@@ -293,15 +295,15 @@ class TableClient:
             self._finish_read(read)
             return read, outs
         self._reads[ticket] = read
-        return read, outs + [out for voice in self._sessions.values() for out in voice.fetch(read, voice.shards)]
+        return read, outs + [out for session in self._sessions.values() for out in session.fetch(read, session.shards)]
 
-    # ---- what servers say ----------------------------------------------------------------------------------------
+    # ---- messages of servers -------------------------------------------------------------------------------------
 
     def on_server_message(self, server: int, message: Any, payload: memoryview) -> list[ToServer]:
-        """Take in a whole message of a server; return what is to be sent.
+        """Process a whole message of a server; return the messages to send.
 
         Raises:
-            ProtocolError: the server does not keep to the protocol.
+            ProtocolError: the server violates the protocol.
         """
         match message:
             case StoreLeads():
@@ -317,7 +319,7 @@ class TableClient:
                     self._view.on_clock(shard, message.clock)
             case TableDescribed():
                 self._on_described(message)
-            case KeysUnknown() if message.session == self._sessions[server].session:
+            case KeysUnknown() if message.session == self._sessions[server].number:
                 return self.start_session(server, self._step)
             case WaitAnswer():
                 self.wait_reasons[server] = message.workers
@@ -326,20 +328,20 @@ class TableClient:
         return []
 
     def start_session(self, server: int, step: int) -> list[ToServer]:
-        """Begin a new session with a server (the first one too); what it leads it says, and is told again then.
+        """Begin a session with a server; when it announces its shards, all outstanding messages for them are sent.
 
         Args:
             step: the newest that this worker has marked.
         """
-        self._step = max(step, self._step)  # who has left does not come back by beginning anew
+        self._step = max(step, self._step)  # a worker that has left stays out in a new session
         return [self._sessions.setdefault(server, ServerSession(self.spec, server)).start(self._step, self._sequence)]
 
     def _on_leads(self, server: int, message: StoreLeads) -> list[ToServer]:
-        """Say all that is outstanding for the shards that a server leads, in order."""
-        voice = self._sessions[server]
-        if message.session != voice.session:
+        """Send all outstanding messages for the shards that a server leads, in order."""
+        session = self._sessions[server]
+        if message.session != session.number:
             return []
-        voice.term = max(voice.term, message.term)
+        session.term = max(session.term, message.term)
         new: set[int] = set()
         for at in message.shards:
             if message.epoch < self._leaders.get(at.shard, (-1, NOBODY))[0]:
@@ -347,17 +349,17 @@ class TableClient:
             for other in self._sessions.values():
                 other.shards.discard(at.shard)
             self._leaders[at.shard] = (message.epoch, server)
-            voice.shards.add(at.shard)
+            session.shards.add(at.shard)
             new.add(at.shard)
             self._on_progress(at)
             self._view.unwatch(at.shard)
         self.routes.arrange([self._leaders.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
-        outs = [out for change in self.outstanding for out in voice.update(change, self.kinds, new)]
-        outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
-        return outs + self._descriptions.resend(voice, new)
+        outs = [out for change in self.outstanding for out in session.update(change, self.kinds, new)]
+        outs += [out for read in self._reads.values() for out in session.fetch(read, new)]
+        return outs + self._descriptions.resend(session, new)
 
     def wait_query(self, server: int) -> ToServer:
-        """Return the question who keeps this worker waiting."""
+        """Return the query for the workers that delay this one."""
         return ToServer(server, WaitQuery(max(0, self.read_clock), self.spec.name))
 
     def shards_waited_for(self, ticket: int) -> set[int]:
@@ -369,11 +371,11 @@ class TableClient:
 
     @property
     def is_open(self) -> bool:
-        """Were all shards heard of?"""
+        """Whether the progress of all shards was received."""
         return self._began
 
     def _on_progress(self, at: ShardProgress) -> None:
-        """Begin where an earlier incarnation was; what it said of its clocks and is said again moves nothing."""
+        """Resume from an earlier incarnation's progress; repeated clocks change nothing."""
         if at.shard not in self._own_clocks:
             self._done_before[at.shard] = at.sequence
         self._own_clocks[at.shard] = max(self._own_clocks.get(at.shard, -1), at.own)

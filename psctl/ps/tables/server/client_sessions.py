@@ -1,4 +1,4 @@
-"""What a server knows of the workers that take part in a store: key lists and tables they told of, rows they read."""
+"""Sessions of workers with a store: key lists and tables that they have sent, rows that they have read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from psctl.ps.tables.table_packing import PayloadReader, digest_of
 from psctl.ps.tables.table_state import EntryPart
 
 REMEMBERED = 32 << 20
-"""Bytes of key lists that are remembered for each worker."""
+"""Most bytes of key lists that are cached for each worker."""
 
 
 TABLES = 1 << 18
-"""Tables, one a named key, that a store may have."""
+"""Most tables, one for each named key, of a store."""
 
 STORES = 1000
-"""Stores that a job may have."""
+"""Most stores of a job."""
 
 
 class UnknownToSession(Exception):
-    """A key list or a table was named that this server does not know."""
+    """A message names a key list or a table that this session has not sent."""
 
 
 class KeyLists:
-    """Key lists of one worker by their hash; the longest unused are forgotten first."""
+    """Key lists of one worker by their hash; the least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[bytes, Keys] = OrderedDict()
@@ -66,7 +66,7 @@ class KeyLists:
 
 
 class ClientSession:
-    """What a store knows of one worker's connection.
+    """One worker's session with a store.
 
     Args:
         number: of the session.
@@ -77,22 +77,22 @@ class ClientSession:
     def __init__(self, number: int, step: int, after: int) -> None:
         self.number, self.step, self.after = number, step, after
         self.ignored_until = -1
-        """The newest session that is not listened to any more."""
+        """The newest session whose messages are dropped."""
         self.lists = KeyLists()
         self.kinds: dict[str, TableKind] = {}
-        """Tables, as this worker says that they are."""
+        """Tables by name, as this worker has described them."""
         self.rows_read: dict[tuple[int, str], Array] = {}
         """By (shard, table): which slots it has read (eager)."""
         self.changes_sent: dict[tuple[int, str], int] = {}
-        """By (shard, table): the number of the last change that it was told (eager)."""
+        """By (shard, table): the number of the last change that was sent (eager)."""
 
     def read_part(self, section: UpdateSection, reader: PayloadReader, functions: Functions) -> EntryPart:
-        """Read what an update does in one shard to one table.
+        """Decode an update's change of one table in one shard.
 
         Raises:
-            Unknown: it names what this session has not told.
-            MessageRefused: it contradicts itself, or is beyond a bound.
-            UsageError: the table cannot be; the user's fault.
+            UnknownToSession: it names a key list or table that this session has not sent.
+            MessageRefused: it contradicts itself, or exceeds a limit.
+            UsageError: the table's description is invalid.
         """
         if section.what != "call" and section.count < 0:
             raise MessageRefused(f"a {section.what} of all rows of {section.table!r}")
@@ -119,7 +119,7 @@ class ClientSession:
         return EntryPart(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
 
     def forget(self, shard: int) -> None:
-        """The shard is led by another server: what was read of it is watched there."""
+        """Forget the rows read of a shard that another server leads."""
         for each in [each for each in self.rows_read if each[0] == shard]:
             del self.rows_read[each], self.changes_sent[each]
 

@@ -1,13 +1,12 @@
-"""How a server of tables answers reads: from the shards that it leads, and by itself when rows that were read change.
+"""Answers to reads of tables, and the queue of answers that wait until all replicas have what they depend on.
 
-A read that wants clock r is answered once all of the group have finished r clocks in the shards that it reads.
+A read that wants clock r is answered once all of the group have finished r clocks in the shards that it reads. Eager
+stores also send rows that a worker has read when they change.
 
-What a server of tables has said to workers and may not send yet: what it rests on is not on all of the chain.
-
-Nobody may learn of an update that could still be lost. So each message names the versions of shards that it rests on,
-and leaves when all replicas have them; messages to one worker leave in the order in which they were said, or an older
-reading could overtake the word that a newer push is done. When a shard is led by another server, what was said of it is
-taken back; whoever was to hear it asks there.
+No process may observe an update that could still be lost. So each message names the versions of shards that it depends
+on, and is sent when all replicas have them; messages to one worker are sent in the order in which they were queued, or
+the answer of an older read could arrive after the Done of a newer push. When another server becomes a shard's primary,
+queued messages about the shard are withdrawn; the workers ask the new primary.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_priv
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
-"""In the place of a worker: who looks from outside the job (snapshot_reads.py)."""
+"""The rank that stands for readers outside the job (snapshot_reads.py)."""
 
 
 class HeldAnswer(msgspec.Struct):
-    """One message that waits. `again`: how to answer anew, of these shards, what was asked."""
+    """One queued message. `again`: answers the same request again, for the given shards."""
 
     send: ToWorker
     rests_on: dict[int, int]  # shard -> version
@@ -52,7 +51,7 @@ class HeldAnswer(msgspec.Struct):
 
 
 class HeldAnswers:
-    """Messages by worker.
+    """Queues messages by worker until the versions that they depend on are on all replicas.
 
     Args:
         acknowledged: returns the version of a shard that is on all of its chain.
@@ -63,15 +62,15 @@ class HeldAnswers:
         self._queues: dict[int, deque[HeldAnswer]] = {}
 
     def add(self, send: ToWorker, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
-        """Say something as soon as it is sure."""
+        """Queue a message until the versions in `rests_on` are acknowledged."""
         self._queues.setdefault(send.rank, deque()).append(HeldAnswer(send, dict(rests_on), again))
 
     def count_waiting(self, worker: int) -> int:
-        """Return how much was said to a worker that may not be sent yet."""
+        """Return the number of queued messages for a worker."""
         return len(self._queues.get(worker, ()))
 
     def release(self) -> list[ToWorker]:
-        """Return what may be sent now."""
+        """Return the messages that may be sent now."""
         found = []
         for worker, queue in list(self._queues.items()):
             while queue and all(self._acknowledged(shard) >= at for shard, at in queue[0].rests_on.items()):
@@ -81,59 +80,59 @@ class HeldAnswers:
         return found
 
     def forget(self, worker: int, store: str | None = None) -> None:
-        """A worker's connection, or its session with a store, is over."""
+        """Drop the messages for a worker whose connection, or whose session with a store, has ended."""
         kept = [
-            said
-            for said in self._queues.pop(worker, ())
-            if store not in (None, getattr(said.send.message, "store", None))
+            held
+            for held in self._queues.pop(worker, ())
+            if store not in (None, getattr(held.send.message, "store", None))
         ]
         if kept:
             self._queues[worker] = deque(kept)
 
     def take_back(self, shard: int) -> None:
-        """A shard is led by another: take back what was said of it, and answer anew what was asked of others too."""
+        """Withdraw messages about a shard that another server leads; answer reads of other shards again."""
         anew = []
         for worker, queue in list(self._queues.items()):
             kept: deque[HeldAnswer] = deque()
-            for said in queue:
-                left = said.rests_on.pop(shard, None) is None
-                if not left and said.again is not None:
-                    anew.append((said.again, set(said.rests_on)))
-                elif left or _without(said, shard):
-                    kept.append(said)
+            for held in queue:
+                left = held.rests_on.pop(shard, None) is None
+                if not left and held.again is not None:
+                    anew.append((held.again, set(held.rests_on)))
+                elif left or _without(held, shard):
+                    kept.append(held)
             self._queues[worker] = kept
         for again, shards in anew:
             again(shards)
 
 
-def _without(said: HeldAnswer, shard: int) -> bool:
-    """Take a shard out of a message; False when nothing is left of it."""
-    message = said.send.message
+def _without(held: HeldAnswer, shard: int) -> bool:
+    """Remove a shard from a message; return False when no shard is left."""
+    message = held.send.message
     if isinstance(message, Fetched):
-        return False  # rows that nobody asked for
+        return False  # rows sent without a request
     if isinstance(message, StoreLeads):
         left: list[Any] = [each for each in message.shards if each.shard != shard]
     else:
         assert isinstance(message, Done | TableDescribed | ClocksFinished), "these are about shards"
         left = [each for each in message.shards if each != shard]
-    said.send = ToWorker(said.send.rank, replace(message, shards=left), said.send.payload)
+    held.send = ToWorker(held.send.rank, replace(message, shards=left), held.send.payload)
     return bool(left)
 
 
 WAITING = 4096
-"""Reads of one worker that may wait for a clock in one store."""
+"""Most reads of one worker that may wait for a clock in one store."""
 
 ANSWER = 1 << 30
-"""Bytes of rows that one read may ask of one server."""
+"""Most bytes of rows that one read may request from one server."""
 
 
 def check_read(
     opened: OpenedStore, worker: int, wanted: Sequence[tuple[ReadSection, Keys]], slots: Mapping[int, HostedShard]
 ) -> None:  # fmt: skip
-    """Refuse a read whose answer would take too much memory, or one more than may wait.
+    """Refuse a read whose answer would be too large, or that exceeds the number of waiting reads.
 
     Raises:
-        MessageRefused: says which.
+        MessageRefused: the limit that is exceeded.
     """
     if len(opened.waiting_reads) >= WAITING and sum(each.worker == worker for each in opened.waiting_reads) >= WAITING:
         raise MessageRefused(f"more than {WAITING} reads that wait")
@@ -154,7 +153,7 @@ def answer(
     slots: Mapping[int, HostedShard],
     allocate: Allocate,
 ) -> ToWorker:
-    """Return what was asked, as it is now."""
+    """Return the answer of a read, with the rows as they are now."""
     name, session = opened.spec.name, opened.sessions[worker]
     given: list[AnswerSection] = []
     found: list[FoundRows] = []
@@ -170,7 +169,7 @@ def answer(
             continue
         rows = table.rows.find(keys)
         given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, asked.count < 0))
-        found.append(FoundRows(table, keys, rows, told=asked.count < 0))
+        found.append(FoundRows(table, keys, rows, with_keys=asked.count < 0))
         if opened.spec.eager:
             _note(session, asked, table, rows[rows >= 0])
     payload = laid(found, allocate)
@@ -178,23 +177,23 @@ def answer(
 
 
 class FoundRows(NamedTuple):
-    """What an answer has of one table in one shard: keys, the slots of their rows (-1: none); `told`: keys too."""
+    """An answer's rows of one table in one shard: keys, slots (-1: absent); `with_keys`: the payload has the keys."""
 
     table: ShardTable
     keys: Keys
     slots: Keys
-    told: bool
+    with_keys: bool
 
 
 def laid(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
-    """Return a payload of rows, each copied once."""
+    """Return a payload with these rows, each copied once."""
     size = 0
-    for table, keys, slots, told in found:
-        size += 8 * len(keys) * told + padded(len(slots))
+    for table, keys, slots, with_keys in found:
+        size += 8 * len(keys) * with_keys + padded(len(slots))
         size += lanes_size(table.rows.lanes, len(slots))
     writer = PayloadWriter(size, allocate)
-    for table, keys, slots, told in found:
-        if told:
+    for table, keys, slots, with_keys in found:
+        if with_keys:
             writer.array(keys)
         writer.array((slots >= 0).view(np.uint8))
         rows = table.rows
@@ -207,7 +206,7 @@ def laid(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> m
 
 
 def _note(session: ClientSession, asked: ReadSection, table: ShardTable, slots: Keys) -> None:
-    """Remember which rows a worker has read, to send them when they are newer."""
+    """Note which rows a worker has read, to send them again when they change."""
     where = (asked.shard, asked.table)
     read = session.rows_read.get(where)
     if read is None:
@@ -221,7 +220,7 @@ def _note(session: ClientSession, asked: ReadSection, table: ShardTable, slots: 
 
 
 def news(opened: OpenedStore, worker: int, slot: HostedShard) -> Iterator[ToWorker]:
-    """Yield the rows of a shard that a worker has read and that have changed since it was told."""
+    """Yield the rows of a shard that a worker has read and that have changed since they were sent."""
     name, session = opened.spec.name, opened.sessions[worker]
     store = slot.state.stores[name]
     given: list[AnswerSection] = []
@@ -240,14 +239,14 @@ def news(opened: OpenedStore, worker: int, slot: HostedShard) -> Iterator[ToWork
                     shard, table_name, len(keys), slot.clock(name), slot.last_sequence(name, worker), keys=True
                 )
             )
-            found.append(FoundRows(table, keys, slots, told=True))
+            found.append(FoundRows(table, keys, slots, with_keys=True))
     if given:
         payload = laid(found)
         yield ToWorker(worker, Fetched(name, -1, given, len(payload)), payload)
 
 
 def in_range(table: ShardTable | None, window: range) -> Keys:
-    """Return the keys of a range that there are rows of, ascending."""
+    """Return the keys in a range that have rows, ascending."""
     if table is None:
         return NO_KEYS
     keys = table.rows.keys
@@ -255,24 +254,24 @@ def in_range(table: ShardTable | None, window: range) -> Keys:
 
 
 class ReadAnswers:
-    """Reads that wait for a clock, and what is told when clocks end.
+    """Answers reads when their clock is finished, and announces finished clocks.
 
     Args:
-        outbox: where answers go.
+        outbox: queues the answers.
         slots: the server's shards.
-        room: where the memory of answers comes from.
+        allocate: returns memory for answers.
     """
 
     def __init__(self, outbox: HeldAnswers, slots: Mapping[int, HostedShard], allocate: Allocate) -> None:
         self._outbox, self._slots, self._allocate = outbox, slots, allocate
-        self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
+        self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was announced
 
     def forget(self, shard: int) -> None:
-        """A shard is led by another."""
+        """Forget a shard that another server leads."""
         self._clocks = {key: clock for key, clock in self._clocks.items() if key[1] != shard}
 
     def announce_clocks(self, opened: OpenedStore) -> None:
-        """Tell workers of clocks that have ended, rows that changed first, and answer who waited for them."""
+        """Announce finished clocks to workers, changed rows first, and answer the reads that waited for them."""
         name = opened.spec.name
         moved: dict[int, list[HostedShard]] = {}
         for slot in [slot for _, slot in sorted(self._slots.items()) if slot.leads]:
@@ -293,16 +292,16 @@ class ReadAnswers:
                 self.answer_read(opened, each)
 
     def on_read(self, opened: OpenedStore, waiting: WaitingRead) -> None:
-        """Answer a read that has come in just now.
+        """Answer a new read.
 
         Raises:
-            MessageRefused: it is beyond a bound.
+            MessageRefused: the read exceeds a limit.
         """
         check_read(opened, waiting.worker, waiting.wanted, self._slots)
         self.answer_read(opened, waiting)
 
     def answer_read(self, opened: OpenedStore, waiting: WaitingRead) -> None:
-        """Answer a read of what is led here, now or when its clock is there."""
+        """Answer the part of a read that is led here, now or when its clock is finished."""
         name, wanted = opened.spec.name, [each for each in waiting.wanted if self._led(each[0].shard)]
         if not wanted:
             return

@@ -4,9 +4,9 @@
     store/STORE/LO-HI/integers/{keys,rows,beside}  the rows of integer keys
     store/STORE/LO-HI/named/KEY/{keys,rows,beside} the blocks of a named key's tensor
 
-LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the whole numbers that some reductions have
-beside a row. Names are quoted as in a URL. Who restores takes the keys that are its own from every range that meets its
-own range.
+LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the extra integers that some
+reductions have with a row. Names are quoted as in a URL. A server that restores takes its own keys from every range
+that overlaps its own range.
 
 A server's part of a checkpoint of tables: each shard that it leads, as it was when all had marked the step.
 """
@@ -183,7 +183,7 @@ class TableCheckpoints:
             del self._cuts[old]
 
     def forget(self, shard: int) -> None:
-        """A shard is led by another."""
+        """Forget the copies of a shard that another server leads."""
         for cut in self._cuts.values():
             for key in [key for key in cut if key[1] == shard]:
                 del cut[key]

@@ -1,8 +1,8 @@
-"""How a server of tables answers who looks from outside the job: rows as they are applied here, told as all else is.
+"""Reads of tables by readers outside the job, such as `psctl` commands.
 
-A reader has no session, no clock and no part in anything: it waits for nobody, nobody waits for it, and it changes
-nothing. What it is told leaves by the outbox, so it never sees an update that could still be lost; of one row it sees
-one moment, of several rows perhaps several.
+A reader has no session and no clock: it waits for no worker, no worker waits for it, and it changes nothing. Its answer
+is queued like others (read_answers.py), so it never observes an update that could still be lost. One row is read at one
+moment, several rows perhaps at several.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import bytes_of
 
 AT_ONCE = 8
-"""Readings that wait for replicas at once; who asks beyond them asks later."""
+"""Most answers that wait for replicas at once; further readers must try again later."""
 
 NAMES = 1000
-"""Tables that are told of a store to who names no key."""
+"""Most tables in the answer to a reader that names no key."""
 
 _PLAIN = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64
-"""Types that travel as they are to a reader, who has no torch."""
+"""Types that are sent unchanged to a reader, which has no torch."""
 
 
 class SnapshotRead(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class SnapshotReads:
     """Answers readers.
 
     Args:
-        outbox: where answers go.
+        outbox: queues the answers.
         slots: the server's shards.
         shards: how many each store has.
     """
@@ -85,7 +85,7 @@ class SnapshotReads:
         self._outbox, self._slots, self._shards = outbox, slots, shards
 
     def on_read(self, look: SnapshotRead, epoch: int) -> None:
-        """Answer as soon as all that the answer rests on is on all of the chains."""
+        """Answer as soon as all replicas have the versions that the answer depends on."""
         led = [slot for _, slot in sorted(self._slots.items()) if slot.leads]
         stores = sorted({name for slot in led for name in slot.state.stores})
         seen = SnapshotAnswer(look, epoch, self._shards, [slot.shard for slot in led], stores, [], [])
@@ -101,7 +101,7 @@ class SnapshotReads:
         self._outbox.add(ToWorker(READERS, seen, payload), versions, lambda shards: self._on_lead_lost(seen))
 
     def _on_lead_lost(self, seen: SnapshotAnswer) -> None:
-        """A shard that an answer is about is led by another now: who asked asks again."""
+        """Answer "busy" when another server leads a shard of the answer now: the reader asks again."""
         again = msgspec.structs.replace(seen, problem="busy", led=[], tables=[], rows=[])
         self._outbox.add(ToWorker(READERS, again), {})
 

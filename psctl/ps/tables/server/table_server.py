@@ -1,17 +1,18 @@
-"""The mind of a server's tables: messages of workers and servers in, messages out; it never waits, knows no network.
+"""The state machine of a server's tables: it receives messages and returns messages; it never waits or does I/O.
 
-It holds, for each shard that it leads or has a replica of, that shard of every store (table_shard.py), and for each
-worker what the worker has told and read (client_sessions.py). An update is split by shard; in each it is applied by who
-leads the shard, goes down the shard's chain of replicas (chain.py), and is Done when all of the chain have it; nothing
-that rests on it is told before (read_answers.py). So a server's death loses nothing that anybody was told of, and what
-was not Done is said again to the next of the chain.
+For each shard that it leads or replicates it has that shard of every store (table_shard.py), and for each worker a
+session: the key lists and tables sent, the rows read (client_sessions.py). An update is split by shard; in each the
+primary applies it and sends it down the chain of replicas (replication/), and it is Done when all of the chain have it.
+No answer that depends on it is sent before (read_answers.py). So the loss of a server loses no update that any worker
+has observed, and the worker sends what was not Done again to the next server of the chain.
 
 A read that wants clock r is answered once all of the group have finished r clocks: the server's half of SSP's cache
 rule (Ho and others 2013: a row with clock r may be read at clock c iff r >= c - s).
 
 Exactly once: an update's sequence is larger than those of its worker before; in each shard one that is not is only
-acknowledged again. That holds if a shard hears a worker's updates without a gap: so a worker says nothing of a shard
-before it is told that it is led here (Leads), then all that is not Done; by `term` what it sent before is dropped.
+acknowledged again. That holds if a shard receives a worker's updates without a gap: so a worker sends nothing about a
+shard before StoreLeads has announced that it is led here, then all that is not Done; `term` identifies earlier
+messages, which are dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class TableServer:
         rank: this server's.
         functions: reductions and users' functions.
         shards: how many each store has.
-        room: where the memory of answers comes from.
+        allocate: returns memory for answers.
     """
 
     def __init__(self, rank: int, functions: Functions, shards: int, allocate: Allocate = allocate_private) -> None:
@@ -79,12 +80,12 @@ class TableServer:
         )
         self.snapshot_reads = SnapshotReads(self._outbox, self.shards_here, shards)
 
-    # ---- the coordinator's word ------------------------------------------------------------------------------------
+    # ---- decisions of the coordinator --------------------------------------------------------------------------------
 
     def on_assignment(
         self, epoch: int, chains: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], alive: Iterable[int]
     ) -> list[TableOutput]:
-        """Take over which server has which shard (server.py)."""
+        """Apply a new assignment of shards to servers."""
         if epoch <= self.epoch:
             return []
         for shard, some in enumerate(zip(chains, copies, strict=True)):
@@ -98,14 +99,14 @@ class TableServer:
         return outputs + self.release_outputs()
 
     def start_shards(self, *, restored: bool) -> list[TableOutput]:
-        """Shards begin here: empty, or (`restored`) with what `loaded` brings."""
+        """Start the shards that this server leads: empty, or (`restored`) with the state that `on_loaded` is given."""
         self._begins = restored
         return [
             output for slot in list(self.shards_here.values()) for output in self._start_shard(slot)
         ] + self.release_outputs()
 
     def on_loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[TableOutput]:
-        """Take over what a checkpoint had of a shard (saved_tables.py)."""
+        """Start a shard with its state in a checkpoint (saved_tables.py)."""
         slot = self.shards_here.get(shard)
         if slot is None or slot.state.version is not None:
             return []
@@ -113,10 +114,10 @@ class TableServer:
         return [*self._after_chain(slot, slot.chain.on_first_version), *self.release_outputs()]
 
     def remove_workers(self, lost: Mapping[int, int]) -> list[TableOutput]:
-        """These workers are gone for good: nobody waits for them any more.
+        """Remove workers that are lost for good: no worker waits for them any more.
 
         Args:
-            lost: by rank, the last sequence that counts; what came later is dropped where it is not applied.
+            lost: by rank, the last valid sequence; later updates are dropped where they are not applied.
         """
         self._lost_workers.update(lost)
         outputs: list[TableOutput] = []
@@ -126,7 +127,7 @@ class TableServer:
         return outputs + self.release_outputs()
 
     def request_checkpoint(self, step: int) -> list[TableOutput]:
-        """Give this server's part of the checkpoint of `step`, when all have marked it."""
+        """Request this server's part of the checkpoint of `step`, which is sent when all workers have marked it."""
         self._checkpoints.wanted = step
         return self.release_outputs()
 
@@ -140,14 +141,14 @@ class TableServer:
     # ---- servers ---------------------------------------------------------------------------------------------------
 
     def on_server_connected(self, server: int) -> list[TableOutput]:
-        """Take in that a connection to a server is made."""
+        """Note that a server is connected."""
         self._servers.add(server)
         outputs = [output for slot in list(self.shards_here.values())
                    for output in self._after_chain(slot, partial(slot.chain.on_server_connected, server))]  # fmt: skip
         return outputs + self.release_outputs()
 
     def on_server_disconnected(self, server: int) -> list[TableOutput]:
-        """Take in that it is gone."""
+        """Note that a server is disconnected."""
         self._servers.discard(server)
         for slot in self.shards_here.values():
             slot.chain.on_server_disconnected(server)
@@ -156,7 +157,7 @@ class TableServer:
         ] + self.release_outputs()
 
     def replica_buffer_for(self, server: int, message: TableBetween, size: int) -> memoryview | None:
-        """Return where another server's payload goes; None when it is not wanted.
+        """Return the buffer for another server's payload; None when the payload is not wanted.
 
         Raises:
             ProtocolError: it does not fit; end the connection.
@@ -164,7 +165,7 @@ class TableServer:
         return self._shard(message.shard).chain.receive_buffer_for(server, message, size)
 
     def on_server_message(self, server: int, message: TableBetween, size: int) -> list[TableOutput]:
-        """Take in what another server said; a payload, if any, stands where `place_from` said."""
+        """Process another server's message; its payload, if any, is in the buffer of `replica_buffer_for`."""
         slot = self._shard(message.shard)
         return self._after_chain(slot, partial(slot.chain.on_message, server, message, size)) + self.release_outputs()
 
@@ -177,7 +178,7 @@ class TableServer:
         return self.shards_here[shard]
 
     def _after_chain(self, slot: HostedShard, ask: Callable[[], Sequence[Any]]) -> list[TableOutput]:
-        """Do something with a shard's chain, and what follows when it comes to be led here, or no longer is."""
+        """Call a method of a shard's chain, then handle a change of whether the shard is led here."""
         before = slot.chain.role
         outputs: list[TableOutput] = [*ask(), *self._start_shard(slot)]
         if slot.leads and not slot.announced:
@@ -190,7 +191,7 @@ class TableServer:
         return outputs
 
     def _start_shard(self, slot: HostedShard) -> list[TableOutput]:
-        """Begin a shard that nobody has begun, if that is this server's part."""
+        """Start a shard without a first version, if this server leads it."""
         if self._begins is None or not slot.chain.leads or slot.state.version is not None:
             return []
         if self._begins:
@@ -223,17 +224,19 @@ class TableServer:
     # ---- workers ---------------------------------------------------------------------------------------------------
 
     def on_worker_message(self, worker: int, message: Any, payload: memoryview) -> list[TableOutput]:
-        """Take in a whole message of a worker; return what is to be sent.
+        """Process a whole message of a worker; return the messages to send.
 
         Raises:
-            ProtocolError: the message is against the protocol; end the connection, nothing was changed.
+            ProtocolError: the message violates the protocol; end the connection. Nothing was changed.
         """
         if isinstance(message, OpenStore):
             return self._open(worker, message) + self.release_outputs()
         opened = self.stores.get(message.store)
         session = opened.sessions.get(worker) if opened is not None else None
         if opened is None or session is None:
-            raise ProtocolError(f"worker/{worker} speaks of store {message.store!r}, which it has not opened")
+            raise ProtocolError(
+                f"worker/{worker} sent a message about store {message.store!r}, which it has not opened"
+            )
         if opened.refused is not None:
             return [ToWorker(worker, opened.refused)]
         if isinstance(message, WaitQuery):
@@ -252,7 +255,7 @@ class TableServer:
         return outputs + self.release_outputs()
 
     def on_worker_disconnected(self, worker: int) -> None:
-        """Take in that a worker's connection is gone; what it pushed stays."""
+        """Note that a worker is disconnected; its pushes stay."""
         for opened in self.stores.values():
             opened.sessions.pop(worker, None)
             opened.waiting_reads = [waiting for waiting in opened.waiting_reads if waiting.worker != worker]
@@ -286,8 +289,10 @@ class TableServer:
         self, opened: OpenedStore, worker: int, session: ClientSession, slots: Sequence[HostedShard]
     ) -> None:
         name = opened.spec.name
-        told = StoreLeads(name, session.number, self.epoch, self._term, [slot.progress(name, worker) for slot in slots])
-        self._outbox.add(ToWorker(worker, told), {slot.shard: slot.version for slot in slots})
+        answer = StoreLeads(
+            name, session.number, self.epoch, self._term, [slot.progress(name, worker) for slot in slots]
+        )
+        self._outbox.add(ToWorker(worker, answer), {slot.shard: slot.version for slot in slots})
 
     def _refuse(self, opened: OpenedStore, reason: str, hint: str) -> list[TableOutput]:
         opened.refused = Refused(reason, hint, opened.spec.name)
@@ -317,14 +322,14 @@ class TableServer:
                 held = (slot.state.stores[message.store].tables.get(message.table)
                         for slot in slots if message.store in slot.state.stores)  # fmt: skip
                 spec = next((table.kind.spec for table in held if table is not None), None)
-                told = TableDescribed(message.store, message.ticket, [slot.shard for slot in slots], spec)
-                self._outbox.add(ToWorker(worker, told), {slot.shard: slot.version for slot in slots})
+                answer = TableDescribed(message.store, message.ticket, [slot.shard for slot in slots], spec)
+                self._outbox.add(ToWorker(worker, answer), {slot.shard: slot.version for slot in slots})
             case _:
                 raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")
         return []
 
     def _is_led(self, shard: int, term: int) -> bool:
-        """Whether what a worker sends of a shard counts: it is led here, and the worker knew."""
+        """Whether a worker's message about a shard is valid: it is led here, and the worker knew that."""
         slot = self.shards_here.get(shard)
         return slot is not None and slot.leads and term >= slot.term
 
@@ -372,7 +377,7 @@ class TableServer:
             new = slot.state.apply_new(work.head, work.entry)
         except UsageError as error:
             return self._refuse(opened, error.message, error.hint)
-        except Exception as error:  # noqa: BLE001  a user's function may raise anything; everyone is told
+        except Exception as error:  # noqa: BLE001  a user's function may raise anything; all workers are refused
             text = f"a function of store {opened.spec.name!r} failed on server/{self.rank}"
             return self._refuse(opened, f"{text}: {type(error).__name__}: {error}", "the function's fault")
         if work.entry.what != "open":
@@ -384,14 +389,14 @@ class TableServer:
             self._checkpoints.add_copy(store, slot.shard)
         return [*slot.forward(work)]
 
-    # ---- what is told ----------------------------------------------------------------------------------------------
+    # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _acknowledged(self, shard: int) -> int:
         slot = self.shards_here.get(shard)
         return slot.chain.acknowledged if slot is not None else -1
 
     def release_outputs(self) -> list[TableOutput]:
-        """Say what has come of an event; return what may be sent."""
+        """Queue the answers that an event has caused; return the messages that may be sent now."""
         did, self._applied = self._applied, {}
         for (name, worker, sequence), versions in did.items():
             shards = {

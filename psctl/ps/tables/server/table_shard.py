@@ -1,9 +1,8 @@
 """One shard of all stores on one server: its state, its chain of replicas, and what waits to be applied.
 
-What the chain of one shard replicates of tables: that shard of every store, changed by entries alone (machine.py).
-
-An entry's head says which store it is about, and what that is when somebody opens it. What was taken in and waits its
-turn is no part of it: whoever pushed it has no word that it is done, and says it again to who leads next.
+The chain of a shard replicates that shard of every store; entries alone change it. An entry's head names its store, and
+has the store's spec when the entry opens it. Entries that wait to be applied are not replicated: no Done was sent for
+them, so their worker sends them again to the next primary.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class ReplicatedTables:
         try:
             shard = self._store(what)
             shard.apply(decode_entry(payload, shard.kind))
-        except Exception as error:  # noqa: BLE001  a user's function may raise anything; told when this server leads
+        except Exception as error:  # noqa: BLE001  a user's function may raise anything; reported when this server leads
             self.failed[what.store] = f"{type(error).__name__}: {error}"
         self.version += 1
         return None
@@ -125,11 +124,11 @@ class ReplicatedTables:
         self.version, self.stores, self.failed = None, {}, {}
 
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return nothing: see the module."""
+        """Return nothing: waiting entries are not replicated."""
         return b"", []
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Nothing was handed over beside the state."""
+        """Do nothing: `staged_state` is empty."""
 
 
 WINDOW = 32
@@ -144,13 +143,13 @@ class WaitingEntry(msgspec.Struct, frozen=True, eq=False):
 
 
 class HostedShard:
-    """See the module. Work is done in the order in which it came, but that who is held back holds up no one else.
+    """See the module. Entries are applied in order of arrival, but those of a worker held back do not delay others.
 
     Args:
         shard: its index.
         me: this server's rank.
         functions: reductions and users' functions.
-        up: tells whether there is a connection to a server.
+        up: returns whether a server is connected.
         epoch: the newest assignment so far, in which this server had no part in the shard.
         copying: shared by the server's shards.
     """
@@ -164,7 +163,7 @@ class HostedShard:
         self.term = -1
         """The server's count of shards that it came to lead, when it came to lead this one."""
         self.announced = False
-        """Whether workers were told that it is led here."""
+        """Whether StoreLeads has announced to workers that it is led here."""
         self.waiting: deque[WaitingEntry] = deque()
 
     @property
