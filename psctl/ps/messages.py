@@ -1,14 +1,15 @@
-"""What workers and servers say to each other; one small class a message.
+"""Messages between workers and servers of dense parameters: one class a message.
 
 Clocks count from 0: clock c is the c-th step of the job. *Version* v of a shard holds the clocks 0 .. v-1, so version 0
 is the start values and a pull at clock c is answered by version c-s or newer (s: staleness, 0 under bsp).
-A message that carries a payload says so. Bytes of one shard to one peer travel in order, in parts of at most PART
-bytes, each part's `offset` being where the one before ended.
+The docstring of a message states its payload, if it has one. Bytes of one shard to one peer are sent in order, in parts
+of at most LARGE bytes (rank states and copies: PART); a part's `offset` is the end of the part before.
 
-A push's life: sent to the shard's *primary*; whole there -> Taken; applied, and on every member of the shard's chain
-of replicas -> Pushed (Values of a version that holds the clock say it too, under bsp and ssp). The worker keeps the
-bytes until Pushed. Nothing is said about a shard to a server that has not said Leads on this connection; on every
-Leads all that is outstanding is sent again (client.py).
+A push is sent to the shard's *primary*. When all of it has arrived there, the primary sends PushStaged; when it is
+applied on every member of the shard's chain of replicas, the primary sends Pushed (Values of a version that holds the
+clock imply Pushed, under bsp and ssp). The worker keeps the bytes until Pushed. A worker sends nothing about a shard to
+a server that has not sent Leads for it on this connection; on every Leads everything outstanding is sent again
+(dense_client_state.py).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import msgspec
 from psctl.types import Number
 
 PART = 512 * 1024
-"""Bytes of one part of what is kept aside, or copied from server to server."""
+"""Bytes of one part of a rank state, or of a copy from server to server."""
 
 LARGE = 4 << 20
-"""Bytes of one part of a push, of values, of a chain's entry: a message is taken in place, and wire/ cuts it."""
+"""Bytes of one part of a push, of values, of a chain's entry; the transport splits and receives messages in place."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all kinds; the class's name is its tag on the wire."""
+    """Base of all messages; the class's name is its tag on the wire."""
 
 
 class SharedRange(msgspec.Struct, frozen=True):
-    """Bytes [offset, offset + size) of shared memory that the sender holds, by its number; see lent_buffers.py."""
+    """Bytes [offset, offset + size) of the sender's shared memory number `segment`; see lent_buffers.py."""
 
     segment: int
     offset: int
@@ -50,12 +51,12 @@ class Push(Message, frozen=True):
     """First part of a worker's gradients of one shard at one clock. Payload: bytes from 0 on.
 
     `present` has one byte a piece, 1 where this worker had a gradient; no bytes follow when all are 0.
-    `landed` is the newest version of the shard that this worker holds whole: older ones may be overwritten.
-    `at`: no payload and no parts; all of the bytes lie there. `size`: bytes in all, where they are a code
-    (error_feedback.py); -1: the gradients as they are.
+    `landed` is the newest version of the shard that this worker holds completely: older ones may be overwritten.
+    `at`: there is no payload and no part; all bytes are at this place. `size`: number of bytes, if they are a code
+    (error_feedback.py); -1: the gradients are not coded.
     Where workers step (`Terms.pushes_ask`) it is answered as a Pull of the version that holds it would be.
-    `covers`: the bytes are a host sum (host_sums.py), of these ranks' gradients, each times its weight; the sender is
-    one of them. `weight` is the sum of theirs, `present` says what any of them has. (): the sender's alone.
+    `covers`: the bytes are a host sum (host_sums.py) of these ranks' gradients, each times its weight; the sender is
+    one of them. `weight` is the sum of their weights, `present` the union of theirs. (): the sender's gradients alone.
     """
 
     shard: int
@@ -77,13 +78,14 @@ class PushPart(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """My pushes of `clock` to other servers are Taken, those to you come first: step with these numbers a group.
+    """Order the step of `clock` with these numbers, a dict for each parameter group.
 
-    What left in another worker's host sum comes on that one's connection: it must be Taken, whoever leads its shard.
+    Sent when the worker's pushes of `clock` to other servers are staged (PushStaged), after its pushes to this server.
+    A push in another worker's host sum is sent on that worker's connection: it must be staged on any server first.
 
-    To every server, where servers step (`update: server`). So when all ranks' orders of a clock are at any one server,
-    every shard holds every push of it: a death can then be cut consistently.
-    The joint gradient is multiplied by `scale` first (clipping); None: left alone. `save`: the result is a checkpoint.
+    Sent to every server, where servers step (`update: server`). So when all ranks' orders of a clock are at any one
+    server, every shard holds every push of it: a lost worker's clocks can then be cut consistently.
+    The mean gradient is multiplied by `scale` first (clipping); None: unchanged. `save`: the result is a checkpoint.
     """
 
     clock: int
@@ -93,25 +95,25 @@ class Step(Message, frozen=True):
 
 
 class SaveNow(Message, frozen=True):
-    """Version `version`, which no step has ordered to be saved, is a checkpoint too.
+    """Make a checkpoint of version `version`, which no step ordered to be saved.
 
-    Any rank may say so, all may; under asp all must, each before it pushes clock `version`.
+    Any number of ranks may send it; under asp all must, each before it pushes clock `version`.
     """
 
     version: int
 
 
 class NormsQuery(Message, frozen=True):
-    """Send NormsOf of `clock` for each of your shards, once all pushes are in."""
+    """Request NormsAnswer of `clock` for each shard led by the receiver, once all pushes have arrived."""
 
     clock: int
 
 
 class Pull(Message, frozen=True):
-    """Send these shards, in this order of wish: each at a version of `oldest` or newer, that is newer than `have` too.
+    """Request these shards, in order of priority: each at version `oldest` or newer that is also newer than `have`.
 
     Under asp versions count pushes: there the values hold this worker's own pushes of all clocks before `clock`, and
-    everyone's of all clocks before `oldest`.
+    all workers' pushes of all clocks before `oldest`.
     """
 
     clock: int
@@ -132,10 +134,10 @@ class WaitQuery(Message, frozen=True):
 
 
 class PutRankState(Message, frozen=True):
-    """Payload: bytes of what travels beside the gradients (buffers, tracked state) at the start of `clock`.
+    """Payload: bytes of a rank's state outside the gradients (buffers, tracked state) at the start of `clock`.
 
-    From byte `offset`, of `size` in all. To the primary of shard 0, which passes it down its chain. `rank`: whose;
-    under bsp and ssp rank 0's counts, under asp each rank leaves its own.
+    From byte `offset`, of `size` bytes in all. Sent to the primary of shard 0, which sends it down its chain. `rank`:
+    the state's rank; under bsp and ssp only rank 0's is used, under asp each rank sends its own.
     """
 
     clock: int
@@ -145,23 +147,23 @@ class PutRankState(Message, frozen=True):
 
 
 class RankStateQuery(Message, frozen=True):
-    """Send that rank's Aside of `clock`, when it is there. To the primary of shard 0."""
+    """Request the rank state of `rank` at `clock`, once it is there. Sent to the primary of shard 0."""
 
     clock: int
     rank: int = 0
 
 
 class SharedMemoryOffer(Message, frozen=True):
-    """I hold shared memory of this number: if you can have it, we are on one host, and need not send bytes."""
+    """Offer shared memory of this number: a receiver that can map it is on the same host, and needs no payloads."""
 
     segment: int
 
 
-# ---- a worker to another of its host (host_sums.py) --------------------------------------------------------------
+# ---- a worker to another of its host (host_collection.py) ---------------------------------------------------------
 
 
 class HostPush(Message, frozen=True):
-    """Take my gradients of this shard with you: they lie there, and stay until I hear that they are Pushed."""
+    """Offer a shard's gradients to its collector, for the host sum; they stay at this place until they are Pushed."""
 
     shard: int
     clock: int
@@ -171,7 +173,7 @@ class HostPush(Message, frozen=True):
 
 
 class PushAlone(Message, frozen=True):
-    """A shard's gradients of a clock do not go together: each pushes his own."""
+    """Exclude a shard's gradients of a clock from the host sum: each worker pushes its own."""
 
     shard: int
     clock: int
@@ -181,32 +183,32 @@ class PushAlone(Message, frozen=True):
 
 
 class SharedMemoryAccepted(Message, frozen=True):
-    """I have what your Near named: from now on say where bytes lie in it; I do the same with mine."""
+    """Accept a SharedMemoryOffer: from now on both sides send places in each other's memory instead of payloads."""
 
 
 class Leads(Message, frozen=True):
-    """I am the primary of these shards, by the assignment `epoch` or a newer one: send what is outstanding for them."""
+    """The sender is the primary of these shards, by assignment `epoch` or a newer one: send all that is outstanding."""
 
     epoch: int
     shards: list[int]
 
 
 class PushStaged(Message, frozen=True):
-    """The push of this clock is whole at the primary (or was, before). Its bytes must still be kept."""
+    """The push of this clock has arrived completely at the primary. Its bytes must still be kept."""
 
     shard: int
     clock: int
 
 
 class Pushed(Message, frozen=True):
-    """The effect of the push of this clock is on every member of the chain: its bytes may be given up."""
+    """The effect of the push of this clock is on every member of the chain: its bytes may be released."""
 
     shard: int
     clock: int
 
 
 class NormsAnswer(Message, frozen=True):
-    """Squares of the 2-norm of the joint gradient of each piece, in piece order; None where nobody had a gradient."""
+    """Squares of the 2-norm of the mean gradient of each piece, in piece order; None where no worker had a gradient."""
 
     shard: int
     clock: int
@@ -216,9 +218,9 @@ class NormsAnswer(Message, frozen=True):
 class Values(Message, frozen=True):
     """First part of a shard at one version, all of it the same version; answers the Pull at `clock`. Payload: bytes.
 
-    `present` tells for each piece whether any worker had a gradient at the clock that made this version. `clocks`:
-    everyone's clocks before it are in the values: the version itself, but under asp.
-    `at`: no payload and no parts; all of the bytes lie there.
+    `present` has a byte for each piece: whether any worker had a gradient at the clock that made this version.
+    `clocks`: all workers' clocks before it are in the values; except under asp it is the version itself.
+    `at`: there is no payload and no part; all bytes are at this place.
     """
 
     shard: int
@@ -238,7 +240,7 @@ class ValuesPart(Message, frozen=True):
 
 
 class RankStateAnswer(Message, frozen=True):
-    """Answer to AsideOf. Payload: its bytes from `offset`, of `size` in all."""
+    """Answer to RankStateQuery. Payload: its bytes from `offset`, of `size` in all."""
 
     clock: int
     size: int
@@ -261,13 +263,13 @@ class Refused(Message, frozen=True):
     store: str = ""
 
 
-# ---- a server to a server: the chain of one shard (chain.py) -----------------------------------------------------
+# ---- a server to a server: the chain of one shard (replica_chain.py) ---------------------------------------------
 
 
 class Forward(Message, frozen=True):
-    """Entry `number` of the shard: what makes version number+1 of version `number`. Payload: its bytes from 0 on.
+    """Entry `number` of the shard, which makes version number+1 of version `number`. Payload: its bytes from 0 on.
 
-    `head` says what to do with them, in the words of the replicated machine; `size`: of the payload in all.
+    `head` describes the entry in the encoding of the replicated state; `size`: bytes of the whole payload.
     """
 
     shard: int
@@ -286,10 +288,10 @@ class ForwardPart(Message, frozen=True):
 
 
 class Forwarded(Message, frozen=True):
-    """All of the chain from me on have every entry below `version`; I have those below `has` (-1: nothing at all).
+    """The sender and all servers after it have every entry below `version`; the sender those below `has` (-1: none).
 
-    `epoch`: the newest assignment that I know. `copy`: the last one that I took. `missed`: I ignored an entry, for I
-    lack those before it, or a copy, for I was not to have one then.
+    `epoch`: the newest assignment that the sender knows. `copy`: the last copy that it restored. `missed`: it ignored
+    an entry because it lacks earlier ones, or a copy because it did not expect one at that time.
     """
 
     shard: int
@@ -301,16 +303,16 @@ class Forwarded(Message, frozen=True):
 
 
 class ReplicaQuery(Message, frozen=True):
-    """By assignment `epoch` you follow me: say what you have (Forwarded)."""
+    """Request a report (Forwarded) from a server that follows the sender by assignment `epoch`."""
 
     shard: int
     epoch: int
 
 
 class StateCopy(Message, frozen=True):
-    """The whole state of the shard at `version` follows: `size` bytes in CopyParts, CopyEnd, then newer entries.
+    """Start a copy of the whole state of the shard at `version`: `size` bytes in StateParts, StateEnd, newer entries.
 
-    `copy` names it; what its receiver had counts for nothing any more.
+    `copy` is its name; it replaces all state of the receiver.
     """
 
     shard: int
@@ -322,7 +324,7 @@ class StateCopy(Message, frozen=True):
 
 
 class LeadTransfer(Message, frozen=True):
-    """What I had taken in and not applied at `version` follows, in CopyParts, then CopyEnd: you are the primary now."""
+    """Start the transfer of the lead: the state staged and not applied at `version` follows in StateParts, StateEnd."""
 
     shard: int
     version: int
@@ -332,20 +334,20 @@ class LeadTransfer(Message, frozen=True):
 
 
 class StatePart(Message, frozen=True):
-    """Payload: bytes of the CopyBegin or HandOver before it, from byte `offset`."""
+    """Payload: bytes of the StateCopy or LeadTransfer before it, from byte `offset`."""
 
     shard: int
     offset: int
 
 
 class StateEnd(Message, frozen=True):
-    """The CopyBegin or HandOver is whole."""
+    """All bytes of the StateCopy or LeadTransfer are sent."""
 
     shard: int
 
 
 class LeadAccepted(Message, frozen=True):
-    """I have your HandOver and lead the shard."""
+    """The sender has a LeadTransfer, or needs none, and leads the shard."""
 
     shard: int
     epoch: int
@@ -378,7 +380,7 @@ BetweenServers = (
     | LeadAccepted
     | PutRankState
 )
-"""What servers say to each other."""
+"""Messages between servers."""
 
 BetweenPeers = HostPush | PushAlone
-"""What workers of one host say to each other."""
+"""Messages between workers of one host."""

@@ -1,4 +1,4 @@
-"""What the minds of servers ask their shell to do; one small class an instruction."""
+"""Outputs of the servers' state machines, which the process around them carries out: one class an instruction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ToWorker(msgspec.Struct, frozen=True):
 
     rank: int
     message: Any
-    """Of messages.FromServer or table_messages, or a SnapshotAnswer."""
+    """A message of messages.FromServer or table_messages, or a SnapshotAnswer."""
     payload: memoryview | None = None
 
 
@@ -34,7 +34,7 @@ class ToServer(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """These bytes are this shard's part of the checkpoint of `step`."""
+    """A shard's part of the checkpoint of `step`."""
 
     step: int
     shard: int
@@ -42,7 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class LoadTables(msgspec.Struct, frozen=True):
-    """Bring what the checkpoint has of this shard of all tables (TableMind.loaded)."""
+    """Load this shard's part of all tables from the checkpoint."""
 
     shard: int
 
@@ -55,7 +55,7 @@ class SaveSlices(msgspec.Struct, frozen=True):
 
 
 class ReplicaCaughtUp(msgspec.Struct, frozen=True):
-    """Tell the coordinator: `server` holds all of the shard, and is kept so; it may join the chain at either end."""
+    """Report to the coordinator: `server` has the complete shard, and may join the chain at either end."""
 
     epoch: int
     shard: int
@@ -63,19 +63,19 @@ class ReplicaCaughtUp(msgspec.Struct, frozen=True):
 
 
 class LeadMoved(msgspec.Struct, frozen=True):
-    """Tell the coordinator: the new primary leads the shard; workers may be told."""
+    """Report to the coordinator: the new primary leads the shard."""
 
     epoch: int
     shard: int
 
 
 class HeldPushes(msgspec.Struct, frozen=True):
-    """Tell the coordinator what is here of a worker that is gone, for each shard that this server leads.
+    """Report to the coordinator the pushes held of a lost worker, for each shard that this server leads.
 
-    `clocks`: the last clock of it that is whole; `versions`: the shard's version. Under bsp the cut at c* (the least
-    clock of all shards) is consistent when no version is beyond c*+1. `aside`: the newest clock whose Aside is here, by
-    who leads shard 0; else -1. `apart`: `clocks` without host sums that hold pushes of it and are not applied, where
-    that is less; what is more counts only if all ranks' orders of it are known to be in.
+    `clocks`: the worker's last complete clock; `versions`: the shard's version. Under bsp the cut at c* (the least
+    clock of all shards) is consistent when no version is beyond c*+1. `aside`: the newest clock whose rank state is
+    here, from the primary of shard 0; else -1. `apart`: `clocks` without unapplied host sums that hold pushes of the
+    worker, where that is less; clocks beyond it count only if all ranks' orders of them are known to have arrived.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class HeldPushes(msgspec.Struct, frozen=True):
 
 ChainOutput = ToServer | ReplicaCaughtUp | LeadMoved
 Output = ToWorker | Snapshot | ChainOutput
-"""Of one shard."""
+"""Outputs of one shard."""
 
 Instruction = ToWorker | ToServer | SaveSlices | ReplicaCaughtUp | LeadMoved | HeldPushes
-"""Of a server."""
+"""Outputs of one server."""

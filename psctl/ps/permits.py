@@ -1,4 +1,4 @@
-"""Who may say what to a server and hear what from it: the tables of the connections of parameters and of tables."""
+"""Which messages each role may send to a server or receive from it: the tables for parameters and for tables."""
 
 from __future__ import annotations
 

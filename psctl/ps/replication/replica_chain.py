@@ -1,37 +1,38 @@
-"""One server's part in the chain of replicas of one shard: entries down, acknowledgements up, copies, hand-over.
+"""One server's part in the chain of replicas of one shard: entries, acknowledgements, copies, transfer of the lead.
 
 Theory (van Renesse & Schneider, Chain replication, OSDI'04; after aggregation as in the parameter server, OSDI'14). The
-head (*primary*) applies an entry and forwards it; each member applies it and forwards it on; the tail acknowledges, and
-the acknowledgement goes back up. So a member holds all that the members after it hold, and what the primary knows as
-acknowledged is on all of them. An entry's number is the version that it steps from. At most `window` entries are
-unacknowledged; a member keeps them, and the last `window` ones, to send them again to a new successor.
+head (*primary*) applies an entry and forwards it; each member applies it and forwards it; the tail acknowledges, and
+the acknowledgement is sent back up the chain. So a member holds everything that the members after it hold, and an entry
+that is acknowledged at the primary is on all of them. An entry's number is the version that it steps from. At most
+`window` entries are unacknowledged; a member keeps these and the last `window` ones, to send them to a new successor.
 
-The assignment (`assigned`) says who is in the chain and who is being filled (copies). Entries and acknowledgements of
-an older one (an older *epoch*) are refused, so a primary that does not know that it was deposed can never have anything
-acknowledged. On a new assignment everybody sends his successor again what it may lack, and tells his predecessor what
-it has.
+The assignment (`on_assignment`) defines the chain, and the servers that receive a copy. Entries and acknowledgements of
+an older assignment (an older *epoch*) are refused, so a primary that was replaced unawares can have nothing
+acknowledged. On a new assignment every server sends its successor the entries that may be missing there, and reports
+its version to its predecessor.
 
     role       in the assignment            what it does
     none       -                            nothing
-    copying    to be filled                 is copied to by the primary, then gets entries from it; does not count, but
-                                            the primary never gets more than CATCH_UP entries ahead; from the first
-                                            time that it has all (CaughtUp) it counts, so it may join at either end
+    copying    receives a copy              receives a copy from the primary, then entries; does not count, but the
+                                            primary is never more than CATCH_UP entries ahead of it; from the first time
+                                            that it is complete (ReplicaCaughtUp) it counts; it may join at either end
     member     in the chain, not first      forwards and acknowledges
-    heir       first; the former primary    waits for what that had taken in (HandOver); then primary
-               lives
-    primary    first                        takes pushes, makes entries
-    handing    was first; lives             makes no more entries; the heir follows it, and the rest of the chain the
-                                            heir; when they have all, it hands over; then as assigned
+    heir       first; the former primary    waits for the staged state of the former primary (LeadTransfer); then
+               is alive                     becomes primary
+    primary    first                        receives pushes, makes entries
+    handing    was first; is alive          makes no more entries; the heir follows it, and the rest of the chain the
+                                            heir; when all are complete it sends LeadTransfer; then as assigned
 
-A chain that begins has nothing to copy: who gets the first version passes it on to a successor that has none.
+A chain without any version has nothing to copy: the server that receives the first version passes it on to a successor
+that has none.
 
-The heir may die before it took over; then the next of the chain leads at once, maybe without the last entries of the
-one that would have handed over. What that has is *void* from then on: it says that it has nothing, and is copied to.
-But it holds all that was ever acknowledged, and while it says so nothing else is; so if it must lead before the copy
-came, it leads with what it has.
+The heir may be lost before it leads. Then the next server of the chain leads at once, possibly without the last entries
+of the server in role `handing`. The state of that server is *void* from then on: it reports that it has no version, and
+receives a copy. But it holds everything that was ever acknowledged, and while it reports no version nothing else is
+acknowledged; so if it must lead before the copy arrives, it leads with the state that it has.
 
-A follower is sent again what was lost on the way to it: entries that are kept, else a copy. Its acknowledgements count
-only once it has acknowledged by the newest assignment and, after a copy was sent, once it has that very copy.
+A follower is sent again what was lost on its connection: entries that are kept, else a copy. Its acknowledgements count
+only after it has acknowledged under the newest assignment and, if a copy was sent, after it has that same copy.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ from psctl.ps.replication.replica_roles import (
 )
 
 CATCH_UP = 4
-"""Entries that a primary may be ahead of a member that is being filled."""
+"""Entries that a primary may be ahead of a member that receives a copy."""
 
 
 class ReplicaChain:
-    """See the module's docstring. Calls must not overlap.
+    """Replicates one shard along its chain; the module's docstring describes the protocol. Calls must not overlap.
 
     Args:
         shard: its index.
         me: this server's rank.
-        machine: what is replicated.
-        up: tells whether there is a connection to a server.
-        epoch: the newest assignment so far, in which this server had no part in the shard.
+        machine: the replicated state.
+        up: returns whether there is a connection to a server.
+        epoch: the newest assignment so far, in which this server had no role for the shard.
         window: entries that may be unacknowledged.
-        copying: shared by the server's shards.
+        copying: the limit on concurrent copies, shared by the server's shards.
     """
 
     def __init__(
@@ -93,27 +94,27 @@ class ReplicaChain:
         self.shard, self.me = shard, me
         self._position = ReplicaPosition(me, epoch)
         self.role: Role = self._position.role
-        """What this server is to the shard."""
+        """The role of this server for the shard."""
         self.leads = False
-        """Whether pushes and pulls are answered here: it is the primary."""
+        """Whether this server answers pushes and pulls, as the primary."""
         self._machine, self._up = machine, up
         self._window, self._copy_budget = window, copying or CopyBudget()
         self.followers: dict[int, ChainFollower] = {}
-        """The servers that get entries from here, with what each has."""
+        """The servers that receive entries from this one, with the state of each."""
         self._log = EntryLog(shard, machine)
-        self._early_reports: dict[int, Forwarded] = {}  # acknowledgements by an assignment that is not known here yet
+        self._early_reports: dict[int, Forwarded] = {}  # acknowledgements under an assignment not known here yet
         self._copies_sent = 0
-        self._base_version = -1  # the version that was here when the followers became what they are
-        self._former_primary: int | None = None  # who led when this server did not
+        self._base_version = -1  # the version here when the followers were last set
+        self._former_primary: int | None = None  # the primary before this server
         self._incoming = IncomingTransfers(shard, machine)
-        self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
-        self._transfer_sent = False  # handing: HandOver was sent
-        self._transferred = False  # handing: all that was here was offered to this heir
-        self._transfer_epoch = -1  # the assignment that made the heir the first
-        self._pending_query: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
-        self._last_copy = ""  # the last copy that was taken
+        self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: received early
+        self._transfer_sent = False  # handing: LeadTransfer was sent
+        self._transferred = False  # handing: the complete state was sent to this heir
+        self._transfer_epoch = -1  # the assignment that made the heir the first of the chain
+        self._pending_query: tuple[int, int] | None = None  # server and epoch, under an assignment not known here yet
+        self._last_copy = ""  # the last copy that was restored
 
-    # ---- what the shard asks ----------------------------------------------------------------------------------------
+    # ---- state for the shard ---------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -127,13 +128,13 @@ class ReplicaChain:
 
     @property
     def version(self) -> int:
-        """The version that is here and counts; -1: there is none."""
+        """The version that is here and not void; -1: there is none."""
         version = self._machine.version
         return -1 if version is None or self._position.void else version
 
     @property
     def acknowledged(self) -> int:
-        """The version that all that count have; -1: there is none."""
+        """The version that all followers that count have; -1: there is none."""
         least = self.version
         for one in self.followers.values():
             if one.counts and one.acked < least:
@@ -142,7 +143,7 @@ class ReplicaChain:
 
     @property
     def settled(self) -> bool:
-        """Whether all that count have all there is."""
+        """Whether all followers that count have the version that is here."""
         if not self.followers:
             return self._machine.version is not None and not self._position.void
         version = self.version
@@ -163,7 +164,7 @@ class ReplicaChain:
             return False
         for one in self.followers.values():
             if one.counts and (one.told < epoch or one.acked < self._base_version):
-                return False  # it, or one after it, may have what only a dead primary gave it
+                return False  # it, or a server after it, may have entries that only a lost primary sent
             if one.filled and version - one.acked >= CATCH_UP:
                 return False
         return True
@@ -173,13 +174,13 @@ class ReplicaChain:
     def on_assignment(
         self, epoch: int, chain: Sequence[int], copies: Sequence[int], alive: Callable[[int], bool]
     ) -> list[ChainOutput]:
-        """Take over who is in the chain from `epoch` on.
+        """Apply an assignment: the shard's chain from `epoch` on.
 
         Args:
-            epoch: number of the assignment; an old one is ignored.
-            chain: ranks of the servers in it, primary first.
-            copies: those that are to be filled.
-            alive: tells whether a server lives.
+            epoch: number of the assignment; one that is not newer is ignored.
+            chain: ranks of its servers, primary first.
+            copies: ranks of the servers that are to receive a copy.
+            alive: returns whether a server is alive.
         """
         now = self._position
         if epoch <= now.epoch or not chain:
@@ -212,7 +213,7 @@ class ReplicaChain:
         self._position.role = self.role = role
         self.leads = role == "primary"
         if role == "primary":
-            self._position.void = False  # nobody is left who has more
+            self._position.void = False  # no server is left that has more
         if role == "none":
             self._log.clear()
             self._incoming.drop_older(self.epoch)
@@ -223,7 +224,7 @@ class ReplicaChain:
     # ---- followers ---------------------------------------------------------------------------------------------------
 
     def _update_followers(self) -> None:
-        """Set the followers by the newest assignment; what is known of a server that was one before stays."""
+        """Set the followers from the newest assignment; the known state of a server that was one before is kept."""
         position, before = self._position, self.followers
         self.followers, self._base_version = {}, self.version
         index = position.chain.index(self.me) if self.me in position.chain else len(position.chain)
@@ -231,11 +232,11 @@ class ReplicaChain:
         if position.role == "handing":
             members = [position.chain[0], *members]
         for server in members:
-            # It says what it has, and what those after it have now, before anything counts as acknowledged.
+            # The follower must report its version, and that of its successors, before anything counts as acknowledged.
             known = before.get(server, ChainFollower(True, filled=True))
             known.counts, known.acked = True, known.acked if known.told >= position.epoch else -1
-            # Where nothing is here yet, what it has can only be of a primary that died before it had passed that on to
-            # all; the same version number will say something else here. So it is copied to, whatever it has.
+            # If no version is here yet, a version of the follower can only be from a primary that was lost before all
+            # servers received it; the same version number will have other content here. So it receives a copy.
             known.filled = known.filled and self._base_version >= 0
             self.followers[server] = known
         for server in position.copies if position.role == "primary" else ():
@@ -246,7 +247,7 @@ class ReplicaChain:
     # ---- what followers are sent -------------------------------------------------------------------------------------
 
     def append(self, number: int, head: bytes, payload: memoryview) -> list[ChainOutput]:
-        """Forward an entry that was applied here; `payload` is kept until no follower can need it any more."""
+        """Forward an entry that was applied here; `payload` is kept until no follower can need it."""
         self._log.add(number, head, payload)
         outputs: list[ChainOutput] = []
         for server, follower in self.followers.items():
@@ -261,29 +262,29 @@ class ReplicaChain:
         return [output for server in waiting for output in self._send_missing(server, again=True)]
 
     def on_first_version(self) -> list[ChainOutput]:
-        """The machine has its first version: pass it on."""
+        """Send the machine's first version to the followers."""
         return self._send_missing_to_all() + self._transfer_lead()
 
     def on_server_connected(self, server: int) -> list[ChainOutput]:
-        """A connection to a server is made: say again what may have been lost with the one before."""
+        """Send again what may have been lost with an older connection to a server."""
         return self._send_missing(server, again=True) + self._acknowledge(server) + self._transfer_lead(again=server)
 
     def on_server_disconnected(self, server: int) -> None:
-        """Handle the loss of a connection. A server that was being filled is filled anew."""
+        """Handle the loss of a connection; a copy that was in progress starts again later."""
         self._copy_budget.finish(self.shard, server)
         follower = self.followers.get(server)
         if follower is not None and not follower.counts:
             self.followers[server] = ChainFollower(False)
 
     def _send_missing_to_all(self, known: set[int] | None = None) -> list[ChainOutput]:
-        """Send each follower what it may lack; what was sent to others than the `known` (None: to all) may be lost."""
+        """Send each follower what it may lack; what was sent to others than `known` (None: to all) may be lost."""
         outputs: list[ChainOutput] = []
         for server in list(self.followers):
             outputs += self._send_missing(server, again=known is None or server not in known)
         return outputs
 
     def _send_missing(self, server: int, *, again: bool) -> list[ChainOutput]:
-        """Send a follower what it may lack: all of it, or the entries that it has not acknowledged.
+        """Send a follower what it may lack: a copy, or the entries that it has not acknowledged.
 
         Args:
             server: its rank.
@@ -308,7 +309,7 @@ class ReplicaChain:
         return outputs
 
     def _copy_to_strayed(self) -> list[ChainOutput]:
-        """Copy a version that was restored here to the followers that cannot reach it by entries."""
+        """Send a copy of a version that was restored here to the followers that cannot reach it by entries."""
         outputs: list[ChainOutput] = []
         for server, follower in self.followers.items():
             if (self._needs_copy(follower) or not follower.filled) and self._up(server):
@@ -326,7 +327,7 @@ class ReplicaChain:
         return [ToServer(server, begin), *copy_messages(server, self.shard, data)]
 
     def _needs_copy(self, follower: ChainFollower) -> bool:
-        """Tell whether a follower needs a copy: it lacks what is not kept, or has what only a dead primary gave it."""
+        """Return whether a follower lacks entries that are not kept, or has entries that only a lost primary sent."""
         version = self.version
         if version < 0 or follower.copy or follower.told < 0:
             return False
@@ -334,7 +335,7 @@ class ReplicaChain:
         return ahead or follower.has < self._log.lowest(version)
 
     def _prune(self) -> None:
-        """Release the entries that no follower can need any more."""
+        """Release the entries that no follower can need."""
         version = self.version
         needed = min([version, *(one.acked for one in self.followers.values() if one.filled)])
         if self._position.role != "primary":
@@ -344,28 +345,28 @@ class ReplicaChain:
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def receive_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
-        """Return where a payload goes; None when it is not wanted.
+        """Return the buffer for a payload; None when the payload is not needed.
 
         Raises:
-            ProtocolError: it does not fit; nothing was changed.
+            ProtocolError: the payload does not fit; nothing was changed.
         """
         if isinstance(message, Forward):
             self._open_entry(server, message)
         return self._incoming.place(server, message, size)
 
     def on_message(self, server: int, message: BetweenServers, size: int) -> list[ChainOutput]:
-        """Take in what another server said; a payload, if any, stands where `place` said.
+        """Handle another server's message whose payload, if any, was received into `receive_buffer_for`'s buffer.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         if self.leads and isinstance(message, Forward | ReplicaQuery) and message.epoch >= self.epoch:
-            return [ToServer(server, LeadAccepted(self.shard, message.epoch))]  # who would hand over need not
+            return [ToServer(server, LeadAccepted(self.shard, message.epoch))]  # the sender need not transfer the lead
         match message:
             case Forward() | ForwardPart():
                 return self._on_entry(server, message, size)
             case ReplicaQuery():
-                if message.epoch <= self.epoch:  # a copy that was sent before, and is not the one taken, is lost
+                if message.epoch <= self.epoch:  # an earlier copy that is not the one restored here is lost
                     return self._acknowledge(missed=True)
                 self._pending_query = (server, message.epoch)
                 return []
@@ -386,17 +387,17 @@ class ReplicaChain:
                 raise ProtocolError(f"server/{server}: {type(message).__name__} is not about a chain")
 
     def _is_expected(self, server: int, epoch: int) -> bool:
-        """Tell whether a copy may be taken: from the future, or from whom this server follows."""
+        """Return whether a copy is accepted: of a newer assignment, or from this server's predecessor."""
         if epoch > self.epoch or (server == self._predecessor and self.role != "none"):
             return True
         return epoch == self.epoch and self.role in ("copying", "member", "heir", "primary")
 
     def _open_entry(self, server: int, message: Forward) -> None:
-        """Begin an entry, if it is the next one and of no older epoch; else what comes in from others goes on."""
+        """Open an entry if it is the next one and of no older epoch; else the entry of another server continues."""
         if message.epoch < self.epoch or (message.epoch == self.epoch and self.role in ("none", "primary")):
             return
         if self.role == "handing":
-            return  # what it has is the newest, or void
+            return  # the state here is the newest, or void
         if message.number == self.version:
             self._incoming.open_entry(server, message)
 
@@ -416,18 +417,18 @@ class ReplicaChain:
 
     @property
     def _predecessor(self) -> int | None:
-        """Whom this server follows."""
+        """The server that this one follows."""
         return self._former_primary if self.role == "heir" else self._position.before
 
     def _acknowledge(self, only: int | None = None, *, missed: bool = False) -> list[ChainOutput]:
-        """Acknowledge to whom this server follows (if it is `only`)."""
+        """Acknowledge to the predecessor (if it is `only`)."""
         source = self._predecessor
         if source is None or source == self.me or only not in (None, source):
             return []
         has = self.version
-        heir = self._position.chain[0] if self.role == "handing" else None  # it is before this server, too
+        heir = self._position.chain[0] if self.role == "handing" else None  # it precedes this server, too
         if heir is not None and (has < 0 or self.followers[heir].has < has):
-            return []  # it would be ahead of its predecessors
+            return []  # the acknowledgement would be ahead of this server's predecessors
         after = [one.acked for server, one in self.followers.items() if one.counts and server != heir]
         return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._last_copy, missed))]
 
@@ -436,10 +437,10 @@ class ReplicaChain:
         return outputs + (self._acknowledge() if changed else []) + self._transfer_lead()
 
     def _update_follower(self, server: int, message: Forwarded) -> tuple[list[ChainOutput], bool]:
-        """Record what a follower has; return what it must be sent, and whether what is known of it changed."""
+        """Record a follower's report; return what it must be sent, and whether its recorded state changed."""
         follower, epoch = self.followers.get(server), self._position.epoch
         if message.epoch > epoch:
-            self._early_reports[server] = message  # it is about a chain that is not known here yet
+            self._early_reports[server] = message  # it concerns a chain that is not known here yet
             return [], False
         if follower is None or message.epoch < epoch or not follower.filled:
             return [], False
@@ -460,7 +461,7 @@ class ReplicaChain:
         return outputs, (follower.acked, follower.has) != before
 
     def _due_reports(self) -> list[tuple[int, Forwarded]]:
-        """Return, and forget, early reports whose assignment is known by now."""
+        """Remove and return the early reports whose assignment is known by now."""
         due = [(server, later) for server, later in self._early_reports.items() if later.epoch <= self._position.epoch]
         for server, _ in due:
             del self._early_reports[server]
@@ -478,8 +479,8 @@ class ReplicaChain:
             return []
         self._last_copy = begin.copy
         if self.role == "primary":
-            return []  # handing by that assignment
-        if self.role == "handing":  # what it has is the newest, or void
+            return []  # in role handing under that assignment
+        if self.role == "handing":  # the state here is the newest, or void
             return self._acknowledge()
         first, self._position.void = self.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
@@ -488,10 +489,10 @@ class ReplicaChain:
         outputs = self.on_first_version() if first else []
         return outputs + self._copy_to_strayed() + self._acknowledge()
 
-    # ---- hand-over --------------------------------------------------------------------------------------------------
+    # ---- transfer of the lead -------------------------------------------------------------------------------------
 
     def _transfer_lead(self, again: int | None = None) -> list[ChainOutput]:
-        """Hand over when the heir, and all that count, have all."""
+        """Send LeadTransfer when the heir, and all followers that count, are complete."""
         if self.role != "handing":
             return []
         first = self._position.chain[0]
@@ -515,7 +516,7 @@ class ReplicaChain:
             return []
         outputs: list[ChainOutput] = [ToServer(source, LeadAccepted(self.shard, epoch))]
         if self.role == "primary":
-            return outputs  # again, after a broken connection
+            return outputs  # a repetition after a broken connection
         self._machine.restore_staged(head, data)
         self._set_role("primary")
         self._former_primary = self.me
@@ -529,7 +530,7 @@ class ReplicaChain:
         now = self._position
         if now.role != "handing" or message.epoch < self._transfer_epoch:
             return []
-        if not (self.settled or self._transferred):  # who leads began without what is only here
+        if not (self.settled or self._transferred):  # the new primary began without entries that are only here
             now.void = True
             self._log.clear()
         self._set_role(AFTER_HANDING[position_of(self.me, now.chain, now.copies)])

@@ -1,6 +1,6 @@
-"""What a server is to one shard's chain of replicas, as a table; chain.py says what each role does.
+"""The roles of a server in one shard's chain, as a transition table, and the protocol of the replicated state.
 
-The state machine that a chain of servers replicates, as a protocol.
+replica_chain.py describes the behaviour of each role.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ import msgspec
 
 
 class ReplicatedState(Protocol):
-    """A state machine: the same entries take the same version to the same next one, on every server."""
+    """A deterministic state machine: on every server the same entry takes the same version to the same next version."""
 
     @property
     def version(self) -> int | None:
-        """How many entries are applied; None: it has no state yet."""
+        """The number of applied entries; None: it has no state yet."""
 
     @property
     def copy_limit(self) -> int:
-        """Bytes that a copy, or what is handed over, may take at most."""
+        """Upper bound of the bytes of a copy or of the staged state."""
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
-        """Return where an entry's payload of `size` bytes goes; `release` gives it back."""
+        """Return the buffer for an entry's payload of `size` bytes; `release` returns it."""
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
-        """Apply an entry; when it is `kept`, its payload must stay as it is."""
+        """Apply an entry; if `kept`, the payload must not change until `release`."""
 
     def release(self, payload: memoryview) -> None:
-        """Take back a payload of `room`, or one that was kept."""
+        """Release a payload of `entry_buffer`, or one that was kept."""
 
     def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        """Return all of the state: a head, and bytes that stay as they are."""
+        """Return the whole state: a head, and bytes that do not change."""
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        """Become what another's `snapshot` was."""
+        """Replace the state by another server's `snapshot`."""
 
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return what is taken in and not applied; in the form of `snapshot`."""
+        """Return the state that is staged and not applied, in the form of `snapshot`."""
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Take over what another's `staged` returned."""
+        """Restore the staged state that another server's `staged_state` returned."""
 
 
 Role = Literal["none", "copying", "member", "heir", "primary", "handing"]
 ChainPosition = Literal["out", "copy", "chain", "head"]
 
 ROLES: dict[tuple[Role, ChainPosition], tuple[Role, Role]] = {
-    # (role before, place now): role if the former primary lives (for who led until now: if the new one does), else
+    # (role before, position now): role if the former primary (for the former primary: the new one) is alive, else
     ("none", "out"): ("none", "none"),
     ("none", "copy"): ("copying", "copying"),
     ("none", "chain"): ("member", "member"),
@@ -79,25 +79,25 @@ AFTER_HANDING: dict[ChainPosition, Role] = {"out": "none", "copy": "copying", "c
 
 
 def position_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> ChainPosition:
-    """Return where an assignment has a server."""
+    """Return a server's position in an assignment."""
     if server in chain:
         return "head" if chain[0] == server else "chain"
     return "copy" if server in copies else "out"
 
 
 class ReplicaPosition(msgspec.Struct):
-    """What one server is to one shard in the newest assignment that it knows."""
+    """The role and the assignment of one server for one shard, by the newest assignment that it knows."""
 
     me: int
     epoch: int  # the assignment's number
     role: Role = "none"
     chain: list[int] = []
-    copies: list[int] = []  # those that are to be filled
-    void: bool = False  # what is here counts only if nobody is left who has more (chain.py)
+    copies: list[int] = []  # servers that are to receive a copy
+    void: bool = False  # the state here counts only if no server is left that has more (replica_chain.py)
 
     @property
     def before(self) -> int | None:
-        """The server before this one in the chain, or the one that fills it."""
+        """The server before this one in the chain, or the one that copies to it."""
         if self.role == "copying":
             return self.chain[0]
         if self.role == "member" or (self.role == "handing" and self.me in self.chain):
@@ -106,12 +106,12 @@ class ReplicaPosition(msgspec.Struct):
 
 
 class ChainFollower(msgspec.Struct):
-    """What is known of a server that gets entries from here."""
+    """The known state of a server that receives entries from this one."""
 
     counts: bool  # entries wait for its acknowledgement
     acked: int = -1  # the version that it, and all after it, have
-    has: int = -1  # the version that it has, as it last said
-    told: int = -1  # the newest assignment that it has acknowledged by
+    has: int = -1  # the version that it last reported
+    told: int = -1  # the newest assignment under which it reported
     copied: int = -1  # version of the copy that was sent
-    copy: str = ""  # the one that it has not said that it has; until then its word is about something else
+    copy: str = ""  # the copy that it has not acknowledged; until then its reports concern an older state
     filled: bool = False  # it has, or was sent, a version to start from

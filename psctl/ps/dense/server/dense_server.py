@@ -1,24 +1,25 @@
-"""The mind of a server: messages of workers and servers in, messages and checkpoint parts out; it never waits.
+"""The dense state machine of one server: dispatches messages to its shards and gathers checkpoint parts.
 
-It owns one ShardMind for each shard that it leads or holds a replica of (dense_shard.py, chain.py), and the ledger
-of step orders (clock_ledger.py). The coordinator's word comes in as plain values:
+DenseServer performs no I/O and never blocks: messages of workers and servers are its inputs; messages to send and parts
+of checkpoints are its outputs. It owns one DenseShard for each shard that it leads or holds a replica of
+(dense_shard.py, replica_chain.py), and one StepLedger (clock_ledger.py). The coordinator's decisions are plain calls:
 
-    assigned(epoch, chains, copies, alive)   which servers have which shard; first of all, and at every change
-    gone(rank)                               a worker died: -> Held, what is here of it
-    count_until(rank, clock)                 its pushes count up to this clock; later ones are dropped
-    members(clock, ranks)                    from this clock on these ranks take part
+    on_assignment(epoch, chains, copies, alive)   the servers of every shard; the first call, and at every change
+    on_worker_lost(rank)                          a worker is lost; returns HeldPushes, the clocks held of it
+    count_until(rank, clock)                      its pushes count up to this clock; later ones are dropped
+    set_members(clock, ranks)                     these ranks take part from this clock on
 
-A worker that connects (`joined`) is told which shards are led here (Leads); so are all workers when a shard comes to be
-led here. Refusals (two ranks differ, an optimizer failed) are told to all, and nothing is applied any more.
+A worker that connects (`on_worker_connected`) receives Leads with the shards led here; when this server becomes the
+primary of a shard, every connected worker receives Leads. A refusal (two ranks differ, an optimizer failed) is sent to
+all workers as Refused, and nothing is applied afterwards.
 
-Locking. The mind takes `guard(shard)` around each call into one shard and `guard(LEDGER)` around all else; it never
-holds two at once. A shell with many threads hands in real locks, one for every shard of the job, a test none. What
-comes back may be sent after the guard is let go: bytes that are on their way are never written to (state.py); but what
-is about one shard must leave in the order in which it was said, so a shell with threads holds the shard's guard until
-then (the mind may be entered with one shard's guard held). Messages of one connection come in order, and none of an
-older connection of the same peer after `joined` or `server_joined`.
-
-One server's part of a checkpoint, gathered from its shards.
+Locking. The server enters `guard(shard)` around each call into one shard and `guard(LEDGER)` around everything else; it
+never holds two guards at once. A caller with several threads passes real locks, one for every shard of the job; a test
+passes none. Outputs may be sent after the guard is released: bytes that are being sent are never written to
+(shard_state.py). But messages about one shard must be sent in the order in which they were returned, so a caller with
+several threads holds the shard's guard until they are sent (calls with one shard's guard held are allowed, so that lock
+must be reentrant). Messages of one connection are delivered in order, and none of an older connection of the same peer
+after `on_worker_connected` or `on_server_connected`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from psctl.types import Shard
 
 
 class CheckpointParts:
-    """Snapshots of shards until a step's are all here.
+    """Collects snapshots of shards until all parts of a step are present.
 
     Args:
         base: the first version of the job.
@@ -66,10 +67,10 @@ class CheckpointParts:
 
     def __init__(self, base: int) -> None:
         self._parts: dict[int, dict[int, list[CopiedSlice]]] = {}  # step -> shard -> slices
-        self._empty = base - 1  # newest that this server took part in without leading a shard
+        self._empty = base - 1  # newest step whose empty part was returned (no shard was led here)
 
     def add(self, snapshot: Snapshot, owed: Iterable[int]) -> list[SaveSlices]:
-        """Take in a shard's part; return the server's when all shards that owe one have given theirs."""
+        """Add a shard's snapshot; return the server's part once every shard in `owed` has one."""
         parts = self._parts.setdefault(snapshot.step, {})
         parts[snapshot.shard] = snapshot.copied
         if not all(index in parts for index in owed):
@@ -78,7 +79,7 @@ class CheckpointParts:
         return [SaveSlices(snapshot.step, [one for index in sorted(parts) for one in parts[index]])]
 
     def empty_part(self, step: int) -> list[SaveSlices]:
-        """Return the (empty) part of a server that leads no shard; only once a step."""
+        """Return the empty part of a server that leads no shard, at most once a step."""
         if step <= self._empty:
             return []
         self._empty = step
@@ -86,19 +87,19 @@ class CheckpointParts:
 
 
 LEDGER = -1
-"""What `guard` is asked for around all that is not one shard's."""
+"""The argument of `guard` for all state that does not belong to one shard."""
 
 
 class DenseServer:
-    """Everything that one server knows; see the module's docstring for who may call it when.
+    """The state machine of all dense shards of one server; the module's docstring defines its locking.
 
     Args:
-        terms: what the job agreed on.
+        terms: the terms of the job.
         shards: all shards of the job.
-        rank: this server's.
-        guard: context manager for a shard's index, or for LEDGER.
-        lending: where buffers come from, and which workers read them there.
-        restored: the start values come from a checkpoint (`loaded`), not from rank 0.
+        rank: this server's rank.
+        guard: returns a context manager for a shard's index, or for LEDGER.
+        lending: allocates buffers, and knows which workers read them in place.
+        restored: the start values are those of a checkpoint (`on_loaded`), not of rank 0.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class DenseServer:
         self._membership = Membership.initial(terms.world, terms.base)
         self._ledger = StepLedger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
         self._rank_states = RankStates(terms.buffers)
-        self._rank_states_sent_to: set[int] = set()  # servers that have all asides that are here
+        self._rank_states_sent_to: set[int] = set()  # servers that have all rank states held here
         self._workers: set[int] = set()  # connected
         self._servers: set[int] = set()
         self._checkpoint_parts, self._copy_budget = CheckpointParts(terms.base), CopyBudget()
@@ -126,12 +127,12 @@ class DenseServer:
 
     @property
     def leading(self) -> list[int]:
-        """The shards that this server is the primary of."""
+        """The shards whose primary is this server."""
         return [index for index, mind in sorted(self.shards.items()) if mind.leads]
 
     @property
     def version(self) -> int:
-        """The oldest version among its shards (of none: the newest that was ordered); before start values, base."""
+        """The oldest version led here (none led: the newest ordered one); base before the start values."""
         versions = [self.shards[index].version for index in self.leading]
         return min((self.terms.base if version is None else version for version in versions), default=self._ledger.next)
 
@@ -140,19 +141,19 @@ class DenseServer:
     def on_assignment(
         self, epoch: int, chains: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], alive: Iterable[int]
     ) -> list[Instruction]:
-        """Take over an assignment.
+        """Apply an assignment.
 
         Args:
-            epoch: its number; an old one is ignored.
+            epoch: its number; an assignment that is not newer is ignored.
             chains: for each shard its servers, primary first.
-            copies: for each shard the servers that are to be filled.
-            alive: ranks of the servers that live, this one too.
+            copies: for each shard the servers that are to receive a copy.
+            alive: ranks of the servers that are alive, this one included.
         """
         if epoch <= self.epoch:
             return []
         concerned = [i for i, some in enumerate(zip(chains, copies, strict=True)) if self.rank in (*some[0], *some[1])]
         for index in concerned:
-            self._shard("the coordinator", index, made=True)  # before the epoch moves on: see there
+            self._shard("the coordinator", index, made=True)  # before self.epoch changes: see _shard
         self.epoch, living = epoch, frozenset(alive)
         outputs: list[Instruction] = []
         for index in sorted(self.shards):
@@ -162,7 +163,7 @@ class DenseServer:
         return outputs
 
     def on_worker_lost(self, rank: int) -> list[Instruction]:
-        """Say what is here of a dead worker, whose connection is `lost`; no more of it is agreed on before the cut."""
+        """Return the clocks held of a lost worker; no further order of it is agreed on before `count_until`."""
         with self._guard(LEDGER):
             self._ledger.hold_rank(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
@@ -179,14 +180,14 @@ class DenseServer:
         return [HeldPushes(rank, clocks, versions, aside, apart)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
-        """Drop what a dead worker pushed after `clock`; what it ordered up to then counts as given."""
+        """Drop what a lost worker pushed after `clock`; orders up to it count as given."""
         outputs = self._ask_each(lambda mind: mind.drop_pushes_after(rank, clock))
         with self._guard(LEDGER):
             orders = self._ledger.remove_rank(rank, clock)
         return outputs + self._give_orders(orders)
 
     def set_members(self, clock: int, ranks: Sequence[int]) -> list[Instruction]:
-        """Let these ranks, and no others, take part from `clock` on."""
+        """Make these ranks, and no others, the members from `clock` on."""
         with self._guard(LEDGER):
             membership = self._membership = self._membership.changed(clock, ranks)
         outputs = self._ask_each(lambda mind: mind.set_members(membership), all_roles=True)
@@ -197,7 +198,7 @@ class DenseServer:
     # ---- workers ----------------------------------------------------------------------------------------------------
 
     def on_worker_connected(self, rank: int) -> list[Instruction]:
-        """Take in that a worker connected; what came over an older connection in part is forgotten."""
+        """Register a worker's new connection; partly received messages of an older one are dropped."""
         if rank not in self._membership.everyone:
             raise ProtocolError(f"worker/{rank} is none of the job's {len(self._membership.everyone)} workers")
         self.on_worker_disconnected(rank)
@@ -206,7 +207,7 @@ class DenseServer:
         return [*told, ToWorker(rank, self._refused)] if self._refused else told
 
     def on_worker_disconnected(self, rank: int) -> None:
-        """Take in that a worker's connection is gone."""
+        """Handle the loss of a worker's connection."""
         self._workers.discard(rank)
         for index, mind in list(self.shards.items()):
             with self._guard(index):
@@ -215,10 +216,10 @@ class DenseServer:
             self._rank_states.on_disconnected(rank)
 
     def receive_buffer_for(self, rank: int, message: FromWorker, size: int) -> memoryview | None:
-        """Return where a message's payload of `size` bytes goes; None when it is not wanted.
+        """Return the buffer for a message's payload of `size` bytes; None when the payload is not needed.
 
         Raises:
-            ProtocolError: the message is against the protocol; end the connection, nothing was changed.
+            ProtocolError: the message breaks the protocol; nothing was changed, and the connection must be closed.
         """
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
@@ -234,10 +235,10 @@ class DenseServer:
             return mind.push_buffer_for(rank, message, size)
 
     def on_worker_message(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
-        """Take in a message whose payload, if any, stands where `place` said, or is `lent`; return what is to be done.
+        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `lent`.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         if self._refused is not None:
             return []
@@ -308,22 +309,22 @@ class DenseServer:
     # ---- servers ----------------------------------------------------------------------------------------------------
 
     def on_server_connected(self, server: int) -> list[Instruction]:
-        """Take in that a connection to a server is made, whoever dialled; say again what may have been lost."""
+        """Register a connection to a server, dialled by either side; what may have been lost is sent again."""
         self._servers.add(server)
         with self._guard(LEDGER):
             self._rank_states_sent_to.discard(server)
         return self._ask_each(lambda mind: mind.on_server_connected(server), all_roles=True)
 
     def on_server_disconnected(self, server: int) -> list[Instruction]:
-        """Take in that the connection to a server is gone."""
+        """Handle the loss of the connection to a server."""
         self._servers.discard(server)
         return self._ask_each(lambda mind: mind.on_server_disconnected(server), all_roles=True)
 
     def replica_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
-        """Return where another server's payload goes; None when it is not wanted.
+        """Return the buffer for another server's payload; None when the payload is not needed.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
@@ -334,10 +335,10 @@ class DenseServer:
             return mind.replica_buffer_for(server, message, size)
 
     def on_server_message(self, server: int, message: BetweenServers, size: int = 0) -> list[Instruction]:
-        """Take in what another server said; a payload, if any, stands where `place_from` said.
+        """Handle another server's message whose payload, if any, was received into `replica_buffer_for`'s buffer.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
@@ -354,12 +355,12 @@ class DenseServer:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def on_loaded(self, loadings: Mapping[int, ShardLoading]) -> list[Instruction]:
-        """Take over what a checkpoint held, by shard."""
+        """Load the shards' state of a checkpoint, by shard."""
         found = [self._ask_shard(index, partial(DenseShard.on_loaded, loading=one)) for index, one in loadings.items()]
         return [output for outputs in found for output in outputs]
 
     def _gather_checkpoint(self, outputs: Sequence[Output]) -> list[Instruction]:
-        """Pass all on; turn the last shard's snapshot of a step into one Save."""
+        """Return all outputs, with the last snapshot of a step replaced by one SaveSlices."""
         instructions: list[Instruction] = []
         for output in outputs:
             if not isinstance(output, Snapshot):
@@ -373,9 +374,9 @@ class DenseServer:
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _shard(self, who: str, index: int, *, made: bool = False) -> DenseShard | None:
-        """Return a shard's mind, made when it is asked for; None when it is not here.
+        """Return a shard's state machine; None when this server has none and `made` is not set.
 
-        One that is made knows the newest assignment, in which it is nothing: it waits for the next one.
+        One that is made here starts at the newest assignment, in which it has no role, and waits for the next one.
         """
         if not 0 <= index < len(self._all):
             raise ProtocolError(f"{who} named shard {index}, of which there are {len(self._all)}", where=who)
@@ -397,7 +398,7 @@ class DenseServer:
         return [output for outputs in asked for output in outputs]
 
     def _ask_shard(self, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
-        """Ask one shard; see to what changes when it comes to be led here, or is not held any more."""
+        """Call one shard; handle the changes when it becomes led here, or is no longer held."""
         mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert mind is not None, "it was made"
         with self._guard(index):
@@ -418,7 +419,7 @@ class DenseServer:
         return outputs
 
     def _on_lead(self, index: int) -> list[Instruction]:
-        """Give a shard what is agreed on already, and tell the workers."""
+        """Give a shard that is led here now the agreed step orders, and send Leads to the workers."""
         with self._guard(LEDGER):
             agreed = list(self._ledger.agreed.items())
         outputs: list[Instruction] = [ToWorker(rank, Leads(self.epoch, [index])) for rank in sorted(self._workers)]
