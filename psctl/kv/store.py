@@ -1,14 +1,14 @@
 """The (key, value) store in a training script: `run.store()` with push, pull, wait, clock.
 
-Threads. One lock guards the state machine (ps/tables/client/table_client_state.py) and the connections. Connections'
-reader threads and the script's threads take it; messages sent under it are only queued. Callbacks run after it is
-released. A wait ends when servers refuse to go on (JobFailed), when a shard has no leader or a server no connection for
-PATIENCE seconds (PeerLost), and when a server sends nothing for so long although it was asked (TimedOut); slow workers
-elsewhere do not end it (client/server_waits.py).
+Threads. One lock guards the state machine (ps/tables/client/table_client_state.py) and the connections. The reader
+threads of the connections and the threads of the script acquire it; messages are queued under it and sent later.
+Callbacks run after the lock is released. A wait ends with JobFailed when the servers refuse to continue, with PeerLost
+when a shard has no leader or a server has no connection for PATIENCE seconds, and with TimedOut when a server does not
+answer a query for PATIENCE seconds. Slow workers do not end a wait (client/server_waits.py).
 
-Pushes and pulls of one key take a short path, for there may be thousands: what one key does not need is left out, and
-they are sent in groups (ps/tables/client/single_key_batches.py). They take the long path where the key is new, waits
-for other tasks, or has a large row.
+Pushes and pulls of a single key use a fast path, because a step may have thousands of them: it skips routing and
+merging, and sends the calls in batches (ps/tables/client/single_key_batches.py). The general path is used when the key
+is new, when the call depends on other tasks, and when the row is large.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_state import FOREVER, first_of, merged
 
 PATIENCE = 60.0
-"""Seconds that a server may be silent although it was asked, and that a shard may be without a server."""
+"""Seconds that a server may leave a query unanswered, and that a shard may have no leader."""
 
 KEPT = 256 << 20
-"""Bytes of pushes that may be in flight; a push beyond them waits."""
+"""Bytes of pushes that may be in flight; a push beyond this limit waits."""
 
 INTERNAL = 1 << 40
-"""First number of the tickets that the store makes for its own calls."""
+"""First ticket number of the store's internal calls."""
 
 
 class RunPosition(Protocol):
@@ -53,57 +53,59 @@ class RunPosition(Protocol):
 
     @property
     def place(self) -> int:
-        """A number that never falls, and changes from step to step."""
+        """A number that never decreases and differs between steps."""
 
     @property
     def marked(self) -> int:
-        """The newest step at whose end the run has passed the place where checkpoints are taken."""
+        """The newest step after which the run has passed the point where checkpoints are taken."""
 
     def settle(self) -> bool:
-        """Where lost workers are not replaced, return True once the steps that ended here are sure to count."""
+        """Where lost workers are not replaced, wait until finished steps are certain to count; return if so."""
 
 
 class Store:
-    """A (key, value) store shared by all workers; `run.store()` returns it.
+    """A (key, value) store that all workers share; `run.store()` returns it.
 
         store = run.store()
         ticket = store.push("w", gradient)           # reduced with the stored value, by sum
         store.wait(ticket)
         w = store.pull("w")
 
-    **Keys.** A name has a tensor of any shape; a large one is stored in blocks on many servers. Integers (64 bits) have
-    rows, all of one shape: `push(keys, rows)`, `pull(keys)`, with keys a list, a tensor, a range or a single int. Only
-    rows that were pushed take memory; an absent row is zero, or its declared initial value. `pull(range(...))` returns
-    (keys, rows) of the rows that exist. Several names in one call: `push({"a": x, "b": y})`, `pull(["a", "b"])`. A call
-    is one message to each server that has a part of it; at most 2^26 integer keys and 16 GiB of rows.
+    **Keys.** A name (a str) identifies one tensor of any shape; a large tensor is stored in blocks on several servers.
+    An integer (64 bits) identifies one row; all rows have one shape: `push(keys, rows)`, `pull(keys)`, where keys is a
+    list, a tensor, a range or a single int. Only rows that were pushed use memory; an absent row reads as zero, or as
+    its declared initial value. `pull(range(...))` returns (keys, rows) of the rows that exist. One call may have
+    several names: `push({"a": x, "b": y})`, `pull(["a", "b"])`. A call is one message to each server that stores a part
+    of it, and has at most 2^26 integer keys and 16 GiB of rows.
 
-    **Reductions.** A pushed value is reduced with the stored one: by sum, or by `reduce` as given when the key is first
-    pushed or declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and pull
-    pairs (values, indices)), or your own function of two tensors, of a module in the job's folder; it must be
-    commutative and associative, which is tested. A key keeps its reduction.
+    **Reductions.** A push reduces its value with the stored value: by sum, or by the `reduce` given when the key is
+    first pushed or declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and
+    pull pairs (values, indices)), or your own function of two tensors, from a module in the job's folder. The function
+    must be commutative and associative; the store tests that. The reduction of a key does not change.
 
-    **When a push is visible.** To the worker that pushed it: at once, always. To others, by the store's `consistency`:
+    **Visibility of a push.** The worker that pushed sees its push at once. When other workers see it depends on the
+    store's `consistency`:
 
-        asp         as soon as it has arrived; no worker ever waits. The default.
-        bsp         once all workers have called `clock()` after it; then all pushes of that clock together, the same
-                    for all, reduced in the order of ranks: the run repeats to the bit.
-        {"ssp": s}  at the latest s clocks after its own, perhaps sooner. A worker is at most s clocks ahead of the
-                    slowest; `clock()` waits until it is.
+        asp         as soon as the push has arrived at the server; no worker waits for another. The default.
+        bsp         once all workers have called `clock()` after the push; then all pushes of that clock become visible
+                    together, equal for all workers, reduced in the order of ranks: results are reproducible to the bit.
+        {"ssp": s}  at most s clocks after the clock of the push, perhaps sooner. A worker is at most s clocks ahead of
+                    the slowest one; `clock()` waits while it would be further ahead.
 
-    Under bsp and ssp rows that were read are used again as long as they are new enough: with `reads="lazy"` the store
-    asks for newer ones when they are not; with `reads="eager"` servers send rows when they change, so that reads are
-    fresher and more bytes are sent.
+    Under bsp and ssp the store caches rows that were read while they are new enough. With `reads="lazy"` it requests
+    newer rows when they are not; with `reads="eager"` the servers send rows when they change: reads are fresher, and
+    more bytes are sent.
 
-    **Exactly once.** A push counts once, whatever happens to connections. It is named by the step of the run and its
-    number within the step: a worker that is replaced and replays a step pushes nothing twice.
+    **Exactly once.** A push is applied once, also when connections break. It is identified by the step of the run and
+    its number within the step, so a replacement worker that replays a step applies no push twice.
 
-    Every method that waits raises PeerLost (a server is lost), TimedOut (a server is silent) or JobFailed (the servers
-    refuse to go on; the message has the reason).
+    Every method that waits raises PeerLost (a server is lost), TimedOut (a server does not answer) or JobFailed (the
+    servers refuse to continue; the message has the reason).
 
     Args of the constructor, which `run.store()` calls:
-        spec: the store's.
-        rank: this worker's.
-        servers: connects to servers.
+        spec: the specification of the store.
+        rank: the rank of this worker.
+        servers: the connections to the servers.
         at: the position of the run in its steps.
         functions: reductions and users' functions.
         after: the last sequence of this store when it was closed before; -1: it was not open before.
@@ -141,7 +143,7 @@ class Store:
 
     @staticmethod
     def key(text: str) -> int:
-        """Return an integer key for a text, the same on all workers: 64 bits of a hash."""
+        """Return an integer key for a text: a 64-bit hash, equal on all workers."""
         return given.hash_of(text)
 
     def declare(
@@ -155,22 +157,22 @@ class Store:
         apply: str | Callable[..., Any] = "",
         initial: float | str | Callable[..., Any] | None = None,
     ) -> None:
-        """Declare a key before it is pushed; every rank declares the same.
+        """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
         Args:
             key: a name; or `int` for the rows of all integer keys.
-            value: the initial value (of a name only); the first declaration to arrive counts.
-            shape: of the tensor, or of one row; a value has its own.
-            dtype: of the elements; a value has its own.
+            value: the initial value, for a name only; the servers keep the first declaration that arrives.
+            shape: the shape of the tensor, or of one row; ignored when `value` is given.
+            dtype: the type of the elements; ignored when `value` is given.
             reduce: the reduction of pushes.
-            apply: a function (stored, pushed) -> stored of tensors of rows, which runs on servers for every push
-                (under bsp: for the reduced pushes of a clock) and returns the new value: an optimizer's step, for
-                example. It must be elementwise in a name's tensor, which is stored in blocks.
-            initial: initial value of an absent row: a number, or a function (keys, width) -> rows. Without it, a pull
-                of an absent row returns zero, and the first push is its value.
+            apply: a function (stored, pushed) -> stored of tensors of rows. It runs on the servers for every push
+                (under bsp: for the reduced pushes of a clock) and returns the new value, for example an optimizer's
+                step. For a name it must be elementwise, because the tensor is stored in blocks.
+            initial: the initial value of an absent row: a number, or a function (keys, width) -> rows. Without it, a
+                pull of an absent row returns zero, and the first push becomes its value.
 
         Raises:
-            UsageError: it is declared otherwise already, or an argument is invalid.
+            UsageError: the key is declared already with other properties, or an argument is invalid.
         """
         if key is not int and not isinstance(key, str):
             raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
@@ -203,17 +205,24 @@ class Store:
         after: Sequence[Ticket] = (),
         callback: Callable[[Any], Any] | None = None,
     ) -> Ticket:
-        """Reduce a value into the value of a key; does not wait. The tensor may be changed at once.
+        """Reduce a value into the stored value of a key, without waiting for the push to finish.
+
+        The tensor is copied: the caller may change it when `push` returns. `push` blocks only at the first use of a
+        key, which requests its description from the servers, and while 256 MiB of earlier pushes are in flight.
 
         Args:
             key: a name, integer keys (a key that occurs twice is reduced twice), or a dict of names and values.
-            value: the tensor; rows, one a key; or a single number for all of it.
-            reduce: the reduction; None: that of the key's first push or declaration, else sum.
-            after: the push starts when these have finished. It is visible to this worker at once.
+            value: for a name a tensor of its shape; for n integer keys rows of shape (n, *row shape); or one number
+                for all elements. None when `key` is a dict.
+            reduce: the reduction; None: the reduction of the key's first push or declaration, else sum.
+            after: tickets that must finish before the push is sent. This worker sees the push at once.
             callback: called with None when all replicas have the push.
 
+        Returns:
+            The ticket of the push.
+
         Raises:
-            UsageError: the value does not fit the key, or the reduction is not the key's.
+            UsageError: the value does not fit the key, or the key has another reduction.
         """
         if reduce is None and not after and type(key) in (int, str):
             one = self._push_one(key, value, given.checked_callback(callback))
@@ -234,12 +243,17 @@ class Store:
         return ticket
 
     def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Any:
-        """Return the value of a key as the store's consistency allows; waits for it.
+        """Return the value of a key, as fresh as the store's consistency requires; blocks until it has arrived.
+
+        Args:
+            key: a name, a list of names, integer keys, or a range.
+            after: tickets that must finish before the pull starts.
 
         Returns:
-            For a name its tensor; for integer keys a row each, in their order (a single int: its row); for a `range`
-            (keys, rows) of its integers that have a row, in its order; for a list of names a dict of tensors. Always
-            new tensors. With reduce="argmin" each is (values, indices).
+            For a name its tensor; for n integer keys rows of shape (n, *row shape), in the order of the keys (for a
+            single int its row); for a `range` the pair (keys, rows) of its integers that have a row, in the order of
+            the range; for a list of names a dict of tensors. The tensors are new. With reduce="argmin" each value is a
+            pair (values, indices).
 
         Raises:
             UsageError: the key was neither pushed nor declared, or is invalid.
@@ -253,7 +267,18 @@ class Store:
         after: Sequence[Ticket] = (),
         callback: Callable[[Any], Any] | None = None,
     ) -> Ticket:
-        """Start a pull and return its ticket, whose `wait` returns the value."""
+        """Start a pull without waiting for the value.
+
+        Args:
+            key, after: as for `pull`.
+            callback: called with the value when it has arrived.
+
+        Returns:
+            The ticket of the pull; its `wait` returns the value.
+
+        Raises:
+            UsageError: the key was neither pushed nor declared, or is invalid.
+        """
         if not after and type(key) in (int, str):
             one = self._fetch_one(key, given.checked_callback(callback))
             if one is not None:
@@ -278,13 +303,18 @@ class Store:
         return ticket
 
     def wait(self, ticket: Ticket | Iterable[Ticket], timeout: float | None = None) -> Any:
-        """Wait for one ticket and return its result, or for several and return a list.
+        """Wait until one or several tickets have finished.
 
         Args:
-            timeout: seconds for each; None: as long as servers answer.
+            ticket: one ticket, or several.
+            timeout: seconds to wait for each ticket; None: no limit while the servers answer.
+
+        Returns:
+            The result of the ticket, or a list of results for several: the pulled value, None for a push or a call.
 
         Raises:
-            TimedOut, PeerLost, JobFailed: see the class.
+            TimedOut: `timeout` passed, or a server does not answer.
+            PeerLost, JobFailed: see the class.
         """
         timeout = given.checked_timeout(timeout)
         if isinstance(ticket, Ticket):
@@ -299,13 +329,20 @@ class Store:
         after: Sequence[Ticket] = (),
         **arguments: float | int | str | bool | None,
     ) -> Ticket:
-        """Run a function on the servers that store the rows; it counts as a push and runs once.
+        """Run a function on the servers, on the stored rows of a key; it counts as a push and is applied once.
 
         Args:
-            function: (keys, rows, **arguments) -> rows, of a module in the job's folder; `rows` is the stored tensor
-                of shape [keys, elements of a row], of the keys that have a row.
-            key: a name, integer keys, or `int` for all of their rows.
-            arguments: plain values for the function.
+            function: (keys, rows, **arguments) -> rows, from a module in the job's folder. `rows` is the stored tensor
+                of shape (keys, elements of a row), for the keys that have a row.
+            key: a name, integer keys, or `int` for all rows of integer keys.
+            after: tickets that must finish before the call is sent.
+            arguments: plain values that the function receives.
+
+        Returns:
+            The ticket of the call; its result is None.
+
+        Raises:
+            UsageError: the key was neither pushed nor declared, or an argument is invalid.
         """
         if key is not int:
             key = given.checked_key(key)
@@ -326,12 +363,16 @@ class Store:
     # ---- clocks and order ----------------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        """End this worker's clock and return how many it has finished; waits for workers that are too far behind.
+        """End this worker's clock; block while other workers are too far behind.
 
-        All pushes before belong to the clock that ends. Every worker of the group calls it equally often.
+        All earlier pushes belong to the clock that ends. Every worker of the group makes the same number of calls.
+
+        Returns:
+            The number of clocks that this worker has finished.
 
         Raises:
             UsageError: the store is asp, which has no clocks.
+            TimedOut, PeerLost, JobFailed: see the class.
         """
         if self._spec.staleness is None:
             raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
@@ -354,14 +395,14 @@ class Store:
 
     @property
     def clocks(self) -> int:
-        """Number of clocks that this worker has finished."""
+        """The number of clocks that this worker has finished."""
         return self._state.clock
 
     @property
     def delay(self) -> int | None:
-        """Bounded delay: how many tasks (pushes, pulls, calls) before the newest may be unfinished when it starts.
+        """Bounded delay: the number of earlier tasks (pushes, pulls, calls) that may be unfinished when a task starts.
 
-        0: each starts when the one before has finished. None: each starts at once. May be set at any time.
+        0: each task starts when the one before has finished. None: each task starts at once. May be set at any time.
         """
         return self._tasks.delay
 
@@ -376,19 +417,28 @@ class Store:
 
     @property
     def closed(self) -> bool:
-        """Has `close` been called?"""
+        """Whether `close` has been called."""
         return self._closed
 
     def flush(self) -> None:
-        """Wait until all tasks have finished."""
+        """Wait until all pushes, pulls and calls have finished.
+
+        Raises:
+            TimedOut, PeerLost, JobFailed: see the class.
+        """
         while (ticket := self._tasks.oldest) is not None:
             ticket.wait()
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the store, as the end of the run does: waits for pushes; others wait for this worker's clocks no more.
+        """Wait for all tasks and close the store; other workers no longer wait for this worker's clocks.
+
+        The end of the run closes all stores. Closing a closed store does nothing.
 
         Args:
-            failed: without waiting for servers.
+            failed: close without waiting for tasks and servers.
+
+        Raises:
+            TimedOut, PeerLost, JobFailed: see the class.
         """
         if self._closed:
             return
@@ -405,9 +455,9 @@ class Store:
         self._servers.end(self.name, 0.0 if failed else 1.0)
 
     def mark(self, step: int) -> None:
-        """Cut for the checkpoint of `step`: what was pushed so far belongs to it, what is pushed from now on does not.
+        """Mark the checkpoint of `step`: pushes before this call belong to the checkpoint, later pushes do not.
 
-        A push that waits for others (`after`, `delay`) begins later, so it is waited for first.
+        The call first waits until all tasks that `after` or `delay` holds back have started.
         """
         with self._lock:
             if self._closed or self.rank not in self._spec.group:
@@ -423,7 +473,7 @@ class Store:
 
     @property
     def doing(self) -> str:
-        """What the store waits for, for people; "" when it waits for no clock."""
+        """A description of the clock that the store waits for, for progress output; "" when it waits for none."""
         behind = self._state.lagging_shards()
         return f"waiting for {self._waits.describe(self._state.leaders_of(behind))}" if behind else ""
 
@@ -464,7 +514,7 @@ class Store:
             self._finish_tickets()
 
     def _single_kind(self, key: Any) -> TableKind | None:
-        if key == "":  # the empty name is that of the table of integer keys
+        if key == "":  # the empty name denotes the table of integer keys
             return None
         kind = self._state.kinds.get(key if isinstance(key, str) else "")
         fit = kind is not None and kind.may_wait and (isinstance(key, str) or LEAST <= key <= MOST)
@@ -529,7 +579,7 @@ class Store:
         return kind
 
     def _find_kind(self, key: Any) -> TableKind | None:
-        """Return the kind of a key, as this worker or the servers know it; None: it is unknown."""
+        """Return the kind of a key that this worker or the servers know; None for an unknown key."""
         name = key if isinstance(key, str) else ""
         if name not in self._state.kinds:
             ticket = self._own_ticket()
@@ -599,13 +649,13 @@ class Store:
     # ---- inside: messages of servers -----------------------------------------------------------------------------
 
     def start_session(self, server: int, attach: Callable[[], None]) -> None:
-        """Start a session with a server that is connected."""
+        """Attach a new connection to a server and start a session on it."""
         with self._lock:
             attach()
             self._send(self._state.start_session(server, self._marked))
 
     def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
-        """Process a message of a server."""
+        """Process a whole message of a server and run the callbacks of the tickets that it finishes."""
         with self._lock:
             self._send(self._state.on_server_message(server, message, payload))
             self._finish_tickets()
@@ -613,7 +663,7 @@ class Store:
         self._call_back()
 
     def _finish_tickets(self) -> None:
-        """Finish tickets that are done and start the tasks that waited for them; under the lock."""
+        """Finish completed tickets and start the tasks that depend on them; called under the lock."""
         self._tasks.run()
         state = self._state
         while state.finished:
@@ -640,13 +690,13 @@ class Store:
             raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")
 
     def _call_back(self) -> None:
-        """Call the callbacks of finished tickets, without the lock."""
+        """Call the callbacks of finished tickets; called without the lock."""
         while self._callbacks:
             self._callbacks.pop(0)()
 
 
 def _row(kind: TableKind, key: Any, value: Any) -> Lanes:
-    """Return the row of a push of one key; it shares the script's memory where its layout fits."""
+    """Return the row of a single-key push; it shares the memory of the script's tensor where the layout allows."""
     if (
         kind.joins_values
         and type(value) is torch.Tensor

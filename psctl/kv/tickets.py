@@ -1,8 +1,8 @@
 """Tickets of a store's asynchronous calls, and the order in which the calls start.
 
-Execute-after-finished (Li and others, OSDI 2014): a task starts when the tasks in its `after` have finished, and, under
-a bounded delay of tau, when all tasks before t - tau have: tau 0 is sequential, None eventual. So at most tau + 1 tasks
-are in flight. The delay may change at any time, and applies to tasks that have not started.
+Execute-after-finished (Li and others, OSDI 2014): task t starts when the tasks in its `after` have finished and, under
+a bounded delay of tau, all tasks before t - tau have finished: tau 0 is sequential, None eventual. At most tau + 1
+tasks are in flight. The delay may change at any time; a change applies to tasks that have not started.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 
 class Ticket:
-    """One push, pull or call in flight; made by a store.
+    """One push, pull or call in flight; `Store.push`, `Store.fetch` and `Store.call` return it.
 
-    A callback runs on the thread that received the last answer. It may push and call; it must not wait.
+    A callback runs on the thread that received the last answer. It may start pushes and calls; it must not wait.
     """
 
     __slots__ = ("_callbacks", "_done", "_result", "_wait", "_what", "number")
@@ -29,7 +29,7 @@ class Ticket:
 
     @property
     def what(self) -> str:
-        """The task, for messages."""
+        """A description of the task, for error messages."""
         return self._what if isinstance(self._what, str) else f"{self._what[0]} {self._what[1]!r}"
 
     def __repr__(self) -> str:
@@ -37,23 +37,26 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Has it finished?"""
+        """Whether the task has finished."""
         return self._done
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until it has finished; return the pulled value, None for a push or call.
+        """Wait until the task has finished and return its result.
 
         Args:
-            timeout: seconds; None: as long as servers answer.
+            timeout: seconds; None: no limit while the servers answer.
+
+        Returns:
+            The pulled value; None for a push or a call.
 
         Raises:
-            TimedOut: `timeout` passed; names the servers that are waited for.
+            TimedOut: `timeout` passed; the message names the servers that have not answered.
             PsctlError: as `Store.wait`.
         """
         return self._result if self._done else self._wait(self, timeout)
 
     def then(self, callback: Callable[[Any], Any]) -> Ticket:
-        """Call `callback` with the result once the task has finished; at once if it has. Returns the ticket."""
+        """Call `callback` with the result when the task finishes, or now if it has finished; return this ticket."""
         if self._done:
             callback(self._result)
         elif self._callbacks is None:
@@ -63,7 +66,7 @@ class Ticket:
         return self
 
     def finish(self, result: Any) -> list[Callable[[], Any]]:
-        """Set the result; return the callbacks, which the caller calls without a lock."""
+        """Set the result and return the callbacks; the caller runs them without holding a lock."""
         self._result, self._done = (
             result,
             True,
@@ -103,7 +106,7 @@ class Tasks:
 
     @property
     def begun(self) -> bool:
-        """Have all tasks started?"""
+        """Whether all tasks have started."""
         return not self._waiting
 
     @property
@@ -112,7 +115,7 @@ class Tasks:
         return next(iter(self._open.values()), None)
 
     def run(self) -> None:
-        """Start all tasks that may start now."""
+        """Start all tasks whose dependencies have finished and that the delay permits."""
         started = True
         while started and self._waiting:
             started = False
