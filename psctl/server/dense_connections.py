@@ -1,11 +1,11 @@
-"""A server's connections for dense parameters: messages in, to the shards' state machines, and their answers out.
+"""A server's connections for dense parameters: dispatches messages to the state machine and sends its answers.
 
-Locking rule. Each connection has its own reader thread, and all of them call one state machine (ServerMind). It guards
-each shard, and the ledger of step orders, with a lock of its own. Under a shard's lock run the sum, the optimizer's
-step, the choice of the answers and their sending (which only queues), so that messages about a shard are sent in the
-order in which they were made: the thread that brings the missing piece does the work, other threads go on with other
-shards. Step orders, which touch all shards, are processed one at a time. Locks are taken in the order steps, shard,
-ledger, peers. Bytes are received into staging buffers under no lock. No thread waits for the network.
+Locking rule. Each connection has its own reader thread, and all of them call one state machine (DenseServer). It guards
+each shard, and the ledger of step orders, with a separate lock. The sum, the optimizer's step and the queueing of the
+answers run under the shard's lock, so that messages about a shard are sent in the order in which they were made. The
+thread that receives the last missing piece does the work; other threads continue with other shards. Step orders affect
+all shards and are processed one at a time. Locks are acquired in the order steps, shard, ledger, peers. Bytes are
+received into staging buffers without a lock. No thread waits for the network.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DenseConnections(PeerConnections):
     Args:
         me: this server.
         save: called with a checkpoint part, on the thread that completed it; must not block.
-        report: called with what is for the coordinator.
+        report: called with each report for the coordinator.
         sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
         dial, unreachable: as PeerConnections has them.
     """
@@ -81,7 +81,7 @@ class DenseConnections(PeerConnections):
             self.open(assignment.servers)
 
     def follow(self, instructions: Sequence[Instruction]) -> None:
-        """Do what the state machine returned. A member without a connection gets its message anew when it is back."""
+        """Execute the state machine's outputs; messages to a member without a connection are made again later."""
         for instruction in instructions:
             match instruction:
                 case ToWorker():
@@ -134,7 +134,7 @@ class DenseConnections(PeerConnections):
                 self.follow(self._state.on_server_message(rank, message, size))
 
     def _in_order(self, message: Any) -> AbstractContextManager[object]:
-        """Return what to hold from a message's arrival until all that follows from it is queued."""
+        """Return the lock to hold from the arrival of a message until all resulting messages are queued."""
         if isinstance(message, Step):
             return self._steps
         shard = getattr(message, "shard", None)

@@ -1,9 +1,9 @@
-"""`python -m psctl.server.main`: one server process, from its orders to its end.
+"""`python -m psctl.server.main`: runs one server process.
 
-It listens, joins the coordinator, reports where it listens, learns from the decision which shards are its own, loads
-them from the checkpoint when the job continues from one, and serves workers (dense_connections.py) until the
-coordinator sends Leave or is lost. A thread of its own streams the parts of checkpoints to the coordinator, at the pace
-of the network, while training continues.
+The process listens, joins the coordinator, reports its address, receives its shards with the decision, loads them from
+the checkpoint when the job continues from one, and serves workers (dense_connections.py) until the coordinator sends
+Leave or is lost. A separate thread streams the parts of checkpoints to the coordinator, at the pace of the network,
+while training continues.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Server:
     # ---- the main thread -----------------------------------------------------------------------------------------
 
     def run(self, coordinator: CoordinatorConnection, address: Address) -> int:
-        """Take part in the job to its end.
+        """Serve the job until it ends.
 
         Args:
             coordinator: the connection to it; this object is its handler.
@@ -180,7 +180,7 @@ class Server:
         self.dense.follow(state.on_loaded(loadings))
 
     def _wait_for(self, found: Callable[[], Any]) -> Any:
-        """Return what `found` finds, sending beats while it is None; None when the server is to end."""
+        """Return the first result of `found` that is not None, sending heartbeats meanwhile; None at the end."""
         with self._changed:
             while self._ending is None:
                 value = found()
@@ -267,7 +267,7 @@ class Server:
         """Do nothing: `run` sends the first message."""
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return where loaded bytes go: the tensor that they are part of."""
+        """Return the part of the tensor into which loaded bytes are received."""
         if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
             return self.tables.load_buffer_for(message, size)
         if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
@@ -335,7 +335,7 @@ def stream_save(coordinator: CoordinatorConnection, save: SaveSlices, *, tables:
 
 
 def serve(orders: ProcessOrders) -> int:
-    """Be the server that the orders name; return the exit status."""
+    """Run the server that the orders describe; return the exit status."""
     who = Credentials(
         orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.preauth_secret
     )

@@ -1,8 +1,8 @@
-"""The part that a server's two protocols share: who may connect, one connection a member, and the end of connections.
+"""Connections of workers and servers to one server: access, one connection a member, and closing; for both protocols.
 
-A certificate names an incarnation, and of each member only the newest that is alive may connect: the coordinator
-reports a lost worker, and an assignment that does not name a server any more ends that server. When a member connects
-again, its former connection is over, to the last byte, before the new one is used.
+A certificate names an incarnation. Only the newest incarnation of a member that is not lost may connect: the
+coordinator reports lost workers, and a server that the newest assignment omits is refused. When a member connects
+again, its former connection ends, and all of its bytes are processed, before the new connection is used.
 
 Of two servers the one with the higher rank dials (client/server_connections.py); both send on that connection.
 """
@@ -34,14 +34,14 @@ MemberKey = tuple[str, int]
 
 
 class PeerConnections(ABC):
-    """The handler of a server's connections in one protocol, those that it dialled to other servers included.
+    """Handles a server's connections in one protocol, including those that it dialled to other servers.
 
-    A subclass has the protocol: `start_session`, `end_session`, `receive_buffer_for` and `on_message`; it calls
+    A subclass implements the protocol: `start_session`, `end_session`, `receive_buffer_for` and `on_message`; it calls
     `accept_members` for each assignment.
 
     Args:
         me: this server.
-        report: called with what is for the coordinator; must not block.
+        report: called with each report for the coordinator; must not block.
         dial: connects to other servers; None: there are none.
         unreachable: called for a server that could not be reached.
     """
@@ -70,11 +70,11 @@ class PeerConnections(ABC):
 
     @abstractmethod
     def end_session(self, peer: PeerConnection) -> None:
-        """Forget what a connection in use was in the middle of; another one may follow."""
+        """Discard the unfinished operations of a connection; the member may connect again."""
 
     @abstractmethod
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return where a payload goes."""
+        """Return the buffer for a payload."""
 
     @abstractmethod
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
@@ -157,7 +157,7 @@ class PeerConnections(ABC):
             self.peers[key] = peer
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """Forget a connection. Whether the job goes on is the coordinator's decision."""
+        """Remove a lost connection; the coordinator decides whether the job continues."""
         key = (peer.member.role, peer.member.rank)
         if isinstance(error, MessageRefused):
             self._report(ProtocolViolation(peer.member, error.message[:1000]))

@@ -1,9 +1,9 @@
 """A server's tables: connections of workers and other servers, and the coordinator's messages about tables.
 
-These connections exist beside the dense ones: a script that never opens a store has none. All reader threads call one
-state machine (TableMind) under one lock, and queue its answers under the same lock, so that answers are sent in the
-order in which they were made. Payloads are received under no lock: a worker's into a buffer of its own, a replica's
-entry where the state machine says.
+These connections are separate from the dense connections: a script that opens no store has none. All reader threads
+call one state machine (TableServer) under one lock and queue its answers under the same lock, so that answers are sent
+in the order in which they were made. Payloads are received without a lock: a worker's payload into its own buffer, an
+entry for a replica into the buffer that the state machine returns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member, ServerAt, TensorSlice
 
 FIRST_TICKET = 1
-"""Ticket of the first shard of tables that is loaded; below it are the parameters."""
+"""Ticket of the first table shard that is loaded; smaller tickets are for dense parameters."""
 
 
 class TableConnections(PeerConnections):
@@ -136,7 +136,7 @@ class TableConnections(PeerConnections):
         self.open(new.servers)
 
     def end_worker(self, rank: int, incarnation: int) -> None:
-        """As PeerConnections; the memory that a lost worker was reading is free again. What it pushed stays."""
+        """As PeerConnections; also free the memory that the lost worker was reading. Its pushes stay."""
         super().end_worker(rank, incarnation)
         with self._lock:
             if ("worker", rank) not in self.peers:
@@ -200,7 +200,7 @@ class TableConnections(PeerConnections):
                 self._state.on_worker_disconnected(rank)
 
     def end_session(self, peer: PeerConnection) -> None:
-        """Forget a connection; what arrived on it stays, and so does the memory that a worker may be reading."""
+        """Forget a connection; keep the messages that arrived on it, and the memory that a worker may be reading."""
         if self._memory is not None:
             self._memory.forget(peer.member)
         with self._lock:
@@ -241,7 +241,7 @@ class TableConnections(PeerConnections):
         return self._state
 
     def _take_back(self, worker: int, answers: int) -> None:
-        """Note that a worker has read so many of the answers that it was lent on this connection."""
+        """Free the answers in shared memory that a worker has read; `answers` counts those of this connection."""
         with self._lock:
             held = self._lent.get(worker, deque())
             more = answers - self._back.get(worker, 0)
@@ -252,7 +252,7 @@ class TableConnections(PeerConnections):
                 held.popleft()
 
     def _follow(self, outputs: Sequence[TableOutput]) -> None:
-        """Do what the state machine returned. A member without a connection gets its message anew when it is back."""
+        """Execute the state machine's outputs; messages to a member without a connection are made again later."""
         for output in outputs:
             match output:
                 case ToWorker() if output.rank == READERS:

@@ -1,18 +1,19 @@
 """The state machine of a server's tables: it receives messages and returns messages; it never waits or does I/O.
 
-For each shard that it leads or replicates it has that shard of every store (table_shard.py), and for each worker a
-session: the key lists and tables sent, the rows read (client_sessions.py). An update is split by shard; in each the
-primary applies it and sends it down the chain of replicas (replication/), and it is Done when all of the chain have it.
-No answer that depends on it is sent before (read_answers.py). So the loss of a server loses no update that any worker
-has observed, and the worker sends what was not Done again to the next server of the chain.
+For each shard that the server leads or replicates, it stores that shard of every store (table_shard.py); for each
+worker it stores a session: the key lists and tables sent, the rows read (client_sessions.py). An update is split by
+shard. The primary of each shard applies its part and sends it down the chain of replicas (replication/); the part is
+Done when all servers of the chain have it. An answer that depends on it is sent only then (read_answers.py). So the
+loss of a server loses no update that a worker has observed; the worker sends updates that are not Done again, to the
+next primary of the chain.
 
-A read that wants clock r is answered once all of the group have finished r clocks: the server's half of SSP's cache
-rule (Ho and others 2013: a row with clock r may be read at clock c iff r >= c - s).
+A read that requests clock r is answered once all workers of the group have finished r clocks: the server's half of
+SSP's cache rule (Ho and others 2013: a row with clock r may be read at clock c iff r >= c - s).
 
-Exactly once: an update's sequence is larger than those of its worker before; in each shard one that is not is only
-acknowledged again. That holds if a shard receives a worker's updates without a gap: so a worker sends nothing about a
-shard before StoreLeads has announced that it is led here, then all that is not Done; `term` identifies earlier
-messages, which are dropped.
+Exactly once: the sequences of a worker's updates increase. A shard applies an update only if its sequence is larger
+than the last one applied of that worker; else it only acknowledges it again. This requires that a shard receives the
+updates of a worker without a gap: a worker sends nothing about a shard until StoreLeads has announced its primary, then
+it sends all updates that are not Done. `term` identifies earlier messages, which are dropped.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class TableServer:
             return []
         for shard, some in enumerate(zip(chains, copies, strict=True)):
             if self.rank in (*some[0], *some[1]):
-                self._shard(shard)  # before the epoch moves on: one that is made was out of it until now
+                self._shard(shard)  # before the epoch changes: a new shard had no part in the former epoch
         self.epoch, living = epoch, frozenset(alive)
         outputs: list[TableOutput] = []
         for shard, slot in sorted(self.shards_here.items()):
@@ -99,7 +100,7 @@ class TableServer:
         return outputs + self.release_outputs()
 
     def start_shards(self, *, restored: bool) -> list[TableOutput]:
-        """Start the shards that this server leads: empty, or (`restored`) with the state that `on_loaded` is given."""
+        """Start the shards that this server leads: empty, or (`restored`) with the state passed to `on_loaded`."""
         self._begins = restored
         return [
             output for slot in list(self.shards_here.values()) for output in self._start_shard(slot)
@@ -329,7 +330,7 @@ class TableServer:
         return []
 
     def _is_led(self, shard: int, term: int) -> bool:
-        """Whether a worker's message about a shard is valid: it is led here, and the worker knew that."""
+        """Whether a worker's message about a shard is valid: this server leads it, and announced so in this term."""
         slot = self.shards_here.get(shard)
         return slot is not None and slot.leads and term >= slot.term
 
@@ -339,7 +340,7 @@ class TableServer:
     # ---- entries ---------------------------------------------------------------------------------------------------
 
     def _update(self, session: ClientSession, worker: int, message: Update, reader: PayloadReader) -> list[TableOutput]:
-        """Split an update by shard; nothing is applied before all of it is understood."""
+        """Split an update by shard; apply nothing before all of it is decoded."""
         parts: dict[int, list[EntryPart]] = {}
         for section in message.sections:
             parts.setdefault(section.shard, []).append(session.read_part(section, reader, self._functions))

@@ -25,7 +25,7 @@ LARGEST = 1 << 36
 
 
 class EntryHead(msgspec.Struct, frozen=True):
-    """Which store an entry is about; `spec`: what it is, of an entry that opens it."""
+    """The store that an entry changes; `spec`: the specification, in the entry that opens the store."""
 
     store: str
     spec: StoreSpec | None = None
@@ -48,20 +48,20 @@ class ReplicatedTables:
         self.version: int | None = None
         self.stores: dict[str, TableShard] = {}
         self.failed: dict[str, str] = {}
-        """Stores in which a function failed here that did not on the server which leads."""
+        """Stores in which a function failed on this server but not on the primary."""
         self._functions = functions
 
-    # ---- what the server that leads does -------------------------------------------------------------------------
+    # ---- operations of the primary -------------------------------------------------------------------------------
 
     def begin(self, shards: list[TableShard]) -> None:
-        """Have the first version: empty, or what a checkpoint had."""
+        """Set the first version: empty, or the shards of a checkpoint."""
         self.version, self.stores = 0, {shard.spec.name: shard for shard in shards}
 
     def apply_new(self, head: EntryHead, entry: TableEntry) -> bool:
-        """Apply an entry; False, and no version more, when it was taken in before.
+        """Apply an entry; return False, with the version unchanged, when it was applied before.
 
         Raises:
-            UsageError: it asks for what cannot be; the user's fault.
+            UsageError: the entry is invalid; the user's fault.
             Exception: what a user's function raised.
         """
         assert self.version is not None, "it has begun"
@@ -72,7 +72,7 @@ class ReplicatedTables:
 
     @staticmethod
     def encode(head: EntryHead, entry: TableEntry) -> tuple[bytes, memoryview]:
-        """Return what goes down the chain."""
+        """Return the head and the payload that are sent down the chain."""
         return _ENCODER.encode(head), memoryview(encode_entry(entry))
 
     def make_shard(self, spec: StoreSpec) -> TableShard:
@@ -89,14 +89,14 @@ class ReplicatedTables:
         assert found is not None, "a store is opened before it is spoken of"
         return found
 
-    # ---- what a chain wants ----------------------------------------------------------------------------------------
+    # ---- operations of the replication chain -----------------------------------------------------------------------
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
-        """Return where an entry's payload goes."""
+        """Return the buffer for an entry's payload."""
         return memoryview(bytearray(size))
 
     def release(self, payload: memoryview) -> None:
-        """Nothing to take back."""
+        """Do nothing: payload buffers are not reused."""
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
         """Apply an entry that another server has applied. A function that fails only here ends its store here."""
@@ -115,12 +115,12 @@ class ReplicatedTables:
         return b"", [memoryview(encode_shards(list(self.stores.values())))]
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        """Become what another's `snapshot` was."""
+        """Replace the state by another server's `snapshot`."""
         self.begin(decode_shards(data, self.make_shard))
         self.version, self.failed = version, {}
 
     def forget(self) -> None:
-        """Have no state any more."""
+        """Discard the state."""
         self.version, self.stores, self.failed = None, {}, {}
 
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
@@ -136,7 +136,7 @@ WINDOW = 32
 
 
 class WaitingEntry(msgspec.Struct, frozen=True, eq=False):
-    """An entry that was taken in and waits its turn."""
+    """An accepted entry that has not been applied yet."""
 
     head: EntryHead
     entry: TableEntry
@@ -161,9 +161,9 @@ class HostedShard:
         self.state = ReplicatedTables(functions)
         self.chain = ReplicaChain(shard, me, self.state, up, epoch, WINDOW, copying)
         self.term = -1
-        """The server's count of shards that it came to lead, when it came to lead this one."""
+        """The number of shards that the server had started to lead when it started to lead this one."""
         self.announced = False
-        """Whether StoreLeads has announced to workers that it is led here."""
+        """Whether StoreLeads has announced to workers that this server leads the shard."""
         self.waiting: deque[WaitingEntry] = deque()
 
     @property
@@ -173,17 +173,17 @@ class HostedShard:
 
     @property
     def followed(self) -> bool:
-        """Whether it is led here, and other servers get its entries from here."""
+        """Whether this server leads the shard and other servers replicate it."""
         return bool(self.chain.followers) and self.leads
 
     @property
     def version(self) -> int:
-        """Of its state, which it has."""
+        """The version of the shard's state, which this server has."""
         assert self.state.version is not None, "it is led here"
         return self.state.version
 
     def clock(self, store: str) -> int:
-        """Return how many clocks of a store all have finished."""
+        """Return the number of clocks of a store that all workers have finished."""
         found = self.state.stores.get(store)
         return 0 if found is None else found.clock
 
@@ -198,13 +198,13 @@ class HostedShard:
         return 0 if found is None else found.clocks.get(worker, 0)
 
     def progress(self, store: str, worker: int) -> ShardProgress:
-        """Return how far the shard is, for a worker."""
+        """Return the shard's progress, as sent to a worker."""
         return ShardProgress(
             self.shard, self.clock(store), self.own_clock(store, worker), self.last_sequence(store, worker)
         )
 
     def take_due(self) -> Iterator[WaitingEntry]:
-        """Yield, and take out, what may be done now; what was yielded is done when the next is asked for."""
+        """Remove and yield the entries that may be applied now; the caller applies each before it requests the next."""
         passed: list[WaitingEntry] = []
         held: set[tuple[str, int]] = set()
         while self.waiting and self.chain.may_append:
@@ -218,17 +218,17 @@ class HostedShard:
                 passed.append(work)
                 continue
             yield work
-            if work.entry.what != "update" and passed:  # it may have let others go
+            if work.entry.what != "update" and passed:  # it may have released entries of other workers
                 self.waiting.extendleft(reversed(passed))
                 passed, held = [], set()
         self.waiting.extendleft(reversed(passed))
 
     def drop_waiting(self, store: str, worker: int) -> None:
-        """Forget what waits of a worker, which will say it again."""
+        """Drop the waiting entries of a worker, which will send them again."""
         self.waiting = deque(work for work in self.waiting if (work.head.store, work.entry.worker) != (store, worker))
 
     def forward(self, work: WaitingEntry) -> list[ChainOutput]:
-        """Send what was just applied down the chain."""
+        """Send the entry that was just applied down the chain."""
         if not self.chain.keeps_payloads:
             return []
         head, payload = self.state.encode(work.head, work.entry)
