@@ -1,7 +1,7 @@
 """Changes, by sequence, and reads, by ticket, that not all shards have answered, and the messages that carry them.
 
-A ServerSession makes the messages to one server: it knows which key lists and tables that server has received in this
-session, and so which a message may omit.
+A ServerSession makes the messages to one server. It records the key lists and tables that the server has received in
+this session, because later messages omit them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from psctl.ps.tables.table_packing import LIMIT, Allocate, PayloadReader, Payloa
 
 
 class ShardChange(msgspec.Struct, frozen=True, eq=False):
-    """What a change does in one shard: the section without its digest, and what its payload holds: keys, rows."""
+    """A change's part for one shard: the section without its digest, and the arrays of its payload: keys, rows."""
 
     section: UpdateSection
     keys: Keys | None
@@ -45,35 +45,35 @@ class ShardChange(msgspec.Struct, frozen=True, eq=False):
 
 
 class TableChange(msgspec.Struct, eq=False):
-    """An update, a clock or a mark until all shards have it. `owns` are what it lays over reads."""
+    """An update, a clock or a mark that not all shards have yet. `owns`: the own pushes that reads overlay."""
 
     ticket: int
     clock: int
     shards: dict[int, list[ShardChange]]
-    """By shard that does not have it yet, its pieces."""
+    """The pieces of each shard that does not have the change yet."""
     owns: list[OwnPush]
     bytes: int = 0
     sequence: int = -1
     what: Literal["update", "clock", "mark"] = "update"
     singles: list[int] = []
-    """Tickets of single pushes that leave together; the newest's sequence is the change's."""
+    """Tickets of single-key pushes that are sent together; the change has the sequence of the newest."""
 
 
 class WantedRows(msgspec.Struct, eq=False):
-    """One table's part of a read: unique keys, and what was found so far."""
+    """One table's part of a read: unique keys, and the rows found so far."""
 
     kind: TableKind
     keys: Keys
     there: Array
     lanes: Lanes
     words: Array
-    """The values again (`words_of`)."""
+    """A view of the same values (`words_of`)."""
     inverse: Keys | None
-    """Where each key of the call stands among the unique ones; None: as they are."""
+    """The index of each key of the call among the unique keys; None: the call's keys are the unique keys."""
 
 
 class RangeScan(msgspec.Struct, eq=False):
-    """A read of all rows there are of a range of keys, which ascends; `descending`: the call's own went down."""
+    """A read of all existing rows in an ascending range of keys; `descending`: the range of the call descends."""
 
     kind: TableKind
     window: range
@@ -82,7 +82,7 @@ class RangeScan(msgspec.Struct, eq=False):
 
 
 class ReadPart(msgspec.Struct, frozen=True, eq=False):
-    """What a read asks of one shard, and where its rows go: `at` are places in the want."""
+    """A read's request to one shard; `at`: the indices of its rows in the want."""
 
     asked: ReadSection
     keys: Keys
@@ -92,7 +92,7 @@ class ReadPart(msgspec.Struct, frozen=True, eq=False):
 
 
 class TableRead(msgspec.Struct, eq=False):
-    """A read until all shards are answered; by shard what is asked. `singles`: tickets of the reads that it is for."""
+    """A read that not all shards have answered, with its requests by shard; `singles`: tickets of single-key reads."""
 
     ticket: int
     clock: int
@@ -108,12 +108,12 @@ class ServerSession:
         self._spec, self.server = spec, server
         self.number, self.term = 0, -1
         self.shards: set[int] = set()
-        """Those that it leads, as it has said in this session."""
+        """The shards that the server leads, as announced in this session."""
         self._lists: set[bytes] = set()
         self._described: set[tuple[int, str]] = set()
 
     def start(self, step: int, after: int) -> ToServer:
-        """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so.
+        """Start a new session, in which the server has no key lists or tables and has announced no shards.
 
         Args: as Open's.
         """
@@ -166,7 +166,7 @@ class ServerSession:
         ]
 
     def describe(self, ticket: int, table: str, shards: set[int]) -> list[ToServer]:
-        """Return the question what a table is, by these shards."""
+        """Return the request for a table's description, addressed to these shards."""
         if not shards:
             return []
         message = DescribeTable(self._spec.name, self.number, self.term, sorted(shards), ticket, table)
@@ -187,7 +187,7 @@ class ServerSession:
 def pieces(
     parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Any, clock: int, allocate: Allocate
 ) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
-    """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
+    """Return the pieces of a push by shard, and its rows in each shard; all of them are copies in one new buffer."""
     shards: dict[int, list[ShardChange]] = {}
     owns: list[OwnPush] = []
     size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
@@ -260,7 +260,7 @@ def chunks(
 
 
 def result(want: WantedRows | RangeScan) -> tuple[Keys, Lanes]:
-    """Return what a finished read found, as a reader sees it: in the order of the call."""
+    """Return the keys and rows of a finished read, in the order of the call."""
     if isinstance(want, WantedRows):
         lanes = want.kind.finished(want.lanes, want.there, want.keys)
         if want.inverse is None:
@@ -292,7 +292,7 @@ def scanned(
 
 
 def joined(parts: Sequence[Lanes]) -> Lanes:
-    """Return rows one behind the other."""
+    """Return the concatenation of rows."""
     extra = [part.extra for part in parts if part.extra is not None]
     return Lanes(torch.cat([part.values for part in parts]), torch.cat(extra) if extra else None)
 
@@ -302,7 +302,7 @@ NOBODY = -1
 
 
 class UnackedChanges:
-    """Changes."""
+    """The changes that not all shards have acknowledged, in order of sequence."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -325,7 +325,7 @@ class UnackedChanges:
         self._changes[change.sequence] = change
 
     def on_done(self, sequence: int, shards: list[int]) -> list[TableChange]:
-        """These shards have all up to a sequence; return what all have now."""
+        """Note that these shards have all changes up to a sequence; return the changes that all shards have now."""
         done = []
         for change in self._changes.values():
             if change.sequence > sequence:
@@ -340,7 +340,7 @@ class UnackedChanges:
         return done
 
     def finished_tickets(self, change: TableChange) -> list[int]:
-        """Return the tickets that a change which is done was the last of."""
+        """Return the tickets whose last change is this finished change."""
         if change.ticket == NOBODY:
             return change.singles
         self._parts[change.ticket] -= 1
@@ -356,17 +356,17 @@ class UnackedChanges:
 
 
 class OpenDescriptions:
-    """What tables are (Describe): by ticket, which, and the shards that have not answered."""
+    """Requests for table descriptions (Describe): by ticket, the table and the shards that have not answered."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[str, set[int]]] = {}
 
     def ask(self, ticket: int, table: str, shards: set[int]) -> None:
-        """Have a question put to all shards."""
+        """Record a request to these shards."""
         self._open[ticket] = table, shards
 
     def resend(self, session: ServerSession, shards: set[int]) -> list[ToServer]:
-        """Return what is to be asked of shards that a server leads now."""
+        """Return the pending requests to the shards that a server leads now."""
         return [
             out
             for ticket, (table, left) in self._open.items()

@@ -1,4 +1,4 @@
-"""Which keys of a call go to which shard; worked out once for a key list that comes again."""
+"""Routes: the mapping of a call's keys to shards; cached for key lists that are used repeatedly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTES = 64
 
 
 class RouteStop(msgspec.Struct, frozen=True):
-    """The part of a key list that one shard holds: `at` are the places of its keys, which ascend, among the unique."""
+    """The part of a key list that one shard stores; `at`: the indices of its keys among the unique keys, ascending."""
 
     shard: int
     keys: Keys
@@ -27,10 +27,10 @@ class RouteStop(msgspec.Struct, frozen=True):
 
 
 class KeyRoute(msgspec.Struct, frozen=True):
-    """A key list: its keys once, and which lie where, those of one server together.
+    """The route of a key list: its unique keys, and the keys of each shard; shards of one server are adjacent.
 
-    `unique` is the list itself where no key stands there twice; else its keys ascending, and `inverse` says where each
-    key of the list stands among them. `order` are the places of all stops, one stop behind the other.
+    `unique` is the list itself if no key occurs twice; else its distinct keys ascending, and `inverse` has the index of
+    each key of the list among them. `order` is the concatenation of the indices of all stops.
     """
 
     unique: Keys
@@ -40,7 +40,7 @@ class KeyRoute(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether no key of the list stands there twice."""
+        """Whether no key occurs twice in the list."""
         return self.inverse is None
 
 
@@ -57,7 +57,7 @@ class KeyRoutes:
         self._known: OrderedDict[tuple[str, bytes], KeyRoute] = OrderedDict()
 
     def arrange(self, leaders: Sequence[int]) -> None:
-        """Have what lies on one server stand together from now on: by shard, who leads it."""
+        """Make shards with the same leader adjacent in later routes; `leaders`: the leading server by shard."""
         turns = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
         if not np.array_equal(turns, self._shard_order):
             self._shard_order = turns
@@ -76,7 +76,7 @@ class KeyRoutes:
         return found
 
     def route_once(self, table: str, keys: Keys) -> KeyRoute:
-        """Return the route of a key list that will hardly come again."""
+        """Return the route of a key list without caching it."""
         return self._make(table, keys, lambda part: b"")
 
     @property

@@ -1,8 +1,8 @@
 """A worker's cache of one table: rows that it has read, with its own pushes that servers may not have applied yet.
 
 SSP's cache rule (Ho and others 2013): a row with clock r, which holds all updates of r clocks, may be read at clock c
-iff r >= c - s. Read-my-writes: a push is joined to the cached row at once; and to rows that come from a server are
-joined those own pushes that the server had not applied when it sent them.
+iff r >= c - s. Read-my-writes: a push is reduced into the cached row at once; rows received from a server are reduced
+with the own pushes that the server had not applied when it sent them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class RowCache:
         self.forget()
 
     def forget(self) -> None:
-        """Hold no row."""
+        """Drop all rows."""
         self._table = ShardTable(self.kind)
         self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
-        self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: where it lies
-        self._watched: Array = np.zeros(0, dtype=bool)  # by slot: who leads its shard sends it when it is newer
+        self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's shard
+        self._watched: Array = np.zeros(0, dtype=bool)  # by slot: whether the shard's primary sends the row on change
 
     def readable(self, keys: Keys, clock: int, floors: Array | None) -> Array:
         """Return which rows may be read at a clock that wants rows of `clock`.
@@ -77,7 +77,7 @@ class RowCache:
         return self._table.read(keys)[1]
 
     def add_rows(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
-        """Take in rows of a shard, own pushes joined already; of absent ones nothing is kept.
+        """Cache rows of a shard that include own pushes; absent rows are not cached.
 
         Args:
             watched: which rows the server has, and so sends when they are newer (eager).
@@ -96,7 +96,7 @@ class RowCache:
         self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
 
     def add_own(self, own: OwnPush) -> None:
-        """Join an own push to those of its rows that are here."""
+        """Reduce an own push into its rows that are cached."""
         there = self._table.rows.find(own.keys) >= 0
         if there.any():
             self._table.push(own.keys[there], own.lanes.at(torch.from_numpy(there)))

@@ -21,11 +21,11 @@ from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import PayloadReader
 
 ANY = -1
-"""The clock of a read that takes whatever is there."""
+"""The clock of a read that accepts rows of any clock."""
 
 
 class RowView:
-    """See the module.
+    """The rows of a store as one worker sees them.
 
     Args:
         spec: the store's.
@@ -40,19 +40,19 @@ class RowView:
         self._owns: dict[int, list[OwnPush]] = {shard: [] for shard in range(spec.shards)}
 
     def add_own(self, owns: Sequence[OwnPush]) -> None:
-        """Lay own pushes over what is read from now on."""
+        """Overlay own pushes on later reads."""
         for own in owns:
             if own.table in self._caches:
                 self._caches[own.table].add_own(own)
             self._owns[own.shard].append(own)
 
     def on_done(self, shard: int, sequence: int) -> None:
-        """A shard has all own pushes up to this one; under bsp they are seen when their clock is over."""
+        """Note that a shard has all own pushes up to `sequence`; under bsp they are visible when their clock ends."""
         if self._spec.staleness != 0 and self._owns[shard]:
             self._owns[shard] = [own for own in self._owns[shard] if own.sequence is None or own.sequence > sequence]
 
     def forget(self, table: str) -> None:
-        """What was read of a table is not so any more."""
+        """Drop the cached rows of a table, which have changed."""
         if table in self._caches:
             self._caches[table].forget()
 
@@ -68,7 +68,7 @@ class RowView:
             self._owns[shard] = [own for own in self._owns[shard] if own.clock >= self.clocks[shard]]
 
     def start_read(self, parts: Iterable[tuple[TableKind, KeyRoute | range]], ticket: int, clock: int) -> TableRead:
-        """Return a read with what is known already; what it lacks stands in its shards."""
+        """Return a read with the cached rows filled in; its `shards` have the requests for the others."""
         read = TableRead(ticket, clock, [], {})
         for kind, keys in parts:
             read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
@@ -105,7 +105,7 @@ class RowView:
         return scan
 
     def add_rows(self, given: AnswerSection, place: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
-        """Take one table's rows out of an answer, lay own pushes over them, put them where they are wanted."""
+        """Decode one table's rows of an answer, overlay own pushes, and store them in the read that requested them."""
         kind = self._kinds[given.table]
         keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
         if given.count < 0:  # the table is not there yet

@@ -63,7 +63,7 @@ class PushBatch:
         self._tables: dict[str, WaitingRows] = {}
 
     def add(self, kind: TableKind, key: int, lanes: Lanes, number: int, ticket: int) -> None:
-        """Take on a row, which is copied.
+        """Add a copy of a row.
 
         Args:
             lanes: one row.
@@ -88,7 +88,7 @@ class PushBatch:
     def take_all(
         self, turns: Keys, clock: int, before: dict[int, int]
     ) -> tuple[dict[int, list[ShardChange]], list[OwnPush], list[int], int]:
-        """Return what waits: by shard its pieces, what of it is laid over reads, its tickets, its bytes.
+        """Remove all waiting rows; return the pieces by shard, the own pushes that reads overlay, tickets, and bytes.
 
         Args:
             turns: by shard: its place in the message (key_routes.py).

@@ -114,7 +114,7 @@ class TableClient:
         return kind
 
     def request_description(self, table: str, ticket: int) -> list[ToServer]:
-        """Ask who leads any shard what a table is; if it is anything, it stands in `kinds` when the ticket is done."""
+        """Request a table's description from all shards; a known table is in `kinds` when the ticket is done."""
         self._descriptions.ask(ticket, table, set(range(self.spec.shards)))
         return [out for session in self._sessions.values() for out in session.describe(ticket, table, session.shards)]
 
@@ -128,7 +128,7 @@ class TableClient:
     def prepare_push(
         self, parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], ticket: int, what: str = "push", place: int = 0
     ) -> list[TableChange]:
-        """Return what is to be given to `send`; the rows are visible to this worker from now on.
+        """Return the changes to pass to `send_change`; the rows are visible to this worker from now on.
 
         Args:
             parts: tables, their keys, and a row for each of the route's unique keys.
@@ -148,14 +148,14 @@ class TableClient:
         return changes
 
     def _not_done_before(self, owns: list[OwnPush], place: int) -> list[OwnPush]:
-        """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
+        """Return the part of a push that no earlier incarnation has done; rows from servers include the rest."""
         sequence = max(first_of(place), self._sequence + self._unsent + 1)
         return [own for own in owns if sequence > self._done_before.get(own.shard, -1)]
 
     def prepare_call(
         self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, Any], ticket: int
     ) -> list[TableChange]:
-        """Return what is to be given to `send`: run a function on rows (None: on all) where they lie."""
+        """Return the changes to pass to `send_change` that run a function on rows (None: on all) on their servers."""
         shards = called(kind.spec.name, route, function, arguments, self.spec.shards)
         self._view.forget(kind.spec.name)
         self.outstanding.expect(ticket, 1)
@@ -166,7 +166,7 @@ class TableClient:
         """Give a change its sequence and return its messages.
 
         Args:
-            place: where the run is, a number that never falls; changes in one place are numbered from 0.
+            place: the run's position, a number that never decreases; changes at one place are numbered from 0.
         """
         outs = self.flush()
         self._unsent -= change.what == "update"
@@ -205,7 +205,7 @@ class TableClient:
         return outs
 
     def read_one(self, kind: TableKind, key: int, ticket: int) -> list[ToServer]:
-        """Begin to read one row, which stands in `rows` when its ticket is finished; it may wait for others too."""
+        """Start to read one row, which is in `rows` when its ticket is finished; it may wait for others too."""
         alone = self._read_batches.setdefault(kind.spec.name, ReadBatch(kind))
         alone.keys.append(key)
         alone.tickets.append(ticket)
@@ -230,11 +230,11 @@ class TableClient:
         return outs
 
     def finish_clock(self, place: int, ticket: int) -> list[ToServer]:
-        """End this worker's clock; everything that was pushed in it was given to `send`.
+        """End this worker's clock; all of its pushes were passed to `send_change` before.
 
         Args:
             place: as `send`'s.
-            ticket: finished when all shards know.
+            ticket: finished when all shards have the clock.
         """
         outs = self.flush()  # of the clock that ends
         self.clock += 1
@@ -281,13 +281,13 @@ class TableClient:
 
     @property
     def read_clock(self) -> int:
-        """How many clocks of all a read wants now."""
+        """The number of clocks, finished by all workers, that a read requires now."""
         return ANY if self.spec.staleness is None else self.clock - self.spec.staleness
 
     def start_read(
         self, parts: Sequence[tuple[TableKind, KeyRoute | range]], ticket: int, singles: Sequence[int] = ()
     ) -> tuple[TableRead, list[ToServer]]:
-        """Begin a read; return it, and what is to be sent. It is finished when its ticket is, or all of its singles."""
+        """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished."""
         outs = self.flush()
         read = self._view.start_read(parts, ticket, self.read_clock)
         read.singles = list(singles)
@@ -345,7 +345,7 @@ class TableClient:
         new: set[int] = set()
         for at in message.shards:
             if message.epoch < self._leaders.get(at.shard, (-1, NOBODY))[0]:
-                continue  # it does not know yet that it leads no more
+                continue  # the server has not received the newer assignment yet
             for other in self._sessions.values():
                 other.shards.discard(at.shard)
             self._leaders[at.shard] = (message.epoch, server)
@@ -408,7 +408,7 @@ class TableClient:
             place = places.pop(0) if places else None
             if place is not None and place.asked.table != given.table:
                 raise ProtocolError(f"server/{server} answered what was not asked")
-            # What was asked twice and answered before is left out, and what comes of who leads the shard no more.
+            # Skips answers to repeated requests, and answers of servers that lead the shard no longer.
             news = message.ticket < 0 and given.shard in led
             self._view.add_rows(given, place, reader, wanted=place is not None or news)
         if read is not None and not read.shards:
