@@ -103,6 +103,13 @@ def test_sections_that_contradict_themselves_are_refused(section: UpdateSection,
     assert tables.mind.stores["s"].refused is None
 
 
+@pytest.mark.parametrize("dtype", ["nonsense", "Tensor", "complex64", "__class__"])
+def test_a_dtype_that_no_store_takes_is_refused(dtype: str) -> None:
+    spec = TableSpec("t", (2,), dtype, "sum", "", None)
+    with pytest.raises(UsageError, match=f"a store does not take {dtype}"):
+        TableKind(spec, Functions())
+
+
 def test_a_row_takes_no_terabytes() -> None:
     with pytest.raises(UsageError, match=r"a row of shape \[1048576, 1048576\] has 4398046511104 bytes"):
         TableKind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())

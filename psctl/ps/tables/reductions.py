@@ -51,6 +51,16 @@ _SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int
 DTYPES = (*_SAME, torch.bfloat16)
 """Types of values that a store accepts: those that torch adds, compares and copies on CPUs."""
 
+_BY_NAME = {str(dtype)[6:]: dtype for dtype in DTYPES}
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return the dtype that a message names, without "torch."; UsageError when a store does not accept it."""
+    if name not in _BY_NAME:
+        raise UsageError(f"a store does not take {name}", f"it takes {', '.join(_BY_NAME)}: convert it first")
+    return _BY_NAME[name]
+
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by item size, for types that numpy lacks
 
 
@@ -95,9 +105,7 @@ class Reduction(msgspec.Struct, frozen=True):
     def check(self, dtype: torch.dtype) -> None:
         """Raise UsageError when the reduction does not accept this dtype."""
         kind = "f" if dtype.is_floating_point else "b" if dtype is torch.bool else "i"
-        if dtype not in DTYPES:
-            known = ", ".join(str(each)[6:] for each in DTYPES)
-            raise UsageError(f"a store does not take {str(dtype)[6:]}", f"it takes {known}: convert it first")
+        dtype_named(str(dtype)[6:])
         if kind not in self.takes:
             what = {"f": "floating point", "i": "whole numbers", "b": "bool"}
             fits = ", ".join(what[one] for one in self.takes)

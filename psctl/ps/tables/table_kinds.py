@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from psctl.errors import UsageError
-from psctl.ps.pieces import torch_dtype
 from psctl.ps.table_messages import TableSpec
-from psctl.ps.tables.reductions import Lanes, Reduction
+from psctl.ps.tables.reductions import Lanes, Reduction, dtype_named
 from psctl.ps.tables.row_index import Keys, TableRows
 
 LARGEST = 64 << 20
@@ -39,7 +38,7 @@ class TableKind:
 
     def __init__(self, spec: TableSpec, functions: Functions) -> None:
         self.spec = spec
-        self.dtype = torch_dtype(spec.dtype)
+        self.dtype = dtype_named(spec.dtype)
         self.reduction = functions.reduction(spec.reduce)
         self.reduction.check(self.dtype)
         self.extra = self.reduction.width(spec.width)
