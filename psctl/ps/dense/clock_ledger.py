@@ -1,8 +1,8 @@
-"""Who takes part in each clock, and the step orders until all who do agree on a clock's.
+"""The members of each clock, and step orders until all members of a clock agree.
 
-A clock may be applied only when every member of it has ordered it with the same numbers. The lowest rank's count; a
-rank that differs is refused. A rank that has left at clock c* counts as having ordered every clock up to c* (its pushes
-of them are in), and nothing after. Under asp each rank's order stands alone.
+A clock may be applied only when every member of it has ordered it with the same numbers. The lowest rank's order is the
+reference; a rank that differs is refused. A rank that left at clock c* counts as having ordered every clock up to c*
+(its pushes of them have arrived), and nothing after. Under asp each rank's order is applied alone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from psctl.ps.messages import Step
 from psctl.types import Number
 
 KEPT = 4
-"""Clocks, beyond the staleness, whose agreed orders are kept for shards that come from another server."""
+"""Clocks, beyond the staleness, whose agreed orders are kept for shards transferred from another server."""
 
 LONGEST = 256
-"""Clocks that ranks can never be apart; orders that far behind will not be agreed on any more."""
+"""More clocks than ranks can ever be apart; orders that far behind can no longer be agreed on."""
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """How to apply one clock; all ranks agreed on it. `rank`: whose push alone (asp); -1: everyone's."""
+    """How to apply one clock, as all ranks agreed. `rank`: the rank of a single push (asp); -1: all ranks."""
 
     groups: list[dict[str, Number]]
     scale: float | None
@@ -31,7 +31,7 @@ class StepOrder(msgspec.Struct, frozen=True):
 
 
 class JobRefusal(Exception):
-    """The job cannot go on; told to every worker."""
+    """The job cannot go on; sent to every worker."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class JobRefusal(Exception):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """Which ranks are waited for at each clock: those of the last change at or before it."""
+    """The members of each clock: the ranks of the last change at or before it."""
 
     changes: tuple[tuple[int, tuple[int, ...]], ...]  # (first clock, ranks in order), clocks rising
 
@@ -56,13 +56,13 @@ class Membership(msgspec.Struct, frozen=True):
         return self.changes[0][1]
 
     def changed(self, clock: int, ranks: Sequence[int]) -> Membership:
-        """Return the membership with these ranks from `clock` on; what was said of later clocks is void."""
+        """Return the membership with these ranks from `clock` on; earlier changes of later clocks are dropped."""
         kept = tuple(change for change in self.changes if change[0] < clock)
         return Membership((*kept, (clock, tuple(sorted(ranks)))))
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All ranks that ever took part or will."""
+        """All ranks that are members of any clock."""
         return tuple(sorted({rank for _, ranks in self.changes for rank in ranks}))
 
 
@@ -70,9 +70,9 @@ class StepLedger:
     """Step orders of all clocks that some shard may still have to apply.
 
     Args:
-        membership: who takes part.
+        membership: the members of each clock.
         first: the first clock.
-        staleness: None under asp, and where workers step, for then nothing is ordered.
+        staleness: None under asp, and where workers step, because nothing is ordered there.
     """
 
     def __init__(self, membership: Membership, first: int, staleness: int | None) -> None:
@@ -81,28 +81,28 @@ class StepLedger:
         self._membership, self._staleness = membership, staleness
         self._steps: dict[int, dict[int, Step]] = {}
         self._given: dict[int, int] = {}  # rank that left -> last clock that counts as ordered by it
-        self._held: set[int] = set()  # ranks that are gone, until it is known which of their orders count
+        self._held: set[int] = set()  # lost ranks, until it is known which of their orders count
         self._last: dict[int, int] = {}  # asp: the newest clock that a rank ordered
 
     def add(self, rank: int, step: Step) -> list[tuple[int, StepOrder]]:
-        """Take in a rank's order; return the clocks that can be applied now and were not before.
+        """Add a rank's order; return the clocks that can be applied now and could not before.
 
         Raises:
-            Refusal: two ranks differ; the user's fault.
+            JobRefusal: two ranks differ; the user's fault.
         """
         if self._staleness is None:
             self._last[rank] = max(step.clock, self._last.get(rank, step.clock))
             self.next = min(self._last.get(one, -1) for one in self._membership.at(step.clock)) + 1
             return [(step.clock, StepOrder(step.groups, step.scale, step.save, rank))]
         if step.clock in self.agreed or step.clock < self.next - KEPT - self._staleness:
-            return []  # sent again
+            return []  # a duplicate
         self._steps.setdefault(step.clock, {})[rank] = step
         for old in [clock for clock in self._steps if clock < step.clock - LONGEST]:
-            del self._steps[old]  # of a server that leads no shard and was out of some rank's reach
+            del self._steps[old]  # of a server that leads no shard and was not reachable from some rank
         return self._settle()
 
     def hold_rank(self, rank: int) -> None:
-        """A rank is gone: agree on no clock of it before `left`, for what was said to be here of it must stay so."""
+        """Agree on no clock of a lost rank before `remove_rank`: what was reported to be held of it must stay true."""
         self._held.add(rank)
 
     def remove_rank(self, rank: int, clock: int) -> list[tuple[int, StepOrder]]:
@@ -115,7 +115,7 @@ class StepLedger:
         return self._settle()
 
     def set_members(self, membership: Membership) -> list[tuple[int, StepOrder]]:
-        """Take over who takes part from now on; returns as `add`."""
+        """Set the members from now on; returns as `add`."""
         self._membership = membership
         return self._settle()
 
@@ -150,7 +150,7 @@ class StepLedger:
 
 
 def _compare(lowest: int, first: Step, rank: int, other: Step) -> None:
-    """Raise Refusal when a rank's order is not the lowest rank's."""
+    """Raise JobRefusal if a rank's order is not the lowest rank's."""
     hint = "let every rank set the same numbers: schedulers and hand-made changes must not depend on the rank"
     for index, (ours, theirs) in enumerate(zip(first.groups, other.groups, strict=True)):
         for key in sorted({*ours, *theirs}):

@@ -1,12 +1,12 @@
-"""Which gradients are summed before others, and how those of one host become one: the same on workers and servers.
+"""The order of summation of gradients, and sums over one host's ranks: the same on workers and servers.
 
 Theory. Floating-point sums depend on their grouping, so it is fixed: first the ranks of a host, in rank order, each
-times its weight (the *host sum*); then these sums and the ranks that share their host with nobody, in the order of
-their first ranks. Who adds up a host sum, one of its workers or the server, is then all the same to the last bit: both
-do it with `host_sum`. Ranks that are not members of a clock are not there: a host's others are a group of their own.
+times its weight (the *host sum*); then these sums and the ranks that are alone on their host, in the order of their
+first ranks. So a host sum is bitwise the same whether one of its workers or the server makes it: both use `host_sum`.
+Ranks that are not members of a clock are left out: the other ranks of their host form the group.
 
-A piece for which a rank has no gradient is left out of its turn, whatever its bytes are; where no rank of the host has
-one the host sum is zero, and says so (`present`).
+A piece for which a rank has no gradient is skipped for that rank, whatever its bytes are; where no rank of the host has
+one the host sum is zero, and `present` marks it as absent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from psctl.ps.pieces import Piece
 from psctl.types import Range
 
 BLOCK = 1 << 16
-"""Elements that are summed at a time: they stay in the cache while the ranks of a host are gone through."""
+"""Elements that are summed at a time: they stay in the cache while the gradients of a host's ranks are added."""
 
 
 class RankGradients(msgspec.Struct, frozen=True):
-    """One rank's gradients of a shard: they count times `weight`, where `present` has a piece. They are only read."""
+    """One rank's gradients of a shard, read only; each piece that is in `present` counts times `weight`."""
 
     rank: int
     weight: float
@@ -33,11 +33,11 @@ class RankGradients(msgspec.Struct, frozen=True):
 
 
 def in_turn(hosts: Sequence[Sequence[int]], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return a clock's ranks as they are summed: those of one host together, in the order of their first ranks.
+    """Return a clock's ranks in the order of summation: those of one host together, hosts by their first ranks.
 
     Args:
         hosts: ranks that share a host (Terms.hosts).
-        ranks: who takes part in the clock, ascending.
+        ranks: the members of the clock, ascending.
     """
     group_of = {rank: group for group in hosts for rank in group}
     found: dict[Sequence[int], list[int]] = {}
@@ -74,7 +74,7 @@ def host_sum(out: torch.Tensor, held: Sequence[Piece], parts: Sequence[RankGradi
 
 
 def _runs(held: Sequence[Piece], parts: Sequence[RankGradients]) -> list[tuple[Range, tuple[int, ...]]]:
-    """Return the stretches of a shard in which the same ranks have gradients."""
+    """Return the ranges of a shard in which the same ranks have gradients."""
     runs: list[tuple[Range, tuple[int, ...]]] = []
     for piece, there in zip(held, zip(*(part.present for part in parts), strict=True), strict=True):
         if runs and runs[-1][1] == there and runs[-1][0].stop == piece.at.start:

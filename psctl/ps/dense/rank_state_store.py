@@ -1,4 +1,4 @@
-"""What travels beside the gradients (a rank's buffers and tracked state), kept for its last clocks, for who joins."""
+"""Rank states (a rank's buffers and tracked state) of the last clocks, kept for workers that start in mid-run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from psctl.ps.messages import PART, PutRankState, RankStateAnswer, RankStateQuer
 from psctl.ps.outputs import ToServer, ToWorker
 
 LARGEST = 1 << 30
-"""Bytes of one clock's; buffers are small beside parameters, and sizes are checked before memory is taken."""
+"""Limit of the bytes of one rank state; buffers are small, and sizes are checked before memory is allocated."""
 
 
 class _IncomingState:
@@ -16,20 +16,20 @@ class _IncomingState:
 
 
 class RankStates:
-    """By rank and clock; who asks for one that is not here waits for it.
+    """Rank states by rank and clock; a query for one that is missing waits for it.
 
     Args:
-        kept: how many clocks of a rank.
+        kept: number of clocks kept of a rank.
     """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._whole: dict[int, dict[int, memoryview]] = {}  # rank -> clock -> bytes
         self._coming: dict[str, _IncomingState] = {}  # by sender
-        self._wishes: dict[int, RankStateQuery] = {}  # by the rank that asks
+        self._wishes: dict[int, RankStateQuery] = {}  # by the rank that sent the query
 
     def receive_buffer_for(self, sender: str, message: PutRankState, size: int) -> memoryview | None:
-        """Return where a part goes; None when it is here already.
+        """Return the buffer for a part; None when the state is here already.
 
         Raises:
             ProtocolError: it does not fit.
@@ -48,7 +48,7 @@ class RankStates:
         return memoryview(coming.data)[message.offset : message.offset + size]
 
     def add_bytes(self, sender: str, message: PutRankState, size: int) -> bool:
-        """Count a part in; tell whether it became whole."""
+        """Count a part's bytes; return whether the state became complete."""
         if size == 0 and message.size == 0:
             self.receive_buffer_for(sender, message, 0)
         coming, whole = self._coming.get(sender), self._of(message.rank)
@@ -67,20 +67,20 @@ class RankStates:
         return self._whole.setdefault(rank, {})
 
     def newest_clock(self, rank: int) -> int:
-        """Return the newest clock of a rank's that is here; -1: none."""
+        """Return the newest clock of a rank's states here; -1: none."""
         return max(self._of(rank), default=-1)
 
     def on_query(self, rank: int, message: RankStateQuery) -> None:
-        """Remember what a rank asks for."""
+        """Record a rank's query."""
         self._wishes[rank] = message
 
     def on_disconnected(self, rank: int) -> None:
-        """Forget what a rank asked for and what it had sent in part."""
+        """Drop a rank's query and the state that it has sent in part."""
         self._wishes.pop(rank, None)
         self._coming.pop(f"worker/{rank}", None)
 
     def answers(self) -> list[ToWorker]:
-        """Answer what can be answered."""
+        """Answer the queries whose state is here."""
         outputs: list[ToWorker] = []
         for rank, wish in sorted(self._wishes.items()):
             data = self._of(wish.rank).get(wish.clock)
@@ -92,7 +92,7 @@ class RankStates:
         return outputs
 
     def copies(self, server: int, only: PutRankState | None = None) -> list[ToServer]:
-        """Pass the one that this is of (None: all) on to another server."""
+        """Return the messages that send the state of `only` (None: all states) to another server."""
         outputs: list[ToServer] = []
         for rank, clock, data in [(rank, *one) for rank, some in self._whole.items() for one in sorted(some.items())]:
             if only is None or (rank, clock) == (only.rank, only.clock):
@@ -103,20 +103,20 @@ class RankStates:
 
 
 class RankStateFetch:
-    """What a worker asked for, as it comes in: from one server at a time, begun anew by the first part."""
+    """The state that a worker requests, while it is received: from one server at a time, restarted by a first part."""
 
     def __init__(self) -> None:
-        self.wanted: int | None = None  # clock that was asked for and is not here
+        self.wanted: int | None = None  # clock that was requested and has not arrived
         self._server = -1
         self._coming: _IncomingState | None = None
         self._whole: tuple[int, memoryview] | None = None
 
     def of(self, clock: int) -> memoryview | None:
-        """Return a clock's, once it is here."""
+        """Return a clock's state, once it has arrived."""
         return self._whole[1] if self._whole is not None and self._whole[0] == clock else None
 
     def receive_buffer_for(self, server: int, message: RankStateAnswer, size: int) -> memoryview | None:
-        """Return where a part goes; None when it is not wanted (any more)."""
+        """Return the buffer for a part; None when the part is not needed."""
         if message.clock != self.wanted or message.size > LARGEST:
             return None
         if message.offset == 0:
@@ -127,7 +127,7 @@ class RankStateFetch:
         return memoryview(coming.data)[message.offset : message.offset + size]
 
     def add_bytes(self, server: int, message: RankStateAnswer, size: int) -> None:
-        """Count a part in."""
+        """Count a part's bytes."""
         if message.size == 0:
             self.receive_buffer_for(server, message, 0)
         coming = self._coming

@@ -1,12 +1,12 @@
-"""What a shard is at one version: values, optimizer state, presence and the vector clock; a replicated state machine.
+"""The state of a shard at one version: values, optimizer state, presence and vector clock; a replicated state machine.
 
-The same entry takes the same version to the same next one, to the bit, on the primary and on every replica. An entry is
+The same entry takes the same version to the same next one, bitwise, on the primary and on every replica. An entry is
 the mean gradient of a clock (under asp: one worker's gradient) with the numbers that it is applied with.
 
-No torn reads, no needless copies: answers to pulls are sent straight out of the values' buffer, or read there. If at a
-step some worker may still be reading the old values, they are copied to another buffer, which the step then changes,
-and the old one is left to its readers until they have a newer version. Workers that wait before they compute never
-cause it.
+No read sees a partial step, and copies are avoided: answers to pulls are sent directly from the values' buffer, or are
+read there. If some worker may still be reading the old values at a step, they are copied to another buffer, which the
+step then changes, and the old buffer stays for its readers until they have a newer version. Workers that wait before
+they compute never cause this copy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from psctl.ps.snapshot import CopiedSlice, ShardLoading, copy_shard, dtype_name
 from psctl.types import PLAIN, Compression, Layout, Shard
 
 STATES = 8
-"""More tensors of a shard's size than any fit optimizer keeps, twice as wide at most: what a copy may take."""
+"""Upper bound for a copy: more tensors of a shard's size than any fit optimizer keeps, at most twice as wide."""
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a server must know of the job before the first push."""
+    """The terms of a job that a server must know before the first push."""
 
     layout: Layout
     world: int  # number of workers at the start
@@ -42,18 +42,18 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def pushes_ask(self) -> bool:
-        """Whether a push is answered with the sum that it is in, unasked: where workers step all want it, each shard as
-        soon as it is whole. A push that goes in a host sum is another's, so there each worker pulls by itself."""
+        """Whether a push is answered with its sum without a Pull: where workers step all need it, each shard as soon as
+        it is complete. A host sum is pushed by one worker for others, so there each worker pulls."""
         return self.update == "worker" and self.staleness == 0 and not self.hosts
 
     @property
     def buffers(self) -> int:
-        """How many clocks' gradients a worker may keep: one under way, and those that are not on all replicas yet."""
+        """The number of clocks whose gradients a worker keeps: one under way, and those not yet on all replicas."""
         return 2 if self.staleness is None else self.staleness + 2
 
 
 class ShardEntry(msgspec.Struct, frozen=True):
-    """Head of an entry: `clock`, how it is applied, which pieces have a gradient, and whose clock moves on."""
+    """Head of an entry: `clock`, how it is applied, which pieces have a gradient, and which ranks' clocks advance."""
 
     clock: int
     order: StepOrder
@@ -62,7 +62,7 @@ class ShardEntry(msgspec.Struct, frozen=True):
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """One tensor of a copy; `key` "": the values, and `piece` is -1; else the optimizer's state of that name."""
+    """One tensor of a copy; `key` "": the values, and `piece` is -1; else the optimizer state of that name."""
 
     piece: int
     key: str
@@ -84,22 +84,22 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ShardState:
-    """See the module's docstring.
+    """The state of one shard; the module's docstring describes it.
 
     Args:
-        read: tells whether a version may be on its way to someone.
-        lending: where buffers come from.
+        read: returns whether a worker may still be reading a version.
+        lending: allocates buffers.
     """
 
     def __init__(
         self, terms: Terms, shard: Shard, held: Sequence[Piece], read: Callable[[int], bool], lending: Lending
     ) -> None:
         self.terms, self.shard, self.held, self._lending = terms, shard, held, lending
-        self.version: int | None = None  # None: start values are not all here
-        self._made: dict[int, Stretch] = {}  # all buffers, by where they lie
+        self.version: int | None = None  # None: start values have not all arrived
+        self._made: dict[int, Stretch] = {}  # all buffers, by address
         self.values = self._new()
         self.narrow = narrow(terms.compression, terms.update, self.values.dtype)
-        """The type in which sums travel, and to which they are rounded; None: theirs."""
+        """The dtype in which sums are sent, and to which they are rounded; None: their own."""
         self.nbytes = self.values.numel() * self.values.element_size()
         self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
         self.applied: dict[int, int] = {}  # the vector clock: last clock of each rank that is in the values
@@ -107,7 +107,7 @@ class ShardState:
         self._read = read
         self._free: list[torch.Tensor] = []
         self._narrowed: tuple[int | None, torch.Tensor] = (None, self.values)
-        self._retired: list[tuple[int, torch.Tensor]] = []  # old versions that someone may be reading
+        self._retired: list[tuple[int, torch.Tensor]] = []  # old versions that a worker may be reading
 
     # ---- buffers ------------------------------------------------------------------------------------------------
 
@@ -122,8 +122,8 @@ class ShardState:
         return bytes_view(tensor) if found is None or found.tensor is not tensor else found.bytes
 
     def _tensor(self, payload: memoryview) -> torch.Tensor:
-        """Return the buffer whose bytes these are. A new tensor over them would hold the view, which holds the tensor
-        before: a buffer that goes round would be wrapped once more each clock."""
+        """Return the buffer whose bytes these are. A new tensor over them would hold the view, which holds the earlier
+        tensor: a buffer in rotation would be wrapped once more each clock."""
         for made in self._made.values():  # a few
             if made.bytes is payload:
                 return made.tensor
@@ -132,18 +132,18 @@ class ShardState:
         return found if whole is None else whole.tensor
 
     def take_buffer(self) -> torch.Tensor:
-        """Return a buffer of the shard's size, with anything in it."""
+        """Return a buffer of the shard's size, with undefined content."""
         if not self._free and self._retired:
             self._free = [buffer for version, buffer in self._retired if not self._read(version)]
             self._retired = [(version, buffer) for version, buffer in self._retired if self._read(version)]
         return self._free.pop() if self._free else self._new()
 
     def give_buffer(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back that nobody reads any more."""
+        """Return a buffer that has no readers to the free ones."""
         self._free.append(buffer)
 
     def values_to_send(self) -> torch.Tensor:
-        """Return the values as they travel: narrower ones are made once a version, and live until they have left."""
+        """Return the values in the dtype in which they are sent: narrower ones are made once a version."""
         if self.narrow is None or self.version == self.terms.base:
             return self.values
         if self._narrowed[0] != self.version:
@@ -153,21 +153,21 @@ class ShardState:
     # ---- the state machine ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The values, or what was loaded, are the first version."""
+        """Make the values, or the loaded state, the first version."""
         self.version = self.terms.base
 
     def on_loaded(self, loading: ShardLoading) -> None:
-        """Take over what was loaded from a checkpoint: it is the first version."""
+        """Make the state loaded from a checkpoint the first version."""
         assert self._optimizer is not None, "servers load only what they step"
         loading.finish(self.held, self.values, self._optimizer)
         self.begin()
 
     def encode_head(self, entry: ShardEntry) -> bytes:
-        """Return an entry's head as it goes down the chain."""
+        """Encode an entry's head for the chain."""
         return _encode(entry)
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
-        """Return where an entry's payload goes.
+        """Return the buffer for an entry's payload.
 
         Raises:
             ProtocolError: it is no entry of this shard.
@@ -178,11 +178,11 @@ class ShardState:
         return self.bytes_of(self.take_buffer()) if size else memoryview(bytearray())
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
-        """Make the next version by an entry that came down the chain; as `enter`, with the gradient's bytes.
+        """Apply an entry that was forwarded by the chain; as `apply_entry`, with the gradient's bytes.
 
         Raises:
             ProtocolError: it is no entry of this shard.
-            Refusal: as `enter`.
+            JobRefusal: as `apply_entry`.
         """
         self.apply_entry(self._entry(head), self._tensor(payload) if len(payload) else None, kept=kept)
 
@@ -190,12 +190,12 @@ class ShardState:
         """Make the next version.
 
         Args:
-            entry: how.
+            entry: the entry to apply.
             gradient: None when no piece has one.
-            kept: the gradient must stay as it is, for it is still on its way to others; else it is this shard's to use.
+            kept: the gradient must not change, because it is still being sent; else this shard may change it.
 
         Raises:
-            Refusal: the optimizer failed; the user's fault.
+            JobRefusal: the optimizer failed; the user's fault.
         """
         assert self.version is not None, "there are values to step from"
         if gradient is None:
@@ -214,12 +214,12 @@ class ShardState:
             self.applied[rank] = entry.clock
 
     def release(self, payload: memoryview) -> None:
-        """Take back a payload of `room`, or one that was kept, which nobody needs any more."""
+        """Release a payload of `entry_buffer`, or one that was kept."""
         if len(payload):
             self.give_buffer(self._tensor(payload))
 
     def _retire(self, version: int) -> None:
-        """Give up the values of `version`, to its readers where there are some."""
+        """Release the values of `version`, or keep them for their readers."""
         if self._read(version):
             self._retired.append((version, self.values))
         else:
@@ -253,12 +253,12 @@ class ShardState:
     # ---- copies ---------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> list[CopiedSlice]:
-        """Copy parameters and optimizer state as a checkpoint has them."""
+        """Copy parameters and optimizer state in the form of a checkpoint."""
         assert self._optimizer is not None, "workers save what they step"
         return copy_shard(self.terms.layout, self.held, self.values, self._optimizer)
 
     def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        """Copy all of the state; returns a head and the bytes."""
+        """Copy the whole state; returns a head and the bytes."""
         tensors = [(_Tensor(-1, "", self.shard.dtype, self.values.numel()), self.values.clone())]
         for index in range(len(self.held)) if self._optimizer is not None else ():
             assert self._optimizer is not None
@@ -270,11 +270,11 @@ class ShardState:
 
     @property
     def copy_limit(self) -> int:
-        """Bytes that a copy of the state may take at most."""
+        """Upper bound of the bytes of a copy of the state."""
         return 2 * STATES * (self.nbytes + 8 * len(self.held)) + 64
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        """Become what another's `snapshot` was.
+        """Replace the state by another server's `snapshot`.
 
         Raises:
             ProtocolError: it is no copy of this shard.
@@ -286,7 +286,7 @@ class ShardState:
         sizes = [one.count * torch_dtype(one.dtype).itemsize for one in found.tensors]
         if not sizes or sum(sizes) != len(data) or found.tensors[0].count != self.values.numel():
             raise ProtocolError(f"shard {self.shard.index}: a copy of {len(data)} bytes that is another shard's")
-        self._made.pop(self.values.data_ptr(), None)  # who reads them holds them
+        self._made.pop(self.values.data_ptr(), None)  # its readers hold references
         self.values = self._new()
         if self._optimizer is not None:
             self._optimizer = PieceOptimizer(self.terms.layout, self.held, self.values)

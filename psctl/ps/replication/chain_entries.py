@@ -1,6 +1,6 @@
-"""The entries of one shard that another server may still need, and how entries and copies become messages.
+"""The entries of one shard that followers may still need, messages for entries and copies, and their reception.
 
-Entries and copies of one shard while their bytes come in: in order, and no larger than what was said first.
+Entries and copies are received in order, and are no larger than their first message announced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from psctl.ps.replication.replica_roles import ReplicatedState
 
 
 class EntryLog:
-    """By number; their payloads are the machine's again when they are dropped.
+    """Entries by number; their payloads are released to the machine when they are dropped.
 
     Args:
         shard: its index.
-        machine: whose they are.
+        machine: the replicated state that owns the payloads.
     """
 
     def __init__(self, shard: int, machine: ReplicatedState) -> None:
@@ -48,17 +48,17 @@ class EntryLog:
         return sorted(known for known in self._log if known >= number)
 
     def drop_below(self, number: int) -> None:
-        """Let go of entries that nobody can ask for any more."""
+        """Drop the entries that no follower can need."""
         for known in [known for known in self._log if known < number]:
             self._machine.release(self._log.pop(known)[1])
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all entries."""
         for known in list(self._log):
             self._machine.release(self._log.pop(known)[1])
 
     def messages(self, server: int, number: int, epoch: int) -> list[ChainOutput]:
-        """Return what brings an entry to a server."""
+        """Return the messages that send an entry to a server."""
         head, payload = self._log[number]
         begin = Forward(self._shard, number, epoch, len(payload), head)
         outputs: list[ChainOutput] = [ToServer(server, begin, payload[:LARGE] or None)]
@@ -68,14 +68,14 @@ class EntryLog:
 
 
 COPIED = 1 << 29
-"""Bytes that copies under way may take at most, by their upper bounds (a shard's is some five times its size)."""
+"""Limit of the bytes of concurrent copies, by their upper bounds (a shard's is some five times its size)."""
 
 
 class CopyBudget:
-    """How much one server copies to others at a time, over all of its shards: entries and answers must get through.
+    """Limits what one server copies to others at once, over all of its shards, so that entries are not delayed.
 
     Args:
-        most: bytes; a copy that is larger goes alone.
+        most: bytes; a larger copy is made alone.
     """
 
     def __init__(self, most: int = COPIED) -> None:
@@ -83,7 +83,7 @@ class CopyBudget:
         self._under_way: dict[tuple[int, int], int] = {}  # (shard, server) -> bytes
 
     def start(self, shard: int, server: int, size: int) -> bool:
-        """Tell whether a copy may begin; it counts until `end`."""
+        """Return whether a copy may start; it counts until `finish`."""
         others = sum(size for key, size in list(self._under_way.items()) if key != (shard, server))
         if others and others + size > self._most:
             return False
@@ -91,12 +91,12 @@ class CopyBudget:
         return True
 
     def finish(self, shard: int, server: int) -> None:
-        """A copy has arrived, or will not."""
+        """Record that a copy has arrived, or never will."""
         self._under_way.pop((shard, server), None)
 
 
 def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[ChainOutput]:
-    """Return what follows a CopyBegin or HandOver."""
+    """Return the messages that follow a StateCopy or LeadTransfer."""
     outputs: list[ChainOutput] = []
     base = 0
     for one in data:
@@ -107,11 +107,11 @@ def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[C
 
 
 class IncomingTransfers:
-    """At most one entry and one copy at a time; a new beginning drops what came before.
+    """Receives at most one entry and one copy at a time; a new one replaces an unfinished one.
 
     Args:
         shard: its index.
-        machine: where entries' bytes go.
+        machine: provides the buffers for entries.
     """
 
     def __init__(self, shard: int, machine: ReplicatedState) -> None:
@@ -126,42 +126,42 @@ class IncomingTransfers:
         self._copy_filled = 0
 
     def open_entry(self, server: int, message: Forward) -> None:
-        """Begin an entry."""
+        """Start to receive an entry."""
         self.drop_entry()
         self._room = self._machine.entry_buffer(message.head, message.size)
         self._entry, self._entry_filled, self._sender = message, 0, server
 
     def drop_entry(self) -> None:
-        """Forget the entry that comes in."""
+        """Drop the entry that is being received."""
         if self._entry is not None:
             self._entry = None
             self._machine.release(self._room)
 
     def drop_older(self, epoch: int) -> None:
-        """Forget the entry that comes in if an older assignment sent it."""
+        """Drop the entry that is being received if it was sent under an older assignment."""
         if self._entry is not None and self._entry.epoch < epoch:
             self.drop_entry()
 
     def drop_copy(self, epoch: int) -> None:
-        """Forget the copy that comes in if an older assignment sent it."""
+        """Drop the copy that is being received if it was sent under an older assignment."""
         if self._copy is not None and self._copy.epoch < epoch:
             self._copy, self._data = None, memoryview(b"")
 
     def is_open(self, server: int, message: Forward) -> bool:
-        """Tell whether this entry comes in, from that server."""
+        """Return whether this entry is being received, from that server."""
         return self._entry == message and self._sender == server
 
     def open_copy(self, server: int, message: StateCopy | LeadTransfer | None) -> None:
-        """Begin a copy, or what is handed over; None: one that is not wanted, whose parts are not of the one before."""
+        """Start to receive a copy or a transfer; None: one that is not expected, whose parts are dropped."""
         if message is None:
             if self._source == server:
                 self._copy, self._source, self._data = None, -1, memoryview(b"")
-        elif message.size <= self._machine.copy_limit:  # an honest one is not larger
+        elif message.size <= self._machine.copy_limit:  # a correct one is not larger
             self._copy, self._source, self._copy_filled = message, server, 0
             self._data = memoryview(bytearray(message.size))
 
     def place(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
-        """Return where a payload goes; None when it is not wanted.
+        """Return the buffer for a payload; None when the payload is not needed.
 
         Raises:
             ProtocolError: it does not fit; nothing was changed.
@@ -171,7 +171,7 @@ class IncomingTransfers:
                 return None
             offset = message.offset if isinstance(message, ForwardPart) else 0
             if offset < self._entry_filled:
-                return None  # sent twice
+                return None  # a duplicate
             return self._fits(server, self._room, self._entry_filled, offset, size)
         if isinstance(message, StatePart):
             if self._copy is None or self._source != server:
@@ -186,7 +186,7 @@ class IncomingTransfers:
         return whole[offset : offset + size]
 
     def entry_filled(self, server: int, message: Forward | ForwardPart, size: int) -> tuple[Forward, memoryview] | None:
-        """Count an entry's bytes in; return it once it is whole."""
+        """Count an entry's bytes; return the entry once it is complete."""
         entry = self._entry
         offset = message.offset if isinstance(message, ForwardPart) else 0
         if entry is None or entry.number != message.number or self._sender != server:
@@ -200,12 +200,12 @@ class IncomingTransfers:
         return entry, self._room
 
     def copy_filled(self, server: int, size: int) -> None:
-        """Count a copy's bytes in."""
+        """Count a copy's bytes."""
         if self._source == server:
             self._copy_filled += size
 
     def copied(self, server: int) -> tuple[StateCopy | LeadTransfer, memoryview] | None:
-        """Return the copy that has ended, if it is whole."""
+        """Return the copy that has ended, if it is complete."""
         begin = self._copy
         if begin is None or self._source != server or self._copy_filled < begin.size:
             return None

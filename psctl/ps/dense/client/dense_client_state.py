@@ -1,18 +1,19 @@
-"""The mind of a worker's end: pushes until acknowledged, pulls until landed; calls and messages in, messages out.
+"""The dense state machine of one worker: pushes until they are acknowledged, pulls until their values have arrived.
 
-Theory. Gradients of a clock stand in one of s+2 send buffers, by turns (s: staleness); a push leaves straight out of it
-and may have to be sent again, so a buffer is given out anew only when all that it held is Pushed. Values land as
-receive_buffers.py says. A shard's values have a version (messages.py); a push of clock c says "I computed this from
-version c-s
-or newer", so it may leave only when that version has landed: this keeps the fastest within s clocks of the slowest.
+DenseClient performs no I/O: the user's calls and received messages are its inputs, messages to send its outputs.
 
-Nothing leaves for a server before it has said that it leads the shard (unacked_pushes.py). When it says so, on a new
-connection,
-after the death of another, after a move, all that is outstanding leaves, again: pushes that are not Pushed, from the
-same bytes; step orders (outbox.py); the pull that is unanswered. The servers drop what they have.
+Theory. Gradients of a clock are kept in one of s+2 send buffers, in rotation (s: staleness); a push is sent directly
+from its buffer and may have to be sent again, so a buffer is reused only when everything in it is Pushed. Values are
+received as receive_buffers.py describes. A shard's values have a version (messages.py); a push of clock c is computed
+from version c-s or newer, so it may be sent only when that version has arrived: this keeps the fastest worker within s
+clocks of the slowest.
 
-Under `update: worker` the same path brings the joint mean gradient instead of values. Under asp a pull is answered when
-this worker's own pushes are in; lazy reads (not `eager`) ask under ssp only when what is here is too old.
+Nothing is sent to a server before it has sent Leads for the shard (ShardRoutes, unacked_pushes.py). When it does (on a
+new connection, after the loss of another server, after a move) everything outstanding is sent again: pushes that are
+not Pushed, from the same bytes; step orders (UnackedPushes); the unanswered pull. Servers drop duplicates.
+
+Under `update: worker` the same path carries the mean gradient instead of values. Under asp a pull is answered when this
+worker's own pushes are applied; lazy reads (not `eager`) pull under ssp only when the version here is too old.
 """
 
 from __future__ import annotations
@@ -65,25 +66,25 @@ from psctl.ps.shards import sizes
 from psctl.types import Number, Shard
 
 ClientOutput = ToServer | ToPeer | HostSumTask
-"""What a client's call results in: a message to a server, a message to a worker of this host, a sum to make."""
+"""The result of a client's call: a message to a server, a message to a worker of this host, or a host sum to make."""
 
 PART = 4
-"""What has landed is copied when it is this part of what was missing the last time,"""
+"""Arrived values are copied when they are at least this fraction of what was missing the last time,"""
 LEAST = 4 << 20
-"""and so many bytes at least."""
+"""and at least this many bytes."""
 
 
 class DenseClient:
-    """Everything that one worker knows of its servers. Calls must not overlap, except `show` (receive_buffers.py).
+    """The state machine of all dense shards of one worker. Calls must not overlap, except `copy_to_front`.
 
     Args:
-        terms: what the job agreed on; `base` is the first clock of this worker.
+        terms: the terms of the job; `base` is the first clock of this worker.
         shards: all shards, by index.
-        owners: for each the rank of the server that leads it.
-        rank: this worker's.
+        owners: for each shard the rank of the server that leads it.
+        rank: this worker's rank.
         servers: all servers; None: those that lead a shard.
-        lending: where send buffers come from, and which servers read them there.
-        eager: under ssp, ask for newer values every clock, and not only when they are too old.
+        lending: allocates send buffers, and knows which servers read them in place.
+        eager: under ssp, pull newer values every clock, and not only when those here are too old.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class DenseClient:
     ) -> None:
         self.terms, self.shards, self.rank = terms, shards, rank
         self.buffer_count = terms.buffers
-        """Clocks whose gradients are kept at most."""
+        """Number of clocks whose gradients are kept at most."""
         self.held, self.sizes = pieces(terms.layout, shards), sizes(shards)
         self.refused: Refused | None = None
-        self.wait_reasons: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
+        self.wait_reasons: dict[int, list[int]] = {}  # server -> workers that it waits for, by its last WaitAnswer
         self._pushes_ask = terms.pushes_ask
         self._route = ShardRoutes(owners, sorted(set(owners)) if servers is None else servers)
         self._received = ReceiveBuffers(terms, shards, self.held)
@@ -119,25 +120,25 @@ class DenseClient:
         self._start: Mapping[str, torch.Tensor] | None = None
         self._norms = JointNorms(self.held)
         self._save_wanted: int | None = None
-        self._rank_states: dict[int, memoryview] = {}  # the last ones that were sent
-        self._rank_state_fetch = RankStateFetch()  # what another rank left beside
+        self._rank_states: dict[int, memoryview] = {}  # this rank's last ones, by clock
+        self._rank_state_fetch = RankStateFetch()  # a rank state that this worker has requested
 
     @property
     def owners(self) -> list[int]:
         """For each shard the rank of the server that leads it."""
         return self._route.owners
 
-    # ---- who leads what ---------------------------------------------------------------------------------------------
+    # ---- assignment --------------------------------------------------------------------------------------------------
 
     def on_assignment(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> list[ClientOutput]:
-        """Take over an assignment; what is outstanding leaves for shards that moved once their servers are ready."""
+        """Apply an assignment; what is outstanding for moved shards is sent once their servers have sent Leads."""
         changed, opened = self._route.on_assignment(epoch, owners, servers)
         said = self._forget_partial(changed)
         self._outbox.on_assignment()
         return said + self._send_outstanding(opened)
 
     def on_server_disconnected(self, server: int) -> list[ClientOutput]:
-        """Take in that the connection to a server is gone; when there is a new one, all goes on by itself."""
+        """Handle the loss of the connection to a server; on a new one its Leads resumes everything."""
         said = self._forget_partial(self._route.on_server_lost(server))
         self._outbox.forget_orders(server)
         return said
@@ -153,7 +154,7 @@ class DenseClient:
         return self._send_outstanding(self._route.on_leads(server, message.epoch, message.shards), server)
 
     def _send_outstanding(self, shards: Sequence[int], server: int | None = None) -> list[ClientOutput]:
-        """Send all that these shards' servers must have; `server` has said that it is ready."""
+        """Send everything outstanding for these shards; `server` has sent Leads."""
         outs: list[ClientOutput] = []
         again = [shard for shard in shards if self._received.restart(shard)]
         for shard in shards:
@@ -177,7 +178,7 @@ class DenseClient:
         return outs
 
     def _resend(self, shard: int) -> list[ClientOutput]:
-        """Send all of a shard that is not Pushed: its server is ready."""
+        """Send all pushes of a shard that are not Pushed: its server has sent Leads."""
         said: list[ClientOutput] = [*self._break_up_host_sums(shard)]
         for push in self._outbox.to_resend(shard):
             said += self._push_separately(msgspec.structs.replace(push, landed=self._whole_version(shard)))
@@ -190,10 +191,10 @@ class DenseClient:
     def _is_open(self, shard: int) -> bool:
         return shard not in self._route.closed_shards
 
-    # ---- out --------------------------------------------------------------------------------------------------------
+    # ---- outgoing ----------------------------------------------------------------------------------------------------
 
     def send_start_values(self, values: Mapping[str, torch.Tensor]) -> list[ToServer]:
-        """Send start values, straight out of `values`; they must stay untouched until version `base` has landed."""
+        """Send start values directly from `values`, which must not change until version `base` has arrived."""
         self._start = values
         return [
             out
@@ -211,7 +212,7 @@ class DenseClient:
         return [ToServer(self.owners[shard], StartValues(shard, at), view[at : at + LARGE] or None) for at in offsets]
 
     def send_buffer(self, clock: int) -> dict[str, torch.Tensor]:
-        """Return the send buffer of `clock`, once `unacknowledged(clock - buffers)` is empty."""
+        """Return the send buffer of `clock`; `unacknowledged_servers(clock - buffers)` must be empty."""
         return self.send_buffers.gradients(clock)
 
     def unacknowledged_servers(self, clock: int) -> set[int]:
@@ -219,13 +220,13 @@ class DenseClient:
         return self._outbox.servers_behind(clock)
 
     def unsettled_servers(self) -> set[int]:
-        """Return the servers that this worker must not leave yet: they lack an order or an acknowledgement of it."""
+        """Return the servers for which this worker must not end yet: they lack an order or an acknowledgement."""
         return self._outbox.unsettled_servers()
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[ClientOutput]:
-        """Push a shard's gradients, which stand in `sending(clock)`, or which `pushes.encode` coded.
+        """Push a shard's gradients, which are in `send_buffer(clock)`, or were coded by SendBuffers.encode.
 
-        `missing(clock, [shard])` must be empty.
+        `missing_shards(clock, [shard])` must be empty.
         """
         assert not self._received.missing_shards(clock, [shard], False), (
             f"shard {shard}: push before its values have landed"
@@ -252,15 +253,15 @@ class DenseClient:
         return self._carry_out(acts)
 
     def _readable(self, head: Push) -> SharedRange | None:
-        """Return where others of this host read what is to go together with theirs; None where it goes alone: to a
-        server that reads it there itself, or that is not heard of."""
+        """Return where others of this host read gradients for a host sum; None: they are pushed separately, because the
+        server reads them there itself, or is not connected yet."""
         owner, (flat, _) = self._route.owners[head.shard], self.send_buffers.sent_bytes(head.clock, head.shard)
         if head.shard in self._route.closed_shards or head.landed < head.clock or self._lending.place_for(owner, flat):
             return None
         return self._lending.place_on_host(flat)
 
     def _push_separately(self, head: Push) -> list[ClientOutput]:
-        """Push this worker's own gradients, where their server is ready."""
+        """Push this worker's own gradients, if their server has sent Leads."""
         if head.shard in self._route.closed_shards:
             return []
         owner = self._route.owners[head.shard]
@@ -282,39 +283,39 @@ class DenseClient:
     def order_step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> list[ClientOutput]:
-        """Order the step of `clock`, after all its pushes; what may not leave yet comes out of `received`."""
+        """Order the step of `clock`, after all its pushes; an order that must wait is sent by a later call."""
         assert self.terms.update == "server", "where workers step servers need no order"
         self._outbox.add_step(Step(clock, [dict(group) for group in groups], scale, save))
         return self._ready_orders()
 
     def _ready_orders(self) -> list[ClientOutput]:
-        """Send the orders that may leave now."""
+        """Send the orders that may be sent now."""
         return [ToServer(server, step) for server, step in self._outbox.ready_orders()] if self._ordered else []
 
     def request_save(self, version: int) -> list[ToServer]:
-        """Have `version` saved, though its step did not say so."""
+        """Request a checkpoint of `version`, which its step did not order."""
         self._save_wanted = version
         return [
             ToServer(server, SaveNow(version)) for server in self._route.servers if server in self._route.ready_servers
         ]
 
     def request_norms(self, clock: int) -> list[ToServer]:
-        """Ask for the norms of `clock`, all of whose pushes have been handed in."""
+        """Request the norms of `clock`, whose gradients must all be pushed."""
         assert self.terms.staleness is not None, "under asp there is no joint gradient"
         self._norms.wanted = clock
         owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
         return [ToServer(server, NormsQuery(clock)) for server in sorted(owners)]
 
     def pull(self, clock: int, exact: bool = False) -> list[ToServer]:
-        """Ask for all shards at `clock`, first layers first; `exact`: for version `clock` itself, whatever s is.
+        """Request all shards at `clock`, first layers first; `exact`: version `clock` itself, whatever s is.
 
-        Where pushes ask (`Terms.pushes_ask`) nothing is sent but for the start values, and the first push of the clock
-        before has called this already.
+        Where pushes are answered with values (`Terms.pushes_ask`) nothing is sent except for the start values: the
+        first push of the clock before has already called this.
         """
         pushes_ask = self._pushes_ask and clock > self.terms.base
         if pushes_ask and self._received.each[0].asked == clock:
             return []
-        self.copy_to_front()  # what has landed: the next values need its place
+        self.copy_to_front()  # of arrived values: the next ones need their buffer
         if clock > self.terms.base:
             self._start = None
         if self._save_wanted is not None and self._save_wanted < clock:
@@ -334,7 +335,7 @@ class DenseClient:
         ]
 
     def send_rank_state(self, clock: int, payload: memoryview) -> list[ToServer]:
-        """Send what travels beside the gradients, as it is at the start of `clock`; the payload must stay as it is."""
+        """Send this rank's state outside the gradients at the start of `clock`; the payload must not change."""
         self._rank_states[clock] = payload
         for old in sorted(self._rank_states)[: -self.buffer_count]:
             del self._rank_states[old]
@@ -347,19 +348,19 @@ class DenseClient:
         return [ToServer(self.owners[0], head(at), data[at : at + LARGE] or None) for at in offsets]
 
     def request_rank_state(self, clock: int) -> list[ToServer]:
-        """Ask for what rank 0 sent with `aside`; under asp, what this rank's start before sent."""
+        """Request rank 0's state at `clock`; under asp, the one that this rank sent before it was restarted."""
         self._rank_state_fetch.wanted = clock
         whose = self.rank if self.terms.staleness is None else 0
         return [ToServer(self.owners[0], RankStateQuery(clock, whose))] if self._is_open(0) else []
 
     def rank_state(self, clock: int) -> memoryview | None:
-        """Return what was asked for with `ask_aside`, once it is here."""
+        """Return the state requested by `request_rank_state`, once it has arrived."""
         return self._rank_state_fetch.of(clock)
 
-    # ---- in ---------------------------------------------------------------------------------------------------------
+    # ---- incoming ----------------------------------------------------------------------------------------------------
 
     def receive_buffer_for(self, server: int, message: FromServer, size: int) -> memoryview | None:
-        """Return where a payload of `size` bytes lands; None when it is not wanted (any more).
+        """Return the buffer for a payload of `size` bytes; None when the payload is not needed.
 
         Raises:
             ProtocolError: the server broke the protocol; nothing was changed.
@@ -375,10 +376,10 @@ class DenseClient:
     def on_server_message(
         self, server: int, message: FromServer, size: int = 0, lent: Lent = None
     ) -> list[ClientOutput]:
-        """Take in a message whose payload, if any, stands where `place` said, or is `lent`; a wait may be over.
+        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `lent`.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         match message:
             case Values() | ValuesPart():
@@ -412,7 +413,7 @@ class DenseClient:
         return [*said, *self._pull([message.shard])] if self._received.restart(message.shard) else said
 
     def _on_pushed(self, clock: int, shard: int) -> list[ClientOutput]:
-        """Take in that a shard's pushes up to `clock` are on all of its chain."""
+        """Record that a shard's pushes up to `clock` are on all of its chain."""
         self._outbox.on_pushed(clock, shard)
         return self._after_acknowledgement(clock, shard)
 
@@ -424,7 +425,7 @@ class DenseClient:
     # ---- others of this host ----------------------------------------------------------------------------------------
 
     def on_peer_connected(self, rank: int) -> list[ClientOutput]:
-        """Take in that there is a line to a worker of this host."""
+        """Handle a new connection to a worker of this host."""
         return (
             self._carry_out(self._host.on_peer_connected(rank, self._outbox.outstanding))
             if self._host is not None
@@ -432,14 +433,14 @@ class DenseClient:
         )
 
     def on_peer_disconnected(self, rank: int) -> list[ClientOutput]:
-        """Take in that the line to a worker of this host is broken."""
+        """Handle the loss of the connection to a worker of this host."""
         return self._carry_out(self._host.on_peer_disconnected(rank)) if self._host is not None else []
 
     def on_peer_message(self, rank: int, message: BetweenPeers, data: Lent) -> list[ClientOutput]:
-        """Take in what a worker of this host says; `data`: what it hands in, None where that cannot be read.
+        """Handle a message of a worker of this host; `data`: the gradients that it offers, None if they are unreadable.
 
         Raises:
-            ProtocolError: there is no such shard, or we do not go together; the worker's fault.
+            ProtocolError: there is no such shard, or the workers form no group; the other worker's fault.
         """
         if self._host is None or not 0 <= message.shard < len(self.shards):
             raise ProtocolError(f"worker/{rank}: speaks of shard {message.shard}", where=f"worker/{rank}")
@@ -454,7 +455,7 @@ class DenseClient:
         return self._carry_out(self._host.on_host_push(shard, clock, part))
 
     def _rank_gradients(self, rank: int, message: HostPush, data: Lent) -> RankGradients | None:
-        """Return what was handed in; None where it is not what this shard's gradients are."""
+        """Return the offered gradients; None if they do not fit this shard."""
         one, held = self.shards[message.shard], self.held[message.shard]
         dtype = torch_dtype(one.dtype)
         fits = data is not None and len(data) == len(one.range) * dtype.itemsize
@@ -465,7 +466,7 @@ class DenseClient:
         return RankGradients(rank, message.weight, message.present, torch.frombuffer(data, dtype=dtype))
 
     def on_host_sum(self, gather: HostSumTask, present: bytes) -> list[ClientOutput]:
-        """Take in that a host's sum is made, in `gather.into`; `present`: which pieces are in it."""
+        """Handle a complete host sum, in `gather.into`; `present`: which pieces are in it."""
         shard, clock = gather.shard, gather.clock
         if self._host is None or not self._host.on_host_sum(shard, clock):
             return []
@@ -487,36 +488,36 @@ class DenseClient:
                 said += self._push_separately(own)
         return said + self._ready_orders()
 
-    # ---- what a wait is for -----------------------------------------------------------------------------------------
+    # ---- waits -------------------------------------------------------------------------------------------------------
 
     def missing_shards(self, clock: int, shards: Sequence[int] | None = None, exact: bool = False) -> list[int]:
-        """Return those of the shards (None: of all) whose values for `clock` have not landed."""
+        """Return those of the shards (None: of all) whose values for `clock` have not arrived."""
         return self._received.missing_shards(clock, shards, exact)
 
     def set_waiting(self, shards: Sequence[int], is_open: bool) -> None:
-        """Tell that the user waits for these shards, so that values may land in the front; or no longer does."""
+        """Set whether the user waits for these shards, so that values may be received in the front."""
         for shard in shards:
             self._received.each[shard].waiting = is_open
 
     def set_value_sink(self, take: ValueSink) -> None:
-        """From now on have landed values taken, in the place of bringing them to the front; between wait and pull."""
+        """Pass arrived values to `take` from now on, instead of the front; call it between wait and pull."""
         self._received.sink = take
 
     def copy_to_front(self, shards: Sequence[int] | None = None) -> None:
-        """Bring landed values to where they are read (receive_buffers.py says what this may overlap with)."""
+        """Copy arrived values to the front (receive_buffers.py defines what this may overlap with)."""
         self._received.copy_to_front(shards)
 
     @property
     def unanswered(self) -> int:
-        """How many shards were pulled and have not come."""
+        """The number of shards that were pulled and have not arrived."""
         return self._received.unanswered
 
     def complete_clocks(self, shards: Sequence[int]) -> int:
-        """Return the clock before which everyone's clocks are in the front, for all of these shards."""
+        """Return the clock before which all workers' clocks are in the front, for all of these shards."""
         return min((self._received.each[shard].front_clocks for shard in shards), default=self.terms.base)
 
     def front_version(self, shards: Sequence[int]) -> int:
-        """Return the oldest version in the front among these shards; as `show`, it may overlap with other calls."""
+        """Return the oldest version in the front among these shards; it may overlap with other calls."""
         return min((self._received.each[shard].front_version for shard in shards), default=self.terms.base)
 
     def presence(self, clock: int) -> list[bool]:
@@ -524,7 +525,7 @@ class DenseClient:
         return self._received.presence(clock)
 
     def squared_norms(self, clock: int) -> dict[int, float] | None:
-        """Return the squares of `clock` by parameter, summed in piece order; None when some shard's are missing."""
+        """Return the squared norms of `clock` by parameter, in piece order; None when some shard's are missing."""
         return self._norms.by_parameter(clock)
 
     def servers_without_norms(self, clock: int) -> set[int]:
@@ -534,23 +535,23 @@ class DenseClient:
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _is_owner(self, server: int, shard: int) -> bool:
-        """Tell whether a server is the one that this worker speaks to about a shard."""
+        """Return whether a server is the owner of a shard on this worker's routes."""
         if not 0 <= shard < len(self.shards):
             raise wrong(server, shard, f"there are {len(self.shards)} shards")
         return self._route.owners[shard] == server
 
 
 class PendingValues:
-    """The shards whose values a wait still misses. Calls must not overlap with those of the client.
+    """The shards whose values a wait is still missing. Calls must not overlap with those of the client.
 
     Copies at the end of a wait overlap with no transfer: 10 to 60 ms of the 2.8 s that 100 MB took on four equal hosts.
     So a wait for many bytes also ends when a part of them has arrived; the user's thread copies that part and waits for
     the rest. The part is a fraction of what is left: few wake-ups, and little is left to copy at the end.
 
     Args:
-        client: knows which values have arrived.
-        clock: whose values are waited for.
-        shards: which are.
+        client: the worker's client.
+        clock: the clock whose values are waited for.
+        shards: their shards.
         exact: as in DenseClient.missing_shards.
     """
 
@@ -558,17 +559,17 @@ class PendingValues:
         self._client, self._clock, self._exact = client, clock, exact
         self._sizes, self._before = client.sizes, list(shards)
         self.left = client.missing_shards(clock, shards, exact)
-        self._enough = 0  # bytes that may be left when it is time to copy
+        self._enough = 0  # bytes that may be missing when arrived values are copied
 
     def newly_arrived(self) -> list[int]:
-        """Return those that have landed since the last call, and at first those that had before."""
+        """Return the shards that have arrived since the last call; the first call includes those that had before."""
         landed, self._before = sorted(set(self._before).difference(self.left)), self.left
         total = self._bytes()
         self._enough = total - max(LEAST, total // PART) if total >= 2 * LEAST else 0
         return landed
 
     def servers_waited_for(self) -> set[int]:
-        """Return whom the wait is for; nobody when it is time to copy what has landed."""
+        """Return the servers that the wait is for; none when it is time to copy what has arrived."""
         self.left = self._client.missing_shards(self._clock, self.left, self._exact)
         if self._enough and self._bytes() <= self._enough:
             return set()

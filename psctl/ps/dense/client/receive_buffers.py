@@ -1,17 +1,17 @@
-"""Where a worker's values land: asked for, coming in, in the back, in the front.
+"""Buffers for the values that a worker pulls, and the norms of the mean gradient.
 
-back             where values land while the user may still read the front.
-lent             where values lie that the server lends: they are read there, in the place of the back.
-front            what the user reads. It changes only while the user waits for the shard: either the bytes landed in
-                 the back, and `show` copies them (one copy), or the wait came before the first byte, and they land
-                 in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
-                 never waited for comes to the front before the next pull, which needs its place in the back.
-taken            who has the values elsewhere in the end (a model's parameters) takes them out of the back, or out of
-                 the server's memory, in the place of the front: one copy. A shard may be taken piece by piece.
+back             values are received here while the user may still read the front.
+lent             values in a server's shared memory: they are read there, instead of from the back.
+front            the values that the user reads. It changes only while the user waits for the shard: either the bytes
+                 are in the back, and `copy_to_front` copies them (one copy), or the wait began before the first byte,
+                 and they are received in the front itself (no copy). An unfinished wait leaves its shards undefined.
+                 Values that were never waited for are copied to the front before the next pull, which needs the back.
+sink             a caller that keeps values elsewhere (a model's parameters) copies them from the back, or from the
+                 server's memory, instead of from the front: one copy. A shard may be copied piece by piece.
 
-Sums of gradients may travel in half as many bits (error_feedback.py): those always land in the back.
+Sums of gradients may be sent in half as many bits (error_feedback.py): those are always received in the back.
 
-The joint gradient's norms at a worker: what servers say of each shard's pieces, by clock and by parameter.
+JointNorms collects the squared norms of each shard's pieces, by clock and by parameter.
 """
 
 from __future__ import annotations
@@ -32,56 +32,56 @@ from psctl.types import Shard
 
 
 class ValueSink(Protocol):
-    """Copies values to where they belong."""
+    """Copies values to their destination."""
 
     def __call__(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
-        """Take of a shard's values what is wanted now; tell whether all of this version is taken.
+        """Copy those of a shard's values that are wanted now; return whether this version is copied completely.
 
         Args:
             shard: its index.
-            values: of the shard, in whatever type they travelled; not to be written, and not to be kept.
-            present: for each of its pieces whether somebody had a gradient.
-            clocks: everyone's clocks before this one are in the values.
+            values: of the shard, in the dtype in which they were sent; must not be written or kept.
+            present: for each of its pieces whether any worker had a gradient.
+            clocks: all workers' clocks before this one are in the values.
         """
 
 
 def flat_buffers(
     terms: Terms, lending: Lending | None = None, only: Sequence[str] | None = None
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Return a buffer for each dtype's flat space (`only`: for these)."""
+    """Return a buffer for each dtype's flat space (`only`: for these dtypes)."""
     new = (lending or Lending()).zeros
     wanted = spaces(terms.layout).items()
     return {dtype: new(size, torch_dtype(dtype)) for dtype, size in wanted if only is None or dtype in only}
 
 
 class ShardValues:
-    """What one shard's values are at."""
+    """The state of one shard's values."""
 
     def __init__(self, base: int) -> None:
         self.asked = base - 1  # clock of the newest pull
-        self.pending = False  # it is unanswered
+        self.pending = False  # that pull is unanswered
         self.answered = base - 1  # clock of the newest pull that was answered
         self.wanted = base - 1  # `clocks` wanted at least
-        self.version = base - 1  # newest version that is whole here
-        self.clocks = base - 1  # everyone's clocks before it are in that; the version itself, but under asp
+        self.version = base - 1  # newest version that is complete here
+        self.clocks = base - 1  # all workers' clocks before it are in it; the version itself, except under asp
         self.front_version = base - 1  # version in the front
         self.front_clocks = base - 1
-        self.incoming: int | None = None  # version whose bytes are coming in
+        self.incoming: int | None = None  # version that is being received
         self.incoming_clocks = base - 1
         self.filled = 0
-        self.direct = False  # the incoming bytes go to the front
+        self.direct = False  # the incoming bytes are received in the front
         self.waiting = False  # the user waits: the front may be written
-        self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, where its server has it
+        self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, in its server's memory
         self.present: dict[int, bytes] = {}  # by version, the last two
 
     @property
     def whole_version(self) -> int:
-        """The newest version that is whole in this worker's own memory."""
+        """The newest version that is complete in this worker's own memory."""
         return self.version if self.lent is None else self.front_version
 
 
 class ReceiveBuffers:
-    """All shards' values. Calls must not overlap, except `show` (see there)."""
+    """The values of all shards. Calls must not overlap, except `copy_to_front`."""
 
     def __init__(self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]]) -> None:
         self.front = flat_buffers(terms)
@@ -90,18 +90,18 @@ class ReceiveBuffers:
         self._backs: dict[tuple[int, bool], Stretch] = {}
         self._terms, self._shards, self._held = terms, shards, held
         self.unanswered = 0
-        """Shards whose pull waits for an answer."""
+        """Shards whose pull is unanswered."""
         self.sink: ValueSink | None = None
-        """Takes what has landed, in the place of the front; set when nothing is on its way to the front."""
+        """Receives arrived values instead of the front; set only when nothing is being copied to the front."""
 
     def oldest_version(self, clock: int, exact: bool) -> int:
-        """Return how many of everyone's clocks the values for clock `clock` must hold at least; never less than the
-        start values do."""
+        """Return how many of all workers' clocks the values for clock `clock` must hold at least; never less than the
+        start values hold."""
         base, staleness = self._terms.base, 0 if exact else self._terms.staleness
         return max(base, clock - staleness if staleness is not None else base) if clock >= base else clock
 
     def note_pull(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
-        """Note that clock `clock` will read the shard; tell whether it must be pulled."""
+        """Record that clock `clock` will read the shard; return whether it must be pulled."""
         landing, asp = self.each[shard], self._terms.staleness is None
         assert landing.front_version == landing.version, "show before pull"
         assert not landing.pending or self._terms.staleness != 0, f"shard {shard}: the last pull is unanswered"
@@ -117,17 +117,17 @@ class ReceiveBuffers:
         return True
 
     def restart(self, shard: int) -> bool:
-        """Tell whether a pull of the shard is unanswered; what had come in of the answer is forgotten."""
+        """Return whether a pull of the shard is unanswered; a partly received answer is dropped."""
         landing = self.each[shard]
         landing.incoming = None
         return landing.pending
 
     def on_owner_lost(self, shard: int) -> None:
-        """What comes in will not be continued."""
+        """Drop a partly received answer, which the lost owner cannot continue."""
         self.each[shard].incoming = None
 
     def receive_buffer_for(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
-        """Return where a payload lands; None when it is not wanted (any more).
+        """Return the buffer for a payload; None when the payload is not needed.
 
         Raises:
             ProtocolError: the server broke the protocol; nothing was changed.
@@ -143,7 +143,7 @@ class ReceiveBuffers:
                 return None
             offset = message.offset
             if offset < landing.filled:
-                return None  # of an answer that was given twice
+                return None  # of a duplicate answer
             if offset != landing.filled:
                 raise wrong(server, message.shard, f"part of version {message.version}, out of order")
         whole = self._target(landing, message.shard, message.version).bytes
@@ -159,7 +159,7 @@ class ReceiveBuffers:
             raise wrong(server, message.shard, f"values of {len(message.present)} pieces")
         landing.incoming = None
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
-            return False  # asked twice around a broken connection, answered twice
+            return False  # the pull was repeated after a broken connection, and answered twice
         landing.incoming, landing.incoming_clocks = message.version, message.clocks
         landing.filled, landing.direct = 0, False
         if landing.waiting and self.sink is None:
@@ -167,10 +167,10 @@ class ReceiveBuffers:
         return True
 
     def add_bytes(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
-        """Count bytes in, or take in all of them where they are lent; tell whether the shard's values are whole.
+        """Count received bytes, or use the lent ones; return whether the shard's values are complete.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         if lent is not None and isinstance(message, Values):
             return self._use_lent(server, message, lent)
@@ -212,11 +212,11 @@ class ReceiveBuffers:
     def _on_whole(self, landing: ShardValues, version: int) -> None:
         landing.version, landing.clocks, landing.incoming = version, landing.incoming_clocks, None
         landing.answered = landing.asked
-        before, landing.pending = landing.pending, landing.clocks < landing.wanted  # pulled again
+        before, landing.pending = landing.pending, landing.clocks < landing.wanted  # newer clocks were pulled meanwhile
         self.unanswered += landing.pending - before
 
     def missing_shards(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
-        """Return those of the shards (None: of all) whose values for `clock` have not landed."""
+        """Return those of the shards (None: of all) whose values for `clock` have not arrived."""
         staleness, missing = self._terms.staleness, []
         asp, oldest = staleness is None, clock if staleness == 0 else self.oldest_version(clock, exact)
         for shard in range(len(self.each)) if shards is None else shards:
@@ -228,10 +228,10 @@ class ReceiveBuffers:
         return missing
 
     def copy_to_front(self, shards: Sequence[int] | None = None) -> None:
-        """Bring landed values to the front, or have them taken.
+        """Copy arrived values to the front, or pass them to the sink.
 
-        May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
-        user's own thread pulls and shows. It must be called for all shards before `ask`.
+        May overlap with other calls: the back of an arrived shard is not written before the next pull, and only the
+        user's own thread pulls and copies. It must be called for all shards before `note_pull`.
         """
         for shard in range(len(self.each)) if shards is None else shards:
             landing, where = self.each[shard], self._shards[shard]
@@ -255,19 +255,19 @@ class ReceiveBuffers:
         return [seen[index] for index in sorted(seen)]
 
     def _narrow(self, shard: Shard, version: int) -> torch.dtype | None:
-        """Return the type in which a version travels, where it is not the shard's own; start values do as they are."""
+        """Return the dtype in which a version is sent, if it is not the shard's own; start values keep theirs."""
         terms = self._terms
         return narrow(terms.compression, terms.update, torch_dtype(shard.dtype)) if version > terms.base else None
 
     def _target(self, landing: ShardValues, shard: int, version: int) -> Stretch:
-        """Return where the bytes of a version go."""
+        """Return the buffer in which a version is received."""
         if landing.direct:
             where = self._shards[shard]
             return stretch(self.front[where.dtype].narrow(0, where.range.start, len(where.range)))
         return self._back_of(shard, version)
 
     def _back_of(self, shard: int, version: int) -> Stretch:
-        first = version <= self._terms.base  # start values travel as they are
+        first = version <= self._terms.base  # start values are sent in the shard's own dtype
         found = self._backs.get((shard, first))
         if found is None:
             where = self._shards[shard]
@@ -279,12 +279,12 @@ class ReceiveBuffers:
 
 
 def wrong(server: int, shard: int, what: str) -> ProtocolError:
-    """Return the error that says what a server did."""
+    """Return the error for a server's violation of the protocol."""
     return ProtocolError(f"server/{server}, shard {shard}: {what}", where=f"server/{server}")
 
 
 class JointNorms:
-    """Squares of 2-norms as they come in. Calls must not overlap.
+    """Squared 2-norms of the mean gradient's pieces, as they arrive. Calls must not overlap.
 
     Args:
         held: the pieces of each shard.
@@ -292,12 +292,12 @@ class JointNorms:
 
     def __init__(self, held: Sequence[Sequence[Piece]]) -> None:
         self.wanted: int | None = None
-        """The clock whose norms were asked for last."""
+        """The clock whose norms were requested last."""
         self._held = held
         self._squares: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> of each piece
 
     def on_answer(self, server: int, message: NormsAnswer) -> None:
-        """Take in what a server says of a shard.
+        """Record a shard's norms.
 
         Raises:
             ProtocolError: the shard has other pieces; the server's fault.
@@ -307,7 +307,7 @@ class JointNorms:
         self._squares.setdefault(message.clock, {})[message.shard] = message.squares
 
     def missing_shards(self, clock: int) -> list[int]:
-        """Return the shards whose norms of `clock` are not here."""
+        """Return the shards whose norms of `clock` have not arrived."""
         found = self._squares.get(clock, {})
         return [shard for shard in range(len(self._held)) if shard not in found]
 

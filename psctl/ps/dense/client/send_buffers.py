@@ -1,9 +1,9 @@
-"""What a worker pushes from: gradients in flat buffers by turns, or, where they are coded, the codes by turns.
+"""Buffers from which a worker pushes: gradients in rotating flat buffers or, where they are coded, rotating codes.
 
-Plain gradients leave straight out of the buffer that they were filled into, and stay there until they are Pushed. A
-code is made when the shard is pushed: from then on its gradients may go, so that one buffer is enough for all clocks,
-and it is the code that stays until it is Pushed and is sent again as it is. Sums that are pushed for others of the host
-too (host_collection.py) stand in buffers of their own, by the same turns.
+Plain gradients are sent directly from the buffer that they were written to, and stay there until they are Pushed. A
+code is made when the shard is pushed: from then on its gradients may change, so that one gradient buffer is enough for
+all clocks; the code stays until it is Pushed and is sent again unchanged. Host sums that this worker pushes for its
+group (host_collection.py) have buffers of their own, in the same rotation.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from psctl.types import Shard
 
 
 class SendBuffers:
-    """See the module's docstring. Called by the user's thread, except `of` and `room`.
+    """A worker's send buffers. Called by the user's thread, except `sent_bytes` and `sum_buffer`.
 
     Args:
-        terms: what the job agreed on.
+        terms: the terms of the job.
         shards: all of them.
         held: their pieces.
-        rank: this worker's.
-        lending: where buffers come from that others may read.
+        rank: this worker's rank.
+        lending: allocates buffers that other processes may read.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class SendBuffers:
         self._sizes: list[dict[int, int]] = [{} for _ in range(self._turns)]
         self._sums: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
         self.residual: dict[str, torch.Tensor] = {}
-        """What pushes left out so far, by dtype, flat; only where there is error feedback."""
+        """Residuals of the pushes so far, by dtype, flat; empty without error feedback."""
         if terms.compression.feedback:
             for name in coded:
                 self.residual[name] = torch.zeros(spaces(terms.layout)[name], dtype=residual_dtype(types[name]))
 
     def gradients(self, clock: int) -> dict[str, torch.Tensor]:
-        """Return where the gradients of `clock` are filled in, by dtype."""
+        """Return the buffers for the gradients of `clock`, by dtype."""
         return self._flat[clock % self._turns]
 
     def encode(self, clock: int, shard: int, present: Sequence[bool]) -> None:
-        """Code a shard's gradients of `clock`, which may change then; nothing where they travel as they are."""
+        """Code a shard's gradients of `clock`, which may change afterwards; do nothing where they are not coded."""
         one = self._coders[self._shards[shard].dtype]
         if one is None:
             return
@@ -71,11 +71,11 @@ class SendBuffers:
         self._sizes[turn][shard] = one.encode(gradients, held, present, residual, codes[shard], seed)
 
     def code_size(self, clock: int, shard: int) -> int:
-        """Return the bytes of a shard's code; -1: it travels as it is."""
+        """Return the bytes of a shard's code; -1: it is not coded."""
         return self._sizes[clock % self._turns].get(shard, -1)
 
     def sent_bytes(self, clock: int, shard: int) -> Stretch:
-        """Return what travels of a shard that has a gradient."""
+        """Return the bytes to send of a shard that has a gradient."""
         turn = clock % self._turns
         if shard in self._codes[turn]:
             return stretch(self._codes[turn][shard][: self._sizes[turn][shard]])
@@ -85,7 +85,7 @@ class SendBuffers:
         return found
 
     def sum_buffer(self, clock: int, shard: int) -> torch.Tensor:
-        """Return where a host's sum of a shard is made; it stands as long as the send buffer of its clock."""
+        """Return the buffer for a host sum of a shard; it is kept as long as the send buffer of its clock."""
         sums, one = self._sums[clock % self._turns], self._shards[shard]
         if shard not in sums:
             sums[shard] = torch.empty(len(one.range), dtype=torch_dtype(one.dtype))

@@ -1,16 +1,15 @@
-"""What a worker has sent and must be able to send again: pushes until Pushed, step orders until all is Pushed.
+"""The routes of a worker to its shards' servers, and the pushes and step orders that it may have to send again.
 
-A step order of clock c leaves for server S when every push of c to another server is Taken, and every push of c to S
-has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). A push that goes
-in a host sum leaves on another's connection, or is dropped, so it must be Taken before any order leaves. Where workers
-hold the values, no death is ever cut at a clock, so nothing is ordered: a shard's sum comes back while others still
-leave.
+UnackedPushes keeps pushes until they are Pushed, and step orders until all pushes of their clock are. The step order of
+clock c is sent to server S when every push of c to another server is staged (PushStaged), and every push of c to S has
+been sent: a server with all ranks' orders then knows that every shard holds every push (messages.Step). A push in a
+host sum is sent on another worker's connection, or is dropped, so it must be staged before any order is sent. Where
+workers hold the values, a lost worker's clocks are never cut, so nothing is ordered: a shard's sum is sent back while
+other shards are still being pushed.
 
-Which server a worker speaks to about each shard, and whether it may already.
-
-The assignment says who leads a shard; a shard is *open* once that server has said so itself (Leads), on the connection
-that there is now, by that assignment or a newer one. So nothing is sent to a server that does not know yet that it
-leads, and nothing is taken for sent that a broken connection swallowed.
+ShardRoutes keeps the owner of each shard, by the newest assignment. A shard is *open* once its owner has sent Leads, on
+the present connection, by that assignment or a newer one. So nothing is sent to a server that does not know yet that it
+leads, and nothing that was lost with a broken connection counts as sent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from psctl.ps.messages import Push, Step
 
 
 class ShardRoutes:
-    """By shard. Calls must not overlap.
+    """The owner of each shard, and whether the shard is open. Calls must not overlap.
 
     Args:
         owners: for each shard the rank of the server that leads it.
@@ -30,18 +29,18 @@ class ShardRoutes:
 
     def __init__(self, owners: Sequence[int], servers: Sequence[int]) -> None:
         self.owners, self.servers = list(owners), list(servers)
-        self.ready_servers: set[int] = set()  # servers that said Leads on this connection
+        self.ready_servers: set[int] = set()  # servers that have sent Leads on this connection
         self.closed_shards: set[int] = set(range(len(self.owners)))  # shards that are not open
         self._epoch = -1
-        self._since = [-1] * len(self.owners)  # the assignment that made the owner lead
+        self._since = [-1] * len(self.owners)  # the assignment that made the owner the primary
         self._led: dict[int, dict[int, int]] = {}  # server -> shard -> newest assignment by which it leads
 
     def on_assignment(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Take over an assignment; return the shards whose owner changed, and those of them that are open."""
+        """Apply an assignment; return the shards whose owner changed, and those of them that are open."""
         if epoch <= self._epoch:
             return [], []
         changed = [shard for shard, owner in enumerate(owners) if owner != self.owners[shard]]
-        since = self._epoch + 1  # not all assignments come to a worker
+        since = self._epoch + 1  # a worker does not receive every assignment
         self._epoch, self.owners, self.servers = epoch, list(owners), list(servers)
         for shard in changed:
             self._since[shard] = since
@@ -49,7 +48,7 @@ class ShardRoutes:
         return changed, self._open(changed)
 
     def on_leads(self, server: int, epoch: int, shards: Sequence[int]) -> list[int]:
-        """Take in that a server leads shards; return those for which it is to be sent what is outstanding."""
+        """Record a server's Leads; return the shards whose outstanding messages it must be sent."""
         self.ready_servers.add(server)
         self._led.setdefault(server, {}).update(dict.fromkeys(shards, epoch))
         return self._open([shard for shard in shards if self.owners[shard] == server])
@@ -60,7 +59,7 @@ class ShardRoutes:
         return found
 
     def on_server_lost(self, server: int) -> list[int]:
-        """Take in that the connection to a server is gone; return its shards."""
+        """Record the loss of the connection to a server; return its shards."""
         self.ready_servers.discard(server)
         self._led.pop(server, None)
         mine = [shard for shard, owner in enumerate(self.owners) if owner == server]
@@ -69,31 +68,29 @@ class ShardRoutes:
 
 
 KEPT = 8
-"""Clocks for which an order is kept, though all is Pushed, for a server that could not be reached."""
+"""Clocks for which an order is kept, though all is Pushed, for a server that was not connected."""
 
 
 class UnackedPushes:
     """Bookkeeping of pushes and step orders, without their bytes. Calls must not overlap.
 
     Args:
-        route: who leads which shard.
-        ordered: each clock has an order.
+        route: the owners of the shards.
+        ordered: each clock has a step order.
     """
 
     def __init__(self, route: ShardRoutes, *, ordered: bool = True) -> None:
         self._route, self._ordered = route, ordered
-        self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> what is not Pushed
-        self._push_count: dict[int, int] = {}  # clock -> how many pushes there were
+        self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> push that is not Pushed
+        self._push_count: dict[int, int] = {}  # clock -> number of its pushes
         self._unstaged: dict[int, set[int]] = {}  # clock -> shards
-        self._unstaged_by_server: dict[
-            int, dict[int, int]
-        ] = {}  # clock -> server -> how many of its shards are untaken
-        self._in_host_sum: dict[int, set[int]] = {}  # clock -> shards that go in a host sum
+        self._unstaged_by_server: dict[int, dict[int, int]] = {}  # clock -> server -> number of its unstaged shards
+        self._in_host_sum: dict[int, set[int]] = {}  # clock -> shards pushed in a host sum
         self._steps: dict[int, Step] = {}
         self._sent: dict[int, set[int]] = {}  # clock -> servers that have the order
 
     def add_push(self, push: Push) -> None:
-        """Remember a push that leaves, or would if its shard were open."""
+        """Record a push that is sent now, or once its shard is open."""
         self._pushes.setdefault(push.clock, {})[push.shard] = push
         self._push_count[push.clock] = self._push_count.get(push.clock, 0) + 1
         if self._ordered:
@@ -107,34 +104,34 @@ class UnackedPushes:
             behind[owner] = behind.get(owner, 0) + 1
 
     def note_in_host_sum(self, clock: int, shard: int) -> None:
-        """Note that a push is to go in a host sum."""
+        """Record that a push is offered for a host sum."""
         if self._ordered:
             self._in_host_sum.setdefault(clock, set()).add(shard)
 
     def note_separate(self, clock: int, shard: int) -> None:
-        """Note that a push goes in no host sum."""
+        """Record that a push is in no host sum."""
         self._in_host_sum.get(clock, set()).discard(shard)
 
     def unstaged(self, clock: int, shard: int) -> Push | None:
-        """Return a push that is not Taken (where nothing is ordered: not Pushed); None where it is."""
+        """Return a push that is not staged (where nothing is ordered: not Pushed); None if it is."""
         if self._ordered and shard not in self._unstaged.get(clock, ()):
             return None
         return self._pushes.get(clock, {}).get(shard)
 
     @property
     def outstanding(self) -> list[tuple[int, int]]:
-        """By shard and clock, what is not Pushed."""
+        """Return (shard, clock) of the pushes that are not Pushed."""
         return [(shard, clock) for clock, pushes in self._pushes.items() for shard in pushes]
 
     def add_step(self, step: Step) -> None:
-        """Remember an order; `orders` says when it leaves."""
+        """Record an order; `ready_orders` returns it when it may be sent."""
         for old in [clock for clock in self._steps if clock < step.clock - KEPT and not self._pushes.get(clock)]:
             self._drop(old)
         self._steps[step.clock] = step
         self._sent[step.clock] = set()
 
     def on_staged(self, clock: int, shard: int) -> None:
-        """Take in that a push is whole at its primary."""
+        """Record that a push has arrived completely at its primary."""
         untaken = self._unstaged.get(clock)
         if untaken is None or shard not in untaken:
             return
@@ -146,7 +143,7 @@ class UnackedPushes:
             del behind[owner]
 
     def on_pushed(self, clock: int, shard: int) -> None:
-        """Take in that a shard's pushes up to `clock` are on all of its chain."""
+        """Record that a shard's pushes up to `clock` are on all of its chain."""
         for known in [known for known in self._pushes if known <= clock]:
             if self._pushes[known].pop(shard, None) is not None and self._ordered:
                 self.on_staged(known, shard)
@@ -154,7 +151,7 @@ class UnackedPushes:
                 self._forget(known)
 
     def _forget(self, clock: int) -> None:
-        """All of the clock is done, if all of it was pushed and its order is with everyone who leads a shard."""
+        """Drop a clock that is all pushed and acknowledged, if every server that leads a shard has its order."""
         owners = self._route.owners
         if self._push_count[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
             self._drop(clock)
@@ -179,7 +176,7 @@ class UnackedPushes:
         return {owners[shard] for known, shards in self._pushes.items() if known <= clock for shard in shards}
 
     def unsettled_servers(self) -> set[int]:
-        """Return the servers that have not acknowledged all of some clock that was ordered, or not heard its order."""
+        """Return the servers that lack an order, or have not acknowledged all pushes of an ordered clock."""
         if not self._ordered:
             return {self._route.owners[shard] for pushes in self._pushes.values() for shard in pushes}
         found: set[int] = set()
@@ -189,11 +186,11 @@ class UnackedPushes:
         return found
 
     def has_unacknowledged(self, clock: int) -> bool:
-        """Tell whether some push up to `clock` is not acknowledged."""
+        """Return whether some push up to `clock` is not acknowledged."""
         return any(pushes and known <= clock for known, pushes in self._pushes.items())
 
     def on_assignment(self) -> None:
-        """Count anew whose shards are untaken: owners have changed."""
+        """Recount the unstaged shards of each server: owners have changed."""
         for clock, untaken in self._unstaged.items():
             behind: dict[int, int] = {}
             for shard in untaken:
@@ -202,7 +199,7 @@ class UnackedPushes:
             self._unstaged_by_server[clock] = behind
 
     def to_resend(self, shard: int) -> list[Push]:
-        """Return the shard's pushes that must be sent again, the oldest first; none of them counts as taken."""
+        """Return the shard's pushes that must be sent again, the oldest first; none of them counts as staged."""
         clocks = sorted(clock for clock, pushes in self._pushes.items() if shard in pushes)
         for clock in clocks if self._ordered else ():
             self._mark_unstaged(clock, shard)
@@ -210,12 +207,12 @@ class UnackedPushes:
         return [self._pushes[clock][shard] for clock in clocks]
 
     def forget_orders(self, server: int) -> None:
-        """All orders must be sent to this server again."""
+        """Mark all orders as not sent to this server."""
         for sent in self._sent.values():
             sent.discard(server)
 
     def ready_orders(self) -> list[tuple[int, Step]]:
-        """Return the orders that may leave now, with their servers; they count as sent."""
+        """Return the orders that may be sent now, with their servers; they count as sent."""
         found: list[tuple[int, Step]] = []
         for clock in sorted(self._steps) if self._steps else ():
             behind = self._unstaged_by_server.get(clock, {})

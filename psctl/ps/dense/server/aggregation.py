@@ -1,19 +1,19 @@
-"""Which gradient a shard can apply next: the joint mean of a clock (bsp, ssp), or one worker's push (asp).
+"""Aggregation of a shard's pushes: the mean gradient of a clock (bsp, ssp), or one worker's push (asp).
 
 Theory. bsp and ssp (`ClockAggregation`): at version v, clock v is under way:
 
-    push of rank r   staged in a buffer of its own until whole
-    sum              ranks join in their order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
-                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival.
-                     What a worker of this host lends is only read: the first two together make the sum.
-                     Where workers share a host its sum joins as one, in the turn of its first rank: it came as such,
-                     or is made here when all of them are whole (host_sums.py)
+    push of rank r   staged in a buffer of its own until complete
+    sum              ranks are added in rank order: rank 0's buffer becomes the sum, rank 1's is added when complete ...
+                     a push ahead of its turn stays staged; so the sum is bitwise equal for every order of arrival.
+                     Memory that a worker of this host lends is only read: the first two pushes together make the sum.
+                     Where workers share a host, their host sum is added as one, in the turn of its first rank: it
+                     arrives as one push, or is made here when all their pushes are complete (host_sums.py)
     mean             the sum divided by the sum of weights
 
-A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
-are asked again. asp (`AsyncAggregation`): a rank's push is ready when it is whole and its order is in; the oldest
-first. When a checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are
-applied, so that the checkpoint holds the same clocks of all ranks.
+If a push that is already in the sum must be excluded, the clock is undone: the sum is discarded, and the ranks in it
+are asked to push again. asp (`AsyncAggregation`): a rank's push is ready when it is complete and its step order has
+arrived, oldest first. When a checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks
+up to v-1 are applied, so that the checkpoint holds the same clocks of all ranks.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from psctl.ps.dense.shard_state import ShardEntry, ShardState
 from psctl.ps.pieces import bytes_view
 
 SUM = StepOrder([], None, False)
-"""How every clock is applied where workers step."""
+"""The step order of every clock where workers step."""
 
 NEAR = 1e-9
-"""Relative; a sum of weights as near to the number of workers as this differs by rounding only."""
+"""Relative tolerance; a sum of weights this near to the number of workers differs from it by rounding only."""
 
 
 class ClockAggregation(PushStaging):
-    """bsp and ssp: one step a clock, when every member's push of it is in."""
+    """bsp and ssp: one step a clock, when the pushes of all its members are complete."""
 
     def __init__(self, state: ShardState, membership: Membership) -> None:
         super().__init__(state, membership)
         terms = state.terms
         self._hosts = terms.hosts if self._coder is None and terms.staleness == 0 else ()
-        self._sum_order: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # of which ranks, and how they go
+        self._sum_order: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # ranks, and as summed
         self._reset_sum()
 
     def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
@@ -53,10 +53,10 @@ class ClockAggregation(PushStaging):
         return self._sum_order[1]
 
     def _reset_sum(self) -> None:
-        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of those in turn
-        self._first: StagedPush | None = None  # or that sum is this alone, as it was lent
+        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` groups
+        self._first: StagedPush | None = None  # or the sum is this push alone, in lent memory
         self._next = 0
-        self._covered: tuple[int, ...] = ()  # ranks in it that came in host sums
+        self._covered: tuple[int, ...] = ()  # ranks in it that arrived in host sums
         self._weight = 0.0
         self._sum_present = bytes(len(self._state.held))
         self._divided = False
@@ -88,7 +88,7 @@ class ClockAggregation(PushStaging):
         return self._sum, self._sum_present
 
     def _add_turn(self, clock: int, ranks: tuple[int, ...]) -> bool:
-        """Add the pushes of a host, or of a rank that shares its host with nobody, if they are all here."""
+        """Add the pushes of a host, or of a rank that is alone on its host, if they are all complete."""
         if len(ranks) == 1:
             one = self._staged.get((clock, ranks[0]))
             if one is None or not one.whole:
@@ -111,7 +111,7 @@ class ClockAggregation(PushStaging):
         return True
 
     def _add_host(self, pushes: Sequence[tuple[int, StagedPush]]) -> None:
-        """Add the host sum of ranks that pushed by themselves."""
+        """Add the host sum of ranks that pushed separately."""
         parts = [RankGradients(rank, staged.weight, staged.present, staged.buffer) for rank, staged in pushes]
         first, rest = pushes[0][1], [staged for _, staged in pushes]
         self._weight += joint_weight(part.weight for part in parts)
@@ -129,7 +129,7 @@ class ClockAggregation(PushStaging):
             self._release(staged)
 
     def _add(self, staged: StagedPush) -> None:
-        """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
+        """Add one rank's gradients; pieces without a gradient count as zero, whatever their bytes are."""
         held, whole = self._state.held, all(staged.present)
         self._weight += staged.weight
         if self._coder is not None:  # read and summed in one pass
@@ -171,7 +171,7 @@ class ClockAggregation(PushStaging):
 
     def next_ready(self) -> ReadyGradient | None:
         if not self._staged and self._sum is None and self._first is None:
-            return None  # nothing of the clock under way is here
+            return None  # nothing of the clock under way has arrived
         found = self.clock_mean()
         if found is None or self._state.version is None:
             return None
@@ -207,7 +207,7 @@ class ClockAggregation(PushStaging):
         )
 
     def _undo(self, clock: int) -> None:
-        """Discard the sum and what is staged of its clock: who pushed it still has it, and pushes it again."""
+        """Discard the sum and its clock's staged pushes: their ranks still have them, and push them again."""
         if self._sum is not None:
             self._state.give_buffer(self._sum)
         self._reset_sum()
@@ -276,7 +276,7 @@ class AsyncAggregation(PushStaging):
 
 
 def intake(state: ShardState, membership: Membership) -> PushStaging:
-    """Return the way that the job's consistency asks for."""
+    """Return the aggregation for the job's consistency model."""
     return AsyncAggregation(state, membership) if state.terms.staleness is None else ClockAggregation(state, membership)
 
 
@@ -287,7 +287,7 @@ def square(gradient: torch.Tensor) -> float:
 
 
 def squares(state: ShardState, mean: torch.Tensor, present: Sequence[int]) -> list[float | None]:
-    """Return the square of each piece's norm; None where nobody had a gradient."""
+    """Return the square of each piece's norm; None where no worker had a gradient."""
     return [
         square(mean.narrow(0, piece.at.start, len(piece.at))) if there else None
         for piece, there in zip(state.held, present, strict=True)

@@ -1,19 +1,20 @@
-"""The mind of one shard on its server: pushes and orders in, sums, steps and answers out; it never waits.
+"""The state machine of one dense shard on a server: pushes and step orders in; sums, steps and answers out.
 
-Theory. At any time the shard has one version v (state.py). On its primary the next one is under way:
+Theory. At any time the shard has one version v (shard_state.py). On its primary the next one is under way:
 
-    pushes           staged until whole (push_staging.py) -> Taken
-    sum, mean        of a clock's members in rank order (sums.py); asked-for norms are answered from it
-    apply            when the step order is in too: an entry goes down the chain of replicas (chain.py), and every
-                     member takes the same step; `update: worker`: the mean itself is the next version
-    acknowledged     when all of the chain have version v: pulls that it satisfies are answered, the others' pushes are
-                     acknowledged (Pushed); only then is the next one applied
+    pushes           staged until complete (push_staging.py), then PushStaged is sent
+    sum, mean        of a clock's members in rank order (aggregation.py); norm queries are answered from it
+    apply            once its step order is here: an entry is sent down the chain of replicas (replica_chain.py), and
+                     every member makes the same step; `update: worker`: the mean itself is the next version
+    acknowledged     when all of the chain have version v: pulls that it satisfies are answered, other workers' pushes
+                     are acknowledged (Pushed); only then is the next version applied
 
-A pull is answered by a version that is `oldest` or newer, and newer than what the worker has; else it is remembered.
-Who is not the primary drops what workers say: the primary has told them, or will, that it leads (Leads), and on that
-they send all that is outstanding.
+A pull is answered by a version that is `oldest` or newer, and newer than the worker's own; else it is kept until then.
+A server that is not the primary drops workers' messages: the primary has sent, or will send, Leads to the workers, and
+on Leads they send everything outstanding.
 
-A shard of parameters as the state machine that its chain of servers replicates.
+ReplicatedShard presents the shard's state and staged pushes to the chain; DenseShard combines it with the answers.
+DenseShard never blocks.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ from psctl.types import Shard
 
 
 class ReplicatedShard:
-    """A shard of parameters: its state, and what it has taken in."""
+    """A shard of parameters as the replicated state of its chain: applied state and staged pushes."""
 
     def __init__(self, state: ShardState, intake: PushStaging) -> None:
         self._state, self._intake = state, intake
 
     @property
     def version(self) -> int | None:
-        """How many entries are applied; None before the start values are here."""
+        """The number of applied entries; None before the start values have arrived."""
         return self._state.version
 
     @property
     def copy_limit(self) -> int:
-        """Bytes that a copy, or what is handed over, may take at most."""
+        """Upper bound of the bytes of a copy or of the staged state."""
         terms = self._state.terms
         ranks = len(self._intake.membership.everyone)
         return max(self._state.copy_limit, (ranks * terms.buffers + 1) * self._state.nbytes)
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
-        """Return where an entry's payload goes."""
+        """Return the buffer for an entry's payload."""
         return self._state.entry_buffer(head, size)
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
@@ -71,40 +72,40 @@ class ReplicatedShard:
         self._state.apply(head, payload, kept=kept)
 
     def release(self, payload: memoryview) -> None:
-        """Take back a payload."""
+        """Release a payload."""
         self._state.release(payload)
 
     def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        """Return all of the state."""
+        """Return the whole state."""
         return self._state.snapshot()
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        """Become what another's `snapshot` was."""
+        """Replace the state by another server's `snapshot`."""
         self._state.restore(version, head, data)
 
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return what is taken in and not applied."""
+        """Return the state that is staged and not applied."""
         return self._intake.staged_state()
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Take over what another's `staged` returned."""
+        """Restore what another server's `staged_state` returned."""
         self._intake.restore_staged(head, data)
 
 
 class DenseShard:
-    """One shard; see the module's theory. Its calls must not overlap; two shards know nothing of each other.
+    """The state machine of one shard. Its calls must not overlap; two shards share no mutable state but the budget.
 
     Args:
-        terms: what the job agreed on.
-        shard: which one.
+        terms: the terms of the job.
+        shard: the shard.
         held: its pieces.
         me: rank of this server.
-        up: tells whether there is a connection to a server.
-        membership: which ranks take part.
-        epoch: the newest assignment so far, in which this server had no part in the shard.
-        copying: shared by the server's shards.
-        lending: where buffers come from, and which workers read them there.
-        restored: start values come from a checkpoint (`loaded`), not from rank 0.
+        up: returns whether there is a connection to a server.
+        membership: the members of each clock.
+        epoch: the newest assignment so far, in which this server had no role for the shard.
+        copying: the limit on concurrent copies, shared by the server's shards.
+        lending: allocates buffers, and knows which workers read them in place.
+        restored: start values are those of a checkpoint (`on_loaded`), not of rank 0.
     """
 
     def __init__(
@@ -130,15 +131,15 @@ class DenseShard:
         self.chain = ReplicaChain(
             shard.index, me, ReplicatedShard(self.state, self._staging), up, epoch, copying=copying
         )
-        self._begun = 0  # bytes of start values
+        self._begun = 0  # received bytes of start values
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
-        self._unacknowledged: set[int] = set()  # ranks that wait to hear that what they pushed is on all of the chain
+        self._unacknowledged: set[int] = set()  # ranks that wait for Pushed
         self.led_from = terms.base - 1
-        """The newest checkpoint that whoever led the shard before has made, or would have."""
+        """The newest checkpoint that an earlier primary of the shard has made, or would have."""
 
     @property
     def version(self) -> int | None:
-        """The newest version here; None: start values are not all here."""
+        """The newest version here; None: start values have not all arrived."""
         return self.state.version
 
     @property
@@ -151,28 +152,28 @@ class DenseShard:
     def on_assignment(
         self, epoch: int, chain: Sequence[int], copies: Sequence[int], alive: Callable[[int], bool]
     ) -> list[Output]:
-        """Take over an assignment (chain.py)."""
+        """Apply an assignment (replica_chain.py)."""
         return self._after_chain(self.chain.leads, self.chain.on_assignment(epoch, chain, copies, alive))
 
     def replica_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
-        """Return where another server's payload goes; None when it is not wanted."""
+        """Return the buffer for another server's payload; None when the payload is not needed."""
         return self.chain.receive_buffer_for(server, message, size)
 
     def on_server_message(self, server: int, message: BetweenServers, size: int) -> list[Output]:
-        """Take in what another server said."""
+        """Handle another server's message."""
         return self._after_chain(self.chain.leads, self.chain.on_message(server, message, size))
 
     def on_server_connected(self, server: int) -> list[Output]:
-        """Say again what may have been lost with an older connection."""
+        """Send again what may have been lost with an older connection."""
         return self._after_chain(self.chain.leads, self.chain.on_server_connected(server))
 
     def on_server_disconnected(self, server: int) -> list[Output]:
-        """Take in that the connection to a server is gone."""
+        """Handle the loss of the connection to a server."""
         self.chain.on_server_disconnected(server)
         return self._advance()
 
     def _after_chain(self, led: bool, outputs: Sequence[ChainOutput]) -> list[Output]:
-        """Go on after the chain took something in."""
+        """Continue after the chain has handled an event."""
         if self.leads and not led and self.version is not None:
             now = self._staging.membership.changes[-1][1]
             self.led_from = 1 + min((self._staging.applied_of(rank) for rank in now), default=self.version)
@@ -186,7 +187,7 @@ class DenseShard:
     # ---- start values -----------------------------------------------------------------------------------------------
 
     def start_values_buffer(self, rank: int, offset: int, size: int) -> memoryview | None:
-        """Return where start values go; None when they are not wanted."""
+        """Return the buffer for start values; None when they are not needed."""
         if not (self.leads or self.chain.role == "handing") or self.version is not None:
             return None
         if rank != 0 or self._restored:
@@ -198,7 +199,7 @@ class DenseShard:
         return bytes_view(self.state.values)[offset : offset + size]
 
     def on_start_values(self, rank: int, offset: int, size: int) -> list[Output]:
-        """Count start values in; the last ones make the first version."""
+        """Count start values; the last bytes complete the first version."""
         if self.start_values_buffer(rank, offset, size) is None:
             return []
         self._begun += size
@@ -208,17 +209,17 @@ class DenseShard:
         return [*self.chain.on_first_version(), *self._advance()]
 
     def on_loaded(self, loading: ShardLoading) -> list[Output]:
-        """Take over what was loaded: it is the first version."""
+        """Make the state loaded from a checkpoint the first version."""
         self.state.on_loaded(loading)
         return [*self.chain.on_first_version(), *self._advance()]
 
     # ---- pushes and orders ------------------------------------------------------------------------------------------
 
     def push_buffer_for(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
-        """Return where a push's bytes go; None when they are not wanted.
+        """Return the buffer for a push's bytes; None when they are not needed.
 
         Raises:
-            ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
+            ProtocolError: wrong size, offset or clock; the worker's fault, and nothing was changed.
         """
         if not self.chain.leads:
             return None
@@ -231,19 +232,20 @@ class DenseShard:
             raise self._error(rank, f"push that claims version {message.landed}, which was never sent")
 
     def on_push(self, rank: int, message: Push | PushPart, size: int, lent: Lent = None) -> list[Output]:
-        """Count a push's bytes in; the last ones are acknowledged as taken, and all goes on as far as it can.
+        """Count a push's bytes; the last ones are acknowledged by PushStaged, and everything ready is applied.
 
         Args:
-            lent: all of its bytes, where they lie in shared memory.
+            lent: all of its bytes, in shared memory.
         """
         if not self.chain.leads:
             return []
         if not size:
-            self._check(rank, message)  # else `place` did
+            self._check(rank, message)  # else `push_buffer_for` did
         if isinstance(message, Push):
             self._readers.on_received(rank, message.landed)
             if message.covers:
-                self._readers.on_covered(message.covers, message.clock)  # who hands in a clock has its version
+                # A worker that offers gradients of a clock has that version.
+                self._readers.on_covered(message.covers, message.clock)
             if self._pushes_ask:
                 self._answers.on_push(rank, message.clock)
         if message.clock <= self._staging.clock_of(rank):
@@ -264,12 +266,12 @@ class DenseShard:
         return [*self._acknowledge(taken, message.clock), *self._ask_again(), *(self._apply_ready() if taken else ())]
 
     def _acknowledge(self, ranks: Sequence[int], clock: int) -> list[Output]:
-        """Tell that pushes are whole: orders wait for it, and where workers hold the values none does."""
+        """Send PushStaged: step orders wait for it; where workers hold the values none does, and nothing is sent."""
         waits = self._terms.update == "server"
         return [ToWorker(rank, PushStaged(self.shard.index, clock)) for rank in ranks] if waits else []
 
     def _ask_again(self) -> list[Output]:
-        """Have those push again whose pushes were given up, though they count on them."""
+        """Ask the ranks whose staged pushes were dropped to push again."""
         if not self._staging.given_up:
             return []
         ranks = sorted(self._staging.given_up)
@@ -280,31 +282,31 @@ class DenseShard:
         return [ToWorker(rank, Leads(self.chain.epoch, [self.shard.index])) for rank in ranks]
 
     def on_step_order(self, clock: int, order: StepOrder) -> list[Output]:
-        """Take in how to apply `clock`."""
+        """Record the step order of `clock`."""
         self._staging.add_order(clock, order)
         return self._advance()
 
     def drop_pushes_after(self, rank: int, clock: int) -> list[Output]:
-        """Drop what a worker that is gone pushed after `clock`."""
+        """Drop what a lost worker pushed after `clock`."""
         self._staging.drop_and_undo(rank, clock)
         return [*self._ask_again(), *self._advance()]
 
     def set_members(self, membership: Membership) -> list[Output]:
-        """Take over which ranks take part."""
+        """Set the members of each clock."""
         self._readers.keep_only(membership.changes[-1][1])
         self._staging.set_members(membership)
         return [*self._ask_again(), *self._advance()]
 
-    # ---- going on ---------------------------------------------------------------------------------------------------
+    # ---- progress ----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> list[Output]:
-        """Do all that can be done now."""
+        """Make all progress that is possible now."""
         if not self.chain.leads or self.state.version is None:
             return []
         return [*self._answer_settled(), *self._apply_ready()]
 
     def _apply_ready(self) -> list[Output]:
-        """Apply what is ready, and tell of each version what is on all of the chain."""
+        """Apply every ready gradient, and answer with each version once it is on all of the chain."""
         outputs: list[Output] = [*self.chain.start_waiting_copies(), *self._answers.norms()]
         while self.chain.may_append and (ready := self._staging.next_ready()) is not None:
             outputs += self._apply(ready)
@@ -313,7 +315,7 @@ class DenseShard:
         return outputs
 
     def _apply(self, ready: ReadyGradient) -> list[ChainOutput]:
-        """Make the next version here, and pass it on."""
+        """Make the next version here, and forward its entry."""
         entry, gradient, keeps, number = ready.entry, ready.gradient, self.chain.keeps_payloads, self.state.version
         assert number is not None, "a clock was summed"
         some = any(entry.present)
@@ -329,12 +331,12 @@ class DenseShard:
         )
 
     def _answer_settled(self) -> list[Output]:
-        """Tell what is on all of the chain now."""
+        """Send answers and acknowledgements for what is on all of the chain now."""
         if not self.chain.settled:
             return []
         answers = self._answers.values()
         outputs: list[Output] = []
-        if self._terms.staleness is not None:  # values say it as well; but under asp the version is not the clock
+        if self._terms.staleness is not None:  # values imply it; but under asp the version is not the clock
             for answer in answers:
                 self._unacknowledged.discard(answer.rank)
         if self._unacknowledged:
@@ -344,7 +346,7 @@ class DenseShard:
         return outputs + self._snapshot() if self._staging.saves else outputs
 
     def save_version(self, rank: int, version: int) -> list[Output]:
-        """Copy version `version`, now or when it is reached; once, however many ask."""
+        """Copy version `version`, now or when it is reached; once, however many ranks request it."""
         if version <= self._saved or not self.leads:
             return []
         if self._terms.update != "server" or self._is_beyond(version):
@@ -353,7 +355,7 @@ class DenseShard:
         return self._advance()
 
     def _is_beyond(self, version: int) -> bool:
-        """Whether some clock is applied already that `version` does not hold."""
+        """Return whether some clock is applied already that `version` does not hold."""
         return any(clock >= version for clock in self.state.applied.values())
 
     def _snapshot(self) -> list[Output]:
@@ -372,14 +374,14 @@ class DenseShard:
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def on_pull(self, rank: int, message: Pull) -> list[Output]:
-        """Answer with the values, or remember that this rank waits."""
+        """Answer with the values, or record that this rank waits."""
         if not self.chain.leads:
             return []
         self._answers.on_pull(rank, message)
         return [*self._answers.values()] if self.chain.settled else []
 
     def on_norms_query(self, rank: int, clock: int) -> list[Output]:
-        """Answer with the squares of `clock`, or remember that this rank waits."""
+        """Answer with the squared norms of `clock`, or record that this rank waits."""
         if not self.chain.leads:
             return []
         self._answers.on_norms_query(rank, clock)
@@ -387,7 +389,7 @@ class DenseShard:
 
     def missing_ranks(self, clock: int) -> list[int]:
         """Return the ranks without whose pushes no pull at `clock` can be answered; under asp, those that a checkpoint
-        or a worker that asked for everyone's clocks waits for."""
+        or a pull of all workers' clocks waits for."""
         if not self.chain.leads or self.state.version is None:
             return []
         asked, staleness = [*self._staging.saves, *self._answers.wanted_clocks], self._terms.staleness
@@ -395,17 +397,17 @@ class DenseShard:
         return self._staging.missing_ranks(needed) if self._staging.clocks < needed else []
 
     def last_clock_of(self, rank: int) -> int:
-        """Return the last clock of a rank that is whole here; under asp, that is applied: the rest will be dropped."""
+        """Return the last clock of a rank that is staged here; under asp, that is applied: the rest will be dropped."""
         asp = self._terms.staleness is None
         return self._staging.applied_of(rank) if asp else self._staging.clock_of(rank)
 
     def last_separate_clock_of(self, rank: int) -> int:
-        """Return the last clock of a rank that is whole here and in nobody else's hands: a host sum goes when any of
-        its ranks is cut. Under asp as `held_of`."""
+        """Return the last clock of a rank that is staged separately here: a host sum is dropped when any of its ranks
+        is cut. Under asp as `last_clock_of`."""
         return min(self.last_clock_of(rank), self._staging.last_separate_clock_of(rank))
 
     def on_worker_disconnected(self, rank: int) -> None:
-        """Forget a rank's connection, but not what it may read on until a push says what it, or a successor, has."""
+        """Forget a rank's connection, but not what it may still read until a push reports a newer version."""
         self._answers.on_disconnected(rank)
         self._readers.on_disconnected(rank)
         self._staging.drop_incoming(rank)

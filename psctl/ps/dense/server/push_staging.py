@@ -1,19 +1,19 @@
-"""What a shard has taken in and not applied: staged pushes, the vector clock, orders; and how they are handed over.
+"""Pushes that a shard has received and not applied, the vector clock and step orders, and their transfer.
 
-The vector clock holds the last clock of each rank that is *taken*: whole here. A push older than that is in
-already; one that skips a clock, or a part without its beginning, was sent before this server led the shard and comes
-again. What is ready to be applied depends on the consistency: sums.py.
+The vector clock holds the last clock of each rank that is *staged* (`taken`): received completely. A push older than
+that is a duplicate; one that skips a clock, or a part without its beginning, was sent before this server led the shard
+and is sent again. Which gradient is ready to be applied depends on the consistency model: aggregation.py.
 
-A *host sum* (host_sums.py) is the push of all whom it covers: when it is whole their clocks move on together. It counts
-only if none of theirs has come otherwise and they are all of their host who take part; else it is given up, and those
-whose push is in no other way are asked for it. So it never matters who of a host says what, or twice, or in what order.
+A *host sum* (host_sums.py) is the push of all ranks that it covers: when it is complete their clocks advance together.
+It counts only if none of their pushes has arrived separately and they are all the members of their host; else it is
+dropped, and the ranks whose push is in no other form are asked to push. So duplicates and the order of arrival do not
+matter.
 
-Bytes may still be coming in for a push that counts no more: what it stands in is nobody else's until they are here, or
-their connection is lost.
+Bytes may still be arriving for a push that no longer counts: its buffer is not reused until they are received, or their
+connection is lost.
 
-A push while it comes in and until it is summed, and what of a shard's pushes goes to a new primary.
-
-What is handed over: a head (Handed), the sum under way if there is one, and the bytes of the pushes, in their order.
+A transfer to a new primary consists of a head (StagedTransfer), the sum under way if there is one, and the bytes of the
+pushes, in their order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from psctl.ps.pieces import bytes_view
 
 
 class StagedPush:
-    """A push while it comes in and until the sum takes it; a `lent` one stands in the worker's own memory.
+    """A push that is being received, or waits for the sum; a `lent` one is in the worker's own memory.
 
-    `covers`: whose host sum it is; (): its sender's alone. `view`: the buffer's bytes, where they are known.
+    `covers`: the ranks of a host sum; (): the sender alone. `view`: the buffer's bytes, where they are known.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class StagedPush:
     ) -> None:  # fmt: skip
         self.weight, self.present, self.expected, self.covers, self.lent = weight, present, expected, covers, lent
         self.filled = expected if lent else 0
-        self.void = False  # it counts no more, and its bytes are still coming in
+        self.void = False  # it no longer counts, and its bytes are still arriving
         self.buffer = buffer
         self.bytes = bytes_view(buffer) if view is None else view
 
     @property
     def whole(self) -> bool:
-        """Whether all bytes are here."""
+        """Whether all bytes have arrived."""
         return self.filled == self.expected
 
 
 class TransferredPush(msgspec.Struct, frozen=True):
-    """A staged push as it is handed over; its bytes follow when any piece is present."""
+    """A staged push in a transfer; its bytes follow if any piece is present."""
 
     clock: int
     rank: int
@@ -66,7 +66,7 @@ class TransferredPush(msgspec.Struct, frozen=True):
 
 
 class StagedTransfer(msgspec.Struct, frozen=True):
-    """What is handed over: the vector clock, orders (by clock and rank), staged pushes, saves, the sum under way."""
+    """Head of a transfer: vector clock, orders (by clock and rank), staged pushes, saves, the sum under way."""
 
     taken: dict[int, int]
     orders: list[tuple[int, StepOrder]]
@@ -76,17 +76,17 @@ class StagedTransfer(msgspec.Struct, frozen=True):
     weight: float = 0.0
     joint: bytes = b""
     divided: bool = False
-    covered: tuple[int, ...] = ()  # ranks in the sum that came in host sums
+    covered: tuple[int, ...] = ()  # ranks in the sum whose gradients arrived in host sums
 
 
 _HANDED = msgspec.msgpack.Decoder(StagedTransfer)
 
 
 def read_handed(head: bytes, shard: int) -> StagedTransfer:
-    """Return what another server's head of a hand-over says.
+    """Decode the head of another server's transfer.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is not such a head.
     """
     try:
         return _HANDED.decode(head)
@@ -95,34 +95,34 @@ def read_handed(head: bytes, shard: int) -> StagedTransfer:
 
 
 class ReadyGradient(msgspec.Struct, frozen=True):
-    """A gradient that can be applied now, and how."""
+    """A gradient that can be applied now, and its step order."""
 
     entry: ShardEntry
     gradient: torch.Tensor
 
 
 class PushStaging(ABC):
-    """What both ways have in common.
+    """Staging of pushes, common to both aggregations.
 
     Args:
-        state: what is applied, and where buffers come from.
-        membership: who takes part.
+        state: the shard's state, which also provides buffers.
+        membership: the members of each clock.
     """
 
     def __init__(self, state: ShardState, membership: Membership) -> None:
         self.membership = membership
         self.taken: dict[int, int] = {}  # by rank; see `clock_of`
-        self.saves: set[int] = set()  # versions that a checkpoint is to be made of
-        self.given_up: set[int] = set()  # ranks that count on a push being here, which is not: they must push again
+        self.saves: set[int] = set()  # versions to make a checkpoint of
+        self.given_up: set[int] = set()  # ranks whose staged push was dropped: they must push again
         self._state = state
         self._coder = coder(state.terms.compression, state.values.dtype)
         self._limit = self._coder.limit(state.held) if self._coder is not None else state.nbytes
-        self._spare: list[torch.Tensor] = []  # room for codes
+        self._spare: list[torch.Tensor] = []  # buffers for codes
         self._staged: dict[tuple[int, int], StagedPush] = {}  # (clock, rank), in order of arrival
-        self._orders: dict[tuple[int, int], StepOrder] = {}  # (clock, rank; -1: everyone's)
+        self._orders: dict[tuple[int, int], StepOrder] = {}  # (clock, rank; -1: all ranks)
 
     def clock_of(self, rank: int) -> int:
-        """Return the last clock of a rank that is whole here."""
+        """Return the last clock of a rank that is staged or applied here."""
         taken = self.taken.get(rank)
         return self.applied_of(rank) if taken is None else taken
 
@@ -138,10 +138,10 @@ class PushStaging(ABC):
     # ---- pushes ---------------------------------------------------------------------------------------------------
 
     def receive_buffer_for(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
-        """Return where a push's bytes go; None when they are not wanted.
+        """Return the buffer for a push's bytes; None when they are not needed.
 
         Raises:
-            ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
+            ProtocolError: wrong size, offset or clock; the worker's fault, and nothing was changed.
         """
         if message.clock <= self.clock_of(rank):
             return None
@@ -167,7 +167,7 @@ class PushStaging(ABC):
         return staged.bytes[offset : offset + size]
 
     def _is_next(self, rank: int, message: Push) -> bool:
-        """Tell whether this push is the next one; what came of it before a broken connection is forgotten."""
+        """Return whether this push is the next one; its bytes from before a broken connection are dropped."""
         self._forget(message.clock, rank)
         if not self._is_valid_sum(message.clock, message.covers or (rank,)):
             return False
@@ -175,21 +175,21 @@ class PushStaging(ABC):
         return True
 
     def _is_valid_sum(self, clock: int, ranks: tuple[int, ...]) -> bool:
-        """Tell whether a push of these ranks is the next one of each; a host sum: also, of all of the host."""
+        """Return whether a push of these ranks is the next one of each; a host sum must also cover all of the host."""
         if len(ranks) == 1:
             return clock == self.clock_of(ranks[0]) + 1 and ranks[0] in self.membership.at(clock)
         return all(clock == self.clock_of(rank) + 1 for rank in ranks) and ranks in self.sum_order(clock)
 
     @abstractmethod
     def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of a clock as they are summed."""
+        """Return the ranks of a clock in groups, in the order of summation."""
 
     def add_lent(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
-        """Take in a push that stands in its worker's memory and stays there until it is Pushed; return whose clock
-        has come in: its own, or nobody's.
+        """Stage a push that is in its worker's memory and stays there until it is Pushed; return the ranks whose clock
+        is complete with it: possibly none.
 
         Raises:
-            ProtocolError: as `place`.
+            ProtocolError: as `receive_buffer_for`.
         """
         assert message.at is not None, "it says where it lies"
         if not self._is_next(rank, message):
@@ -205,7 +205,7 @@ class PushStaging(ABC):
         return (rank,)
 
     def add_bytes(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
-        """Count a push's bytes in; return whose clocks have come in with it."""
+        """Count a push's bytes; return the ranks whose clocks are complete with them."""
         if size == 0 and isinstance(message, Push):
             self.receive_buffer_for(rank, message, 0)
         staged = self._staged.get((message.clock, rank))
@@ -223,14 +223,15 @@ class PushStaging(ABC):
         if not staged.covers:
             self.taken[rank] = message.clock
             return (rank,)
-        if not self._is_valid_sum(message.clock, staged.covers):  # some of the host were heard meanwhile, or have left
+        # A covered rank may have pushed separately meanwhile, or have left.
+        if not self._is_valid_sum(message.clock, staged.covers):
             self.give_up(rank, message)
             return ()
         self.taken.update(dict.fromkeys(staged.covers, message.clock))
         return staged.covers
 
     def give_up(self, rank: int, message: Push | PushPart) -> None:
-        """Give up what is here of a push that does not count (any more): so much of it, and no more, has come in."""
+        """Drop a push that does not count: exactly the bytes received so far."""
         staged = self._staged.get((message.clock, rank))
         covers = message.covers if isinstance(message, Push) else staged.covers if staged is not None else ()
         if staged is not None and not (staged.whole and message.clock <= self.clock_of(rank)):
@@ -243,22 +244,22 @@ class PushStaging(ABC):
         return self._state.values.dtype if self._coder is None else torch.uint8
 
     def _new_buffer(self) -> torch.Tensor:
-        """Return where a push comes in."""
+        """Return a buffer for a push."""
         if self._coder is None:
             return self._state.take_buffer()
         return self._spare.pop() if self._spare else torch.empty(self._limit, dtype=torch.uint8)
 
     def _expected(self, message: Push) -> int:
-        """Return how many bytes a push has."""
+        """Return the number of bytes of a push."""
         if not any(message.present):
             return 0
         return self._state.nbytes if self._coder is None else message.size
 
     def _check_code(self, rank: int, staged: StagedPush) -> None:
-        """Look whether a push that is whole can be summed.
+        """Check that a complete push can be summed.
 
         Raises:
-            ProtocolError: it is not the code of this shard's gradients; the worker's fault.
+            ProtocolError: it is not a code of this shard's gradients; the worker's fault.
         """
         if self._coder is None:
             return
@@ -283,7 +284,7 @@ class PushStaging(ABC):
             raise self.error(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
 
     def drop(self, clock: int, rank: int) -> None:
-        """Let a staged push count no more; a host sum: for none of its ranks."""
+        """Exclude a staged push; a host sum is excluded for all of its ranks."""
         staged = self._staged.get((clock, rank))
         if staged is None:
             return
@@ -296,7 +297,7 @@ class PushStaging(ABC):
         self.given_up.update(staged.covers)
 
     def _forget(self, clock: int, rank: int) -> None:
-        """Give up a staged push for which no bytes are coming in."""
+        """Remove a staged push whose bytes are not arriving."""
         staged = self._staged.pop((clock, rank), None)
         if staged is not None:
             self._release(staged)
@@ -310,7 +311,7 @@ class PushStaging(ABC):
             self._spare.append(staged.buffer)
 
     def own_gradient(self, staged: StagedPush) -> torch.Tensor:
-        """Return a staged push's gradients where they may be changed; the push is given up."""
+        """Return a staged push's gradients in a buffer that may be changed; the push is removed."""
         if self._coder is None:
             return self._state.take_buffer().copy_(staged.buffer) if staged.lent else staged.buffer
         total = self._state.take_buffer().zero_()
@@ -318,18 +319,18 @@ class PushStaging(ABC):
         return total
 
     def add_code(self, staged: StagedPush, total: torch.Tensor, weight: float) -> None:
-        """Add a staged push that is a code, times `weight`, to a sum; the push is given up."""
+        """Add a staged push that is a code, times `weight`, to a sum; the push is removed."""
         assert self._coder is not None, "others are added piece by piece"
         self._coder.add(staged.buffer[: staged.expected], self._state.held, staged.present, total, weight)
         self._release(staged)
 
     def drop_incoming(self, rank: int) -> None:
-        """Forget what a rank had pushed in part."""
+        """Remove a rank's partly received push."""
         for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
             self._forget(clock, owner)
 
     def drop_after(self, rank: int, clock: int) -> None:
-        """Forget all of a rank's staged pushes after `clock`, host sums that it is in too, and orders of its own."""
+        """Remove a rank's staged pushes after `clock`, host sums that include it, and its own orders."""
         for later, owner in [key for key, one in self._staged.items() if rank in (key[1], *one.covers)]:
             if later > clock:
                 self.drop(later, owner)
@@ -337,15 +338,15 @@ class PushStaging(ABC):
             del self._orders[key]
         self.taken[rank] = min(self.clock_of(rank), clock)
 
-    # ---- what the two ways do differently ---------------------------------------------------------------------------
+    # ---- differences between the aggregations -----------------------------------------------------------------------
 
     @property
     @abstractmethod
     def clocks(self) -> int:
-        """The clock before which everyone's clocks are in the values."""
+        """The clock before which all workers' clocks are in the values."""
 
     def add_order(self, clock: int, order: StepOrder) -> None:
-        """Take in how to apply a clock."""
+        """Record the step order of a clock."""
         if clock > self._done(order.rank):
             self._orders[clock, order.rank] = order
             if order.save:
@@ -353,26 +354,26 @@ class PushStaging(ABC):
 
     @abstractmethod
     def _done(self, rank: int) -> int:
-        """Return the last applied clock: of a rank, or (-1) of everyone."""
+        """Return the last applied clock: of a rank, or (-1) of all ranks."""
 
     @abstractmethod
     def next_ready(self) -> ReadyGradient | None:
-        """Return the next gradient to apply, and give it up."""
+        """Remove and return the next gradient to apply; None if none is ready."""
 
     def clock_mean(self) -> tuple[torch.Tensor, bytes] | None:
-        """Return the joint mean of the clock under way and its presence, once it is known."""
+        """Return the mean gradient of the clock under way and its presence, once it is known."""
         return None
 
     def drop_and_undo(self, rank: int, clock: int) -> None:
-        """Drop a rank's pushes after `clock`, and sums that hold them: the others push that clock again."""
+        """Drop a rank's pushes after `clock`, and sums that hold them: the other ranks push that clock again."""
         self.drop_after(rank, clock)
 
     def set_members(self, membership: Membership) -> None:
-        """Take over who takes part; sums of others are dropped."""
+        """Set the members; sums of other ranks are dropped."""
         self.membership = membership
 
     def last_separate_clock_of(self, rank: int) -> int:
-        """Return the last clock of a rank that is whole here, but for what is in a host sum and not applied."""
+        """Return the last clock of a rank that is staged here, not counting host sums that are not applied."""
         within = [clock for (clock, _), one in self._staged.items() if one.whole and rank in one.covers]
         return min([self.clock_of(rank), *(clock - 1 for clock in within)])
 
@@ -380,10 +381,10 @@ class PushStaging(ABC):
         """Return the ranks whose pushes before clock `needed` are not all here."""
         return [rank for rank in self.membership.at(max(0, needed - 1)) if self.clock_of(rank) < needed - 1]
 
-    # ---- hand-over ------------------------------------------------------------------------------------------------
+    # ---- transfer --------------------------------------------------------------------------------------------------
 
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return all that is taken and not applied: a head, and bytes that stay as they are."""
+        """Return everything that is staged and not applied: a head, and bytes that do not change."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
         pushes = [
             TransferredPush(clock, rank, one.weight, one.present, one.expected, one.covers)
@@ -395,7 +396,7 @@ class PushStaging(ABC):
         return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Take over what another server's `staged` returned.
+        """Restore what another server's `staged_state` returned.
 
         Raises:
             ProtocolError: it does not fit this shard.
@@ -419,7 +420,7 @@ class PushStaging(ABC):
         self.taken, self.saves = handed.taken, set(handed.saves)
 
     def clear(self) -> None:
-        """Forget all that is not applied: workers push it again."""
+        """Remove everything that is not applied: workers push it again."""
         for clock, rank in list(self._staged):
             self.drop(clock, rank)
         self._orders.clear()
@@ -437,5 +438,5 @@ class PushStaging(ABC):
         raise ProtocolError(f"shard {self._state.shard.index}: a sum where there is none")
 
     def error(self, rank: int, what: str) -> ProtocolError:
-        """Return the error that says what a worker did."""
+        """Return the error for a worker's violation of the protocol."""
         return ProtocolError(f"worker/{rank}, shard {self._state.shard.index}: {what}", where=f"worker/{rank}")

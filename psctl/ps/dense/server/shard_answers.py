@@ -1,4 +1,4 @@
-"""What workers ask of one shard, values and norms, and which versions of it they may still be reading."""
+"""A shard's answers to its workers, values and norms, and the versions that workers may still be reading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psctl.ps.outputs import ToWorker
 
 
 class _WaitingPull(msgspec.Struct, frozen=True):
-    """A pull that waits."""
+    """A pull that is not answered yet."""
 
     clock: int
     oldest: int
@@ -23,49 +23,50 @@ class _WaitingPull(msgspec.Struct, frozen=True):
 
 
 class VersionReaders:
-    """Which version of the shard each worker holds whole, and the newest that went out to it."""
+    """For each worker, the version that it holds completely, and the newest version that was sent to it."""
 
     def __init__(self) -> None:
         self._landed: dict[int, int] = {}
         self._sent: dict[int, int] = {}
 
     def may_read(self, version: int) -> bool:
-        """Tell whether bytes of a version may still be on their way to a worker, or lent to it."""
+        """Return whether bytes of a version may still be in transmission to a worker, or lent to it."""
         return any(self._landed.get(rank, -1) < version <= sent for rank, sent in self._sent.items())
 
     def on_sent(self, rank: int, version: int) -> None:
-        """Take in that a version goes out to a worker."""
+        """Record that a version is sent to a worker."""
         self._sent[rank] = version
 
     def on_received(self, rank: int, version: int) -> None:
-        """Take in that a worker said what it holds."""
+        """Record the version that a worker reports to hold."""
         self._landed[rank] = max(self._landed.get(rank, -1), version)
 
     def on_covered(self, ranks: Collection[int], version: int) -> None:
-        """Take in what another worker says these hold. It may speak of an older start of one: it counts for who has
-        said on its own connection that it holds some version, and so has nothing older on its way."""
+        """Record the version that another worker reports for these. The report may be about an earlier process of a
+        rank: it counts only for ranks that reported some version on their own connection, so that nothing older is
+        in transmission to them."""
         for rank in ranks:
             if rank in self._landed:
                 self.on_received(rank, version)
 
     def on_disconnected(self, rank: int) -> None:
-        """Forget what a worker said over a connection, but not what it, or a successor, may read on."""
+        """Forget a worker's reports over a connection, but not what it, or its replacement, may still read."""
         self._landed.pop(rank, None)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Others read no more."""
+        """Keep only these ranks as readers."""
         for rank in self._sent.keys() - ranks:
             del self._sent[rank]
 
 
 class ShardAnswers:
-    """Pulls and questions for norms, until they are answered.
+    """Pulls and norm queries, until they are answered.
 
     Args:
-        state: the shard's.
-        intake: what makes its next version.
-        readers: told of what goes out.
-        lending: which workers read values where they lie.
+        state: the shard's state.
+        intake: the aggregation that makes its next version.
+        readers: records the versions that are sent.
+        lending: knows which workers read values in place.
     """
 
     def __init__(self, state: ShardState, intake: PushStaging, readers: VersionReaders, lending: Lending) -> None:
@@ -75,41 +76,41 @@ class ShardAnswers:
         self._squares: list[float | None] | None = None  # of the clock under way
 
     def on_pull(self, rank: int, message: Pull) -> None:
-        """Remember that a rank waits for values."""
+        """Record that a rank waits for values."""
         have = dict(zip(message.shards, message.have, strict=True))[self._state.shard.index]
         self._pulls[rank] = _WaitingPull(message.clock, message.oldest, have)
         if self._state.terms.hosts and have >= 0:
-            self._readers.on_received(rank, have)  # its pushes may go with another's, and say nothing of it
+            self._readers.on_received(rank, have)  # its pushes may be in another worker's host sum, without its version
 
     def on_push(self, rank: int, clock: int) -> None:
-        """Remember that a rank waits for the sum of a clock that it pushes."""
+        """Record that a rank waits for the sum of a clock that it pushes."""
         self._pulls[rank] = _WaitingPull(clock + 1, clock + 1, -1)
 
     def on_norms_query(self, rank: int, clock: int) -> None:
-        """Remember that a rank waits for the norms of a clock."""
+        """Record that a rank waits for the norms of a clock."""
         self._norms[rank] = clock
 
     def on_disconnected(self, rank: int) -> None:
-        """A rank's connection is gone: it asks again."""
+        """Forget a rank's requests: it repeats them on its next connection."""
         self._pulls.pop(rank, None)
         self._norms.pop(rank, None)
 
     def clear(self) -> None:
-        """Forget who waits: another server answers."""
+        """Forget all requests: another server answers them."""
         self._pulls.clear()
         self._norms.clear()
 
     def on_new_clock(self) -> None:
-        """The clock under way is another, or begins again."""
+        """Drop the norms: the clock under way is another, or starts again."""
         self._squares = None
 
     @property
     def wanted_clocks(self) -> list[int]:
-        """How many of everyone's clocks are waited for."""
+        """The numbers of all workers' clocks that pulls wait for."""
         return [wish.oldest for wish in self._pulls.values()]
 
     def values(self) -> list[ToWorker]:
-        """Answer the pulls that the present version satisfies; it is on all of the chain."""
+        """Answer the pulls that the present version satisfies; the version must be on all of the chain."""
         outputs: list[ToWorker] = []
         for rank in sorted(self._pulls):
             wish = self._pulls[rank]
@@ -141,7 +142,7 @@ class ShardAnswers:
         return outputs
 
     def norms(self) -> list[ToWorker]:
-        """Answer who waits for the norms of the clock under way, when all pushes are in."""
+        """Answer the norm queries for the clock under way, once all pushes have arrived."""
         if not self._norms:
             return []
         version = self._state.version
