@@ -1,6 +1,6 @@
 """Pieces: the parts of parameters that lie in one shard, as views of the flat buffer.
 
-Where everything lies follows from the layout and the shards alone, so worker and server agree without a word.
+All positions follow from the layout and the shards alone, so worker and server agree without any message.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Stretch(NamedTuple):
-    """A part of a buffer, as elements and as bytes; found once for all clocks, for torch takes microseconds to."""
+    """A part of a buffer, as elements and as bytes; made once for all clocks, as torch takes microseconds."""
 
     tensor: torch.Tensor
     bytes: memoryview

@@ -1,8 +1,8 @@
-"""Which optimizers are fit for servers, and how one is built over pieces.
+"""The optimizers that servers can run, and their construction over pieces.
 
-An optimizer is fit when it treats every element by itself: then it does to the pieces of a parameter what it would have
-done to the whole. That is said of exact types of torch.optim, never of subclasses, and only without step hooks, for
-nobody knows what those do. What is unfit runs on the workers (`update: worker`).
+An optimizer is fit for servers when it is elementwise: then its effect on a parameter's pieces equals its effect on
+the whole. Only exact types of torch.optim are known to be fit, never subclasses, and only without step hooks, because
+their effect is unknown. Unfit optimizers run on the workers (`update: worker`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
 def fit_name(optimizer: object) -> str:
     """Return the optimizer's name in FIT, or "" when it must run on workers.
 
-    Unfit are also those with step hooks, and those with a tensor among a group's numbers: a tensor cannot travel with
-    the clock as the number that it is.
+    Also unfit are optimizers with step hooks, and those with a tensor among a group's numbers: a tensor cannot be sent
+    with the clock as a plain number.
     """
     name = type(optimizer).__name__
     if type(optimizer) is not FIT.get(name):
@@ -54,24 +54,24 @@ def fit_name(optimizer: object) -> str:
 
 
 def scalars() -> str:
-    """Return the dtype in which torch keeps an optimizer's numbers a parameter, now, in this process."""
+    """Return the dtype in which torch keeps an optimizer's per-parameter numbers, at present, in this process."""
     return "float64" if torch.get_default_dtype() == torch.float64 else "float32"
 
 
 def warm_up() -> None:
-    """Build an optimizer for nothing: the first one of a process makes torch import much (0.7 s was measured)."""
+    """Build an unused optimizer: the first one of a process makes torch import many modules (0.7 s was measured)."""
     torch.optim.SGD([torch.zeros(1)])
 
 
 def untouched(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether the optimizer holds no state but what its constructor made (Adagrad's): servers lack none."""
+    """Return whether the optimizer holds no state but its constructor's (Adagrad's): then servers need no state."""
     return all("step" in state and float(state["step"]) == 0.0 for state in optimizer.state.values())
 
 
 def numbers(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
-    """Return each group's numbers and flags, verbatim, as they travel: only what the optimizer itself knows.
+    """Return each group's numbers and flags, unchanged, in the form that is sent: only the optimizer's own keys.
 
-    What schedulers leave in a group (`initial_lr` and the like) stays on the worker.
+    Keys that schedulers add to a group (`initial_lr` and the like) stay on the worker.
     """
     return tuple(
         {key: _travelling(group[key]) for key in optimizer.defaults if key in group} for group in optimizer.param_groups
@@ -81,7 +81,7 @@ def numbers(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
 def _travelling(value: Any) -> Number:
     if isinstance(value, tuple | list):
         return [float(item) for item in value]
-    if isinstance(value, torch.Tensor):  # of an unfit optimizer: its layout is for show
+    if isinstance(value, torch.Tensor):  # of an unfit optimizer: its layout is only displayed
         return float(value) if value.numel() == 1 else [float(item) for item in value.flatten()]
     assert value is None or isinstance(value, float | int | bool | str), f"no number: {value!r}"
     return value
@@ -117,7 +117,7 @@ class PieceOptimizer:
             parameter.data = _view(values, piece)
 
     def step(self, gradient: torch.Tensor, present: Sequence[bool], groups: Sequence[dict[str, Number]]) -> None:
-        """Step once; pieces that nobody had a gradient for get none, for a zero would move some optimizers.
+        """Step once; pieces without any gradient get None, because a zero changes some optimizers' state.
 
         Args:
             gradient: joint gradient of the shard, flat.
@@ -132,7 +132,7 @@ class PieceOptimizer:
             parameter.grad = _view(gradient, piece) if there else None
         self._optimizer.step()
         for parameter in self._parameters:
-            parameter.grad = None  # the gradient's buffer is used again
+            parameter.grad = None  # the gradient's buffer is reused
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
         """Return the state of piece `index` by key: elementwise tensors are flat, scalars have no dimension."""
@@ -142,13 +142,13 @@ class PieceOptimizer:
         return {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
 
     def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
-        """Set the state of piece `index`, in the form that `state` returned it in."""
+        """Set the state of piece `index`, in the form that `state` returns."""
         if self._optimizer is not None and state:
             self._optimizer.state[self._parameters[index]] = dict(state)
 
 
 def settings(group: dict[str, Number]) -> dict[str, Any]:
-    """Return a group's numbers as torch takes them on a server."""
+    """Return a group's numbers in the form in which a server passes them to torch."""
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
     if "capturable" in given:
         given["capturable"] = False

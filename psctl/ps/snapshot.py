@@ -1,7 +1,8 @@
-"""A shard's part of a checkpoint: what to copy after a step, and what to ask for when a job goes on.
+"""A shard's part of a checkpoint: the tensors to copy after a step, and those to request when a job continues.
 
-Tensors lie by parameter name with [start, stop) slices, so any number of servers can write one and any other number can
-read it. One number a parameter (`step`) is a slice [0, 1) of shape (), written by whoever holds the parameter's start.
+Tensors are stored by parameter name with [start, stop) slices, so any number of servers can write a checkpoint and any
+other number can read it. State that is one number a parameter (`step`) is a slice [0, 1) of shape (), written by the
+server that holds the parameter's start.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from psctl.types import Layout, TensorSlice
 
 
 class CopiedSlice(msgspec.Struct, frozen=True):
-    """One slice and its bytes, which nobody changes any more."""
+    """One slice and its bytes, which do not change."""
 
     slice: TensorSlice
     data: memoryview
 
 
 class WantedSlice(msgspec.Struct, frozen=True):
-    """One slice to ask for: `key` "" is the parameter itself, else the optimizer's state of that name."""
+    """One slice to request: `key` "" is the parameter itself, else the optimizer state of that name."""
 
     slice: TensorSlice
     piece: int  # index within the shard
@@ -33,14 +34,14 @@ class WantedSlice(msgspec.Struct, frozen=True):
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the tensor's dtype as layouts write it."""
+    """Return the tensor's dtype in the form of layouts."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def copy_shard(
     layout: Layout, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer
 ) -> list[CopiedSlice]:
-    """Copy a shard's parameters and optimizer state as they are now."""
+    """Copy a shard's parameters and optimizer state in their present version."""
     copied: list[CopiedSlice] = []
     for index, piece in enumerate(held):
         info = layout.parameters[piece.parameter]
@@ -61,12 +62,12 @@ def copy_shard(
 def wanted_slices(
     layout: Layout, held: Sequence[Piece], saved: Mapping[str, Sequence[TensorSlice]]
 ) -> list[WantedSlice]:
-    """Return what a shard needs of a checkpoint.
+    """Return the slices of a checkpoint that a shard needs.
 
     Args:
-        layout: what is synchronised.
+        layout: of the synchronized parameters.
         held: the shard's pieces.
-        saved: the checkpoint's whole tensors by parameter name, as `by_parameter` sorts them.
+        saved: the checkpoint's whole tensors by parameter name, as `by_parameter` returns them.
     """
     wanted: list[WantedSlice] = []
     for index, piece in enumerate(held):
@@ -80,7 +81,7 @@ def wanted_slices(
 
 
 def by_parameter(tensors: Sequence[TensorSlice]) -> dict[str, list[TensorSlice]]:
-    """Sort a checkpoint's tensors by the parameter that they belong to; buffers and tracked state are left out."""
+    """Group a checkpoint's tensors by their parameter; buffers and tracked state are left out."""
     found: dict[str, list[TensorSlice]] = {}
     for tensor in tensors:
         kind, _, rest = tensor.name.partition("/")
@@ -112,7 +113,7 @@ def check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint
 
 
 class ShardLoading:
-    """The slices of one shard while their bytes come in."""
+    """The slices of one shard while their bytes are received."""
 
     def __init__(self, wanted: Sequence[WantedSlice]) -> None:
         self._wanted = wanted
@@ -125,7 +126,7 @@ class ShardLoading:
         return bytes_view(self._tensors[index])
 
     def finish(self, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer) -> None:
-        """Write all that was loaded into the shard's values and its optimizer."""
+        """Write all loaded slices into the shard's values and its optimizer."""
         states: dict[int, dict[str, torch.Tensor]] = {}
         for one, tensor in zip(self._wanted, self._tensors, strict=True):
             if one.key == "":

@@ -1,4 +1,4 @@
-"""How values are coded in fewer bytes: as they are, in 16 bits, in 8 bits with a scale, in one bit with a scale.
+"""Codecs of values: uncompressed, in 16 bits, in 8 bits with a scale, in one bit with a scale.
 
     codec    bytes a value    what comes out of x
     raw      4 (or 8)         x
@@ -29,14 +29,14 @@ _LEAST = 1e-37
 
 
 class ValueCodec(ABC):
-    """One way to code values. It has no state: the same values give the same bytes."""
+    """A stateless codec of values: the same values give the same bytes."""
 
     largest = float("inf")
     """Magnitude above which a finite value does not come out finite."""
 
     @abstractmethod
     def size(self, count: int) -> int:
-        """Return the bytes of so many values."""
+        """Return the bytes of the code of `count` values."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:

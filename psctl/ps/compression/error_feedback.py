@@ -1,21 +1,21 @@
-"""A worker's gradients of a shard as the bytes that travel, and those bytes into a sum; error feedback in between.
+"""Codes a worker's gradients of a shard with error feedback, and adds such codes to a sum.
 
-Bytes. The pieces that a worker has a gradient for, one behind the other, each beginning at a multiple of 8:
+Bytes. The pieces that a worker has a gradient for, one after the other, each beginning at a multiple of 8:
 
-    count    int32, and 4 bytes of nothing; -1: the gradient is not finite, nothing follows
+    count    int32, and 4 bytes of padding; -1: the gradient is not finite, nothing follows
     places   of `count` elements of the piece (sparsification.py)
-    values   theirs (codecs.py)
+    values   of these elements (codecs.py)
 
 Error feedback (Seide and others 2014; Karimireddy and others 2019). A worker keeps what its pushes left out, the
-residual, and adds it to the next gradient of that piece: x = gradient + residual is coded, and x minus what the other
-end will read is the new residual. So nothing is lost, only late: at any time the sum of what was read and the residual
-is the sum of what went in. A gradient that is not finite reaches the sum as not-a-number, as it would uncompressed
-(torch's GradScaler looks for that), and leaves the residual alone.
+residual, and adds it to the next gradient of that piece: x = gradient + residual is coded, and x minus the value that
+the server decodes is the new residual. So nothing is lost, only delayed: at any time the sum of the decoded values and
+the residual is the sum of the gradients. A gradient that is not finite reaches the sum as not-a-number, as it would
+uncompressed (torch's GradScaler tests for that), and does not change the residual.
 
-A push is coded once. Its bytes stay as they are until it is acknowledged, so one that must be sent again is the same
-to the last bit, and the residual moves on once a clock, whatever breaks on the way.
+A push is coded once. Its bytes do not change until it is acknowledged, so one that must be sent again is bitwise the
+same, and the residual changes once a clock, whatever fails meanwhile.
 
-The other end reads a piece in blocks that fit the cache, straight into the sum: no decoded gradient stands anywhere.
+The server decodes a piece in blocks that fit the cache, directly into the sum: no decoded gradient is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from psctl.ps.pieces import Piece
 from psctl.types import Compression
 
 ADDED = 64 * BLOCK
-"""Elements that are read and added at a time."""
+"""Elements that are decoded and added at a time."""
 
 _HEAD = 8
 _NOT_FINITE = -1
@@ -38,11 +38,11 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 class Coder:
-    """How gradients of one type are coded; both ends have the same one.
+    """Codes gradients of one dtype; both ends have the same coder.
 
     Args:
-        how: they are made smaller.
-        dtype: theirs, a real float type.
+        how: the job's compression.
+        dtype: of the gradients, a real float type.
     """
 
     def __init__(self, how: Compression, dtype: torch.dtype) -> None:
@@ -50,7 +50,7 @@ class Coder:
         self._values = codec(how.kind, dtype)
 
     def limit(self, held: Sequence[Piece]) -> int:
-        """Return the bytes that these pieces take at most."""
+        """Return the bytes that the code of these pieces takes at most."""
         return sum(_HEAD + self._most(len(piece.at)) for piece in held)
 
     def _most(self, total: int) -> int:
@@ -106,7 +106,7 @@ class Coder:
         places = chosen(self.how, gradient, lucky)
         values = gradient if places is None else gradient[places]
         if residual is not None and self._values.largest < _LARGEST:
-            values = values.clamp(-self._values.largest, self._values.largest)  # the rest comes with later pushes
+            values = values.clamp(-self._values.largest, self._values.largest)  # the rest is in later pushes
         count = head[0] = values.numel()
         first = _HEAD + _aligned(places_size(count, total))
         if places is not None and count < total:
@@ -178,14 +178,14 @@ class Coder:
 
 
 def coder(how: Compression, dtype: torch.dtype) -> Coder | None:
-    """Return how gradients of a type are coded; None: they travel as they are (complex ones always do)."""
+    """Return the coder for gradients of a dtype; None: they are sent uncoded (complex ones always are)."""
     return None if how.off or not dtype.is_floating_point else Coder(how, dtype)
 
 
 def narrow(how: Compression, update: str, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the type in which sums of gradients travel back to workers that step; None: as they are.
+    """Return the dtype in which sums of gradients are sent back to workers that step; None: their own.
 
-    Values that servers step, and start values, always travel as they are.
+    Values that servers step, and start values, are always sent in their own dtype.
     """
     wanted = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(how.halves)
     fits = dtype in (torch.float32, torch.float64) and update == "worker"
@@ -201,7 +201,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of what gradients of a type leave behind."""
+    """Return the dtype of the residual of gradients of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,17 +1,17 @@
-"""Which elements of a gradient leave: those that luck, significance and rank among the largest let through.
+"""Sparsification: which elements of a gradient are sent, by chance, by significance, or as the largest.
 
-    random_skip p    each element stays away with probability p; what leaves is divided by 1 - p, so that the mean is
-                     right (unbiased); what stays away is gone
-    significance v   only elements whose magnitude exceeds v times the root mean square leave; others wait and add up
-    topk k           only the share k of the elements with the largest magnitudes leaves; others wait and add up
+    random_skip p    each element is skipped with probability p; a sent one is divided by 1 - p, so that the mean is
+                     right (unbiased); skipped elements are lost
+    significance v   only elements whose magnitude exceeds v times the root mean square are sent; others accumulate
+    topk k           only the fraction k of the elements with the largest magnitudes is sent; others accumulate
 
-Theory. What significance holds back has less than v^2 of the whole energy, what topk does at most 1 - k of it: each is
-a contraction, so with error feedback (error_feedback.py) training converges as without (Stich and others 2018). A
-threshold in parts of what is there falls as gradients do, and needs no schedule over the steps as a fixed one would.
-Random skip is no contraction but unbiased, and error feedback would undo that: so it comes first, and what it takes
-away is in no residual.
+Theory. What significance leaves out has less than v^2 of the whole energy, what topk leaves out at most 1 - k of it:
+each is a contraction, so with error feedback (error_feedback.py) training converges as without (Stich and others 2018).
+A threshold relative to the gradient falls as gradients do, and needs no schedule over the steps as a fixed one would.
+Random skip is no contraction but unbiased, and error feedback would cancel it: so it is applied first, and skipped
+elements are in no residual.
 
-Where places lie beside values they are numbered (4 bytes each) or marked (one bit an element), whatever is shorter.
+The places of sent elements are coded as numbers (4 bytes each) or as a bit mask (one bit an element), the shorter one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MANY, _SAMPLE = 16, 1024
 
 
 def places_size(count: int, total: int) -> int:
-    """Return the bytes that tell where `count` of `total` elements lie; all of them need none."""
+    """Return the bytes of the places of `count` of `total` elements; all of them need none."""
     return 0 if count == total else min(_NUMBER * count, _marks(total))
 
 
@@ -70,7 +70,7 @@ def _numbered(count: int, total: int) -> bool:
 
 
 def most(how: Compression, total: int) -> int:
-    """Return how many of `total` elements leave at most."""
+    """Return how many of `total` elements are sent at most."""
     return top(how.share, total) if how.kind == "topk" else total
 
 
@@ -80,7 +80,7 @@ def top(share: float, total: int) -> int:
 
 
 def kept(how: Compression, total: int, seed: tuple[int, ...]) -> torch.Tensor | None:
-    """Return which elements random_skip lets through, the same for the same seed; None: all."""
+    """Return which elements random_skip sends, the same for the same seed; None: all."""
     if not how.skip:
         return None
     draw = np.random.Generator(np.random.PCG64(seed)).random(total, dtype=np.float32)
@@ -88,7 +88,7 @@ def kept(how: Compression, total: int, seed: tuple[int, ...]) -> torch.Tensor | 
 
 
 def chosen(how: Compression, values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the ascending places of the elements that leave; None: all of them."""
+    """Return the ascending places of the elements to send; None: all of them."""
     if kept is None and not how.significance and how.kind != "topk":
         return None
     size = values.abs()
