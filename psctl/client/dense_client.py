@@ -65,9 +65,9 @@ class ParameterClient:
         decision: layout, shards, assignment, and the checkpoint that the job continues from.
         dial: connects to a server; raises ConnectionFailed.
         clock: the machine's time.
-        patience: seconds that a server may be silent although it was asked, or be without a connection.
+        patience: seconds that a server may leave a query unanswered, or be without a connection.
         trace: called with (time, "push-bytes-left", shard, clock) when a part of a push was sent.
-        tell: sends a message to the coordinator.
+        tell: a function that sends a message to the coordinator.
         sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
         host: sums gradients with other workers of this host; None: this worker pushes alone.
     """
@@ -268,7 +268,7 @@ class ParameterClient:
 
     @property
     def doing(self) -> str:
-        """The activity, for heartbeats: "compute", or the servers and workers that it waits for."""
+        """The worker's activity, for heartbeats: "compute", or the servers and workers that it waits for."""
         with self._lock:
             what, servers = self._waits.at
             return f"sync: waiting for {what} from {self._waits.describe(servers)}" if servers else "compute"

@@ -1,8 +1,8 @@
 """Sums the gradients of a host's workers, so that one of them pushes for all.
 
-The state machine decides which gradients go together (ps/dense/client/host_collection.py). A thread of its own makes
-the sum, under no lock, out of the memory of the workers that handed in: it runs beside backward and the sending of
-other bytes.
+The state machine decides which gradients are summed together (ps/dense/client/host_collection.py). A separate thread
+computes the sum without a lock, from the memory of the contributing workers, concurrently with backward and with the
+sending of other bytes.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class ServerConnections:
                 peer.flush(patience)
 
     def stop_dialling(self) -> None:
-        """Dial no server any more; connections stay."""
+        """Stop dialling servers; connections stay."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

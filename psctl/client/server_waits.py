@@ -18,7 +18,7 @@ from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.ps.tables.client.calls_in_flight import NOBODY
 
 TICK = 1.0
-"""Seconds after which a waiting thread looks for lost servers and asks the others who delays them."""
+"""Seconds between checks of a waiting thread for lost servers and its queries for the workers that delay a server."""
 
 LOOK = 0.05
 """The same for a thread that reads a connection: what ends its wait on another connection is seen then."""

@@ -51,10 +51,16 @@ class Stores:
         self._open: dict[str, tuple[StoreSpec, Store]] = {}
 
     def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Any) -> Store:
-        """Return the store of this name.
+        """Return the store of this name; open it if it is not open.
+
+        Args:
+            name: the name of the store.
+            consistency: "asp", "bsp", or {"ssp": s} with a staleness of s clocks.
+            reads: "lazy" or "eager".
+            group: the ranks that push and whose clocks count; None: all.
 
         Raises:
-            UsageError: an option is invalid, or the store was opened with others before.
+            UsageError: an option is invalid, or the store was opened with other options before.
         """
         staleness = staleness_of(consistency)
         if reads not in ("lazy", "eager"):
@@ -96,7 +102,7 @@ class Stores:
 
     @property
     def doing(self) -> str:
-        """What a store waits for, for people; "" when none waits."""
+        """A description of the clock that a store waits for, for progress output; "" when none waits."""
         return next((what for _, store in self._open.values() if (what := store.doing)), "")
 
     def close(self, *, failed: bool) -> None:

@@ -60,7 +60,7 @@ class RunPosition(Protocol):
         """The newest step after which the run has passed the point where checkpoints are taken."""
 
     def settle(self) -> bool:
-        """Where lost workers are not replaced, wait until finished steps are certain to count; return if so."""
+        """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
 
 
 class Store:

@@ -1,8 +1,8 @@
 """Connects a worker's stores to the servers of their tables, or to one server within the process when there is no job.
 
-Both bring whole messages, in order, to the store that they are for. When a connection breaks and is made again, each
-store starts a new session with that server: its outstanding calls are sent again to the servers that lead their shards,
-and each is applied once.
+Both deliver whole messages, in order, to the addressed store. When a connection breaks and is made again, each store
+starts a new session with that server: it sends its outstanding calls again to the servers that lead their shards, and
+each is applied once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LARGEST = 1 << 32
 """Bytes of an answer that are accepted."""
 
 FLUSH = 1.0
-"""Seconds to send what is queued when all is closed."""
+"""Seconds to send queued messages when all connections are closed."""
 
 OWED = 8
-"""Answers in a server's memory that were read and not given back, at most; fewer go back with the next message."""
+"""Most answers in a server's memory that are read but not released; fewer are released with the next message."""
 
 NOTHING = memoryview(b"")
 
 
 class StoreSession(Protocol):
-    """What a store does with servers; called on any thread, about one server always in order."""
+    """The store's handler of server events; called on any thread, in order for each server."""
 
     def start_session(self, server: int, attach: Callable[[], None]) -> None:
         """A connection is made: call `attach`, after which `send` uses it, and start a session."""
@@ -134,7 +134,7 @@ class ServerState:
         self.stores: set[str] = set()
         self.parts = PayloadAssembly(LARGEST)
         self.read = 0  # answers in the server's memory that were read
-        self.owed = False  # the server was not told of the last of them
+        self.owed = False  # the last of them were not reported to the server
 
 
 class RemoteServers:
@@ -194,13 +194,13 @@ class RemoteServers:
         self.connections.close(reason, FLUSH)
 
     def _start(self, store: str, session: StoreSession, peer: Any) -> None:
-        """Have a store start its session on a connection; until then it sends nothing there."""
+        """Start a store's session on a connection; before that the store sends nothing on it."""
         state = self._states.get(peer)
         if state is not None:
             session.start_session(peer.member.rank, lambda: state.stores.add(store))
 
     def _give_back(self, peer: Any, state: ServerState) -> None:
-        """Tell a server how many of the answers in its memory were read."""
+        """Report to a server how many of the answers in its memory were read."""
         with self._lock:  # a thread that counted more sends later
             if state.owed:
                 state.owed = False
@@ -222,7 +222,7 @@ class RemoteServers:
         return self._states[peer].parts.place(message, size)
 
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        """Bring a whole message to its store."""
+        """Deliver a whole message to its store."""
         state, lent = self._states[peer], None
         if self._memory is not None and (
             isinstance(message, SharedMemoryAccepted) or getattr(message, "at", None) is not None

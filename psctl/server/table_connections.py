@@ -195,7 +195,7 @@ class TableConnections(PeerConnections):
             self._parts[peer] = PayloadAssembly()
             if peer.member.role == "server":
                 self._follow(self._state.on_server_connected(rank))
-            else:  # a worker that connects again reads nothing of its former connection any more
+            else:  # a worker that connects again has stopped reading the answers of its former connection
                 self._lent[rank], self._back[rank] = deque(), 0
                 self._state.on_worker_disconnected(rank)
 

@@ -1,8 +1,8 @@
-"""Vectors whose sums are known: by them `bench` finds out whether a strategy is right.
+"""Vectors with known sums, by which `bench` checks the results of a strategy.
 
-Rank r's vector repeats a block of BLOCK numbers, a prime, so that a chunk in the wrong place shows. Sums of whole
-numbers this small are exact in float32, whatever the order. Sums of fractions depend on the order, so they show whether
-all ranks got the same bits: they must lie within world * eps * (sum of magnitudes) of the true sum.
+Rank r's vector repeats a block of BLOCK numbers, a prime, so that a misplaced chunk is detected. Sums of whole numbers
+of this size are exact in float32 in any order. Sums of fractions depend on the order, so they detect differing bits
+between ranks; they must be within world * eps * (sum of magnitudes) of the true sum.
 """
 
 from __future__ import annotations

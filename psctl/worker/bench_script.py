@@ -1,4 +1,4 @@
-"""The script of `psctl bench`: every worker runs it, measures together with the others, and rank 0 says what came out.
+"""The script of `psctl bench`: every worker runs it and measures together with the others; rank 0 reports the results.
 
 Strategies of one size take turns, so that what disturbs the machines disturbs all alike. A time is the slowest rank's,
 from a barrier on. Leaving a barrier takes the ranks different times, so what is short is repeated until that no longer
@@ -42,7 +42,7 @@ TOGETHER = 1 << 30
 
 
 class BenchRanks:
-    """The groups of all ranks, and what they find together: the slowest, whether all agree (over Gloo, apart)."""
+    """The process groups of all ranks, and reductions over them (on a separate Gloo group): maximum, agreement."""
 
     def __init__(self, device: torch.device) -> None:
         self._group: Any = dist.new_group(backend="gloo")
@@ -57,7 +57,7 @@ class BenchRanks:
         """What schedules on the CPU are played over."""
 
     def meet(self) -> None:
-        """Return when all are here."""
+        """Block until all ranks have called this method."""
         dist.barrier(group=self._group)
 
     def slowest(self, seconds: float) -> float:
@@ -76,13 +76,13 @@ class BenchRanks:
 
 
 class Contestant(Protocol):
-    """A way to sum vectors over all ranks."""
+    """A strategy that sums vectors over all ranks."""
 
     name: str
     mean: bool
 
     def sum(self) -> None:
-        """Sum what `fill` put there; the result stands in `result`."""
+        """Sum the vectors that `fill` wrote; the result is in `result`."""
 
     def fill(self, source: torch.Tensor) -> None:
         """Put this rank's numbers in place."""
@@ -92,7 +92,7 @@ class Contestant(Protocol):
         """The sum, or the mean."""
 
     def close(self) -> None:
-        """Give memory and threads back."""
+        """Release memory and threads."""
 
 
 class CollectiveContestant:
@@ -170,7 +170,7 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # A tensor that nobody else refers to becomes `.grad` as it is; another one autograd copies first.
+        # Autograd uses a tensor without other references as `.grad`; it copies any other tensor first.
         return context.gradient.view_as(context.gradient), None
 
 
@@ -281,7 +281,7 @@ def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torc
     Args:
         name: `native`, or a strategy that is played.
         options: of the schedule, as plain data.
-        ranks: who takes part.
+        ranks: the groups of all ranks.
         like: what it sums has this length, type and device.
     """
     where = ranks.where if like.is_cuda else like.device

@@ -133,7 +133,7 @@ class CoordinatorSession:
     # ---- the handler: network thread ----
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """The connection is made."""
+        """Note the connection to the coordinator."""
         with self._changed:
             self._peer = peer
 
@@ -198,7 +198,7 @@ class CoordinatorSession:
             self._changed.notify_all()
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """The connection ended."""
+        """Handle the loss of the coordinator's connection."""
         with self._changed:
             self._lost = error
             self._changed.notify_all()
@@ -220,7 +220,7 @@ class CoordinatorSession:
     # ---- the worker: main thread ----
 
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
-        """Send one message; never waits for the network. After the coordinator is gone, messages go nowhere."""
+        """Queue one message without waiting for the network; dropped after the coordinator is lost."""
         if self._peer is not None and self._lost is None:
             try:
                 self._peer.send(message, payload, urgent=urgent)
@@ -367,7 +367,7 @@ class CoordinatorSession:
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
 
     def finished(self, step: int) -> None:
-        """Tell the coordinator that the script has reached its end."""
+        """Report to the coordinator that the script has reached its end."""
         self.send(ScriptFinished(step))
 
     def close(self, reason: str) -> None:

@@ -39,14 +39,14 @@ DIAL_SECONDS = 20.0
 """Seconds to reach the coordinator or a server."""
 
 PATIENCE = 60.0
-"""Seconds that a server may be silent although it was asked."""
+"""Seconds that a server may leave a query unanswered."""
 
 _first: list[str] = []
 """Where this process's run was made, "train.py:12"; a process has one."""
 
 
 def init() -> Run:
-    """Take this process into its job; returns the run, with which the script does everything else.
+    """Join the job that started this process, and return its run.
 
     Under `psctl train` it joins the job that started it. Under torchrun it synchronises with the engine's all-reduce
     (strategy `native`). Alone (`python train.py`) it is a world of one. The script is the same.

@@ -1,4 +1,4 @@
-"""The run: the object that `psctl.init()` returns, and with which a training script does everything else."""
+"""The run: the object that `psctl.init()` returns, through which a training script uses psctl."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Run:
         *,
         outer: OptimizerFactory | None = None,
     ) -> Any:
-        """Take the model, its optimizer and its scheduler into the job; returns as many as were given.
+        """Register the model, its optimizer and its scheduler with the job; return as many objects as were given.
 
         The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
         one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers), or the checkpoint's when
@@ -143,8 +143,8 @@ class Run:
         Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
         (`run.device`), frozen parameters frozen, and values of your own loaded.
 
-        What people get wrong: under `update: server` (see the `plan` event) gradients leave during backward and new
-        values come back from the servers. So clip with `run.clip_grad_norm`, not torch's; keep several backwards of one
+        Common mistakes: under `update: server` (see the `plan` event) gradients are sent during backward and new values
+        arrive from the servers. So clip with `run.clip_grad_norm`, not torch's; keep several backwards of one
         step under `run.accumulate()`; and expect new values only where the model is called, in `state_dict()` and
         `parameters()` of the model, and after `run.wait()`, not in a tensor that you hold. `optimizer.state` stays
         empty here: it is on the servers.
@@ -154,14 +154,14 @@ class Run:
             optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
                 backward outside `run.accumulate()`.
             scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
-            outer: for `period: H`: makes the optimizer that steps at a period's end, by the joint change. DiLoCo's:
+            outer: for `period: H`: makes the optimizer that steps at a period's end, by the averaged change. DiLoCo's:
                 `lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)`. None: values are averaged.
 
         Returns:
             model; or (model, optimizer); or (model, optimizer, scheduler).
 
         Raises:
-            UsageError: what was given cannot be trained so; the script's fault, the message has the cure.
+            UsageError: the objects cannot be trained like this; the script's fault, the message has the remedy.
         """
         if self._synchronizer is not None:
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
@@ -188,7 +188,7 @@ class Run:
         return (model, optimizer, scheduler)[:count] if count > 1 else model
 
     def track(self, **things: Any) -> None:
-        """Make things part of every checkpoint: `run.track(ema=ema, best=best)`.
+        """Save objects with every checkpoint: `run.track(ema=ema, best=best)`.
 
         Each has `state_dict()` and `load_state_dict(state)`; the state may be tensors, numbers, text, None, and lists,
         tuples and dicts of them. Rank 0's is saved. When the job goes on from a checkpoint, each gets its saved state
@@ -231,7 +231,7 @@ class Run:
             per_worker: `batch_size` is for each rank.
 
         Raises:
-            UsageError: the dataset has no positions (an IterableDataset), or somebody would have no example; the
+            UsageError: the dataset has no positions (an IterableDataset), or a rank would have no example; the
                 script's fault.
         """
         return Loader(
@@ -251,10 +251,10 @@ class Run:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Let gradients add up without being sent: `with run.accumulate(): loss.backward()`.
+        """Accumulate gradients without sending them: `with run.accumulate(): loss.backward()`.
 
-        All but the last backward of a step go in here; the last one, outside, sends their sum. Divide the losses
-        yourself, as ever.
+        Run all backwards of a step but the last in this context; the last one, outside of it, sends their sum. The
+        script divides the losses, as without psctl.
         """
         with ExitStack() as both:
             both.enter_context(self._prepared("run.accumulate").accumulate())
@@ -263,7 +263,7 @@ class Run:
             yield
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """Scale the joint gradient down to a 2-norm of at most `max_norm`; returns the norm that it had.
+        """Scale the averaged gradient down to a 2-norm of at most `max_norm`; return its norm before scaling.
 
         The norm is over all trainable parameters and all ranks: the same on every rank. Every rank must call it, after
         the last backward of a step and before `optimizer.step()`. Under servers the scaling happens there; `.grad`
@@ -271,12 +271,12 @@ class Run:
         norm.
 
         Args:
-            max_norm: more than 0; in the gradient's unit.
+            max_norm: the largest 2-norm, in the gradient's unit; more than 0.
         """
         return self._prepared("run.clip_grad_norm").clip_grad_norm(float(max_norm))
 
     def wait(self) -> None:
-        """Return when every parameter holds the values after all steps so far, where workers may be apart too.
+        """Block until every parameter has its value after all steps so far, also where workers may differ.
 
         Needed only where parameters are read without calling the model, its `state_dict()` or its `parameters()`:
         after `optimizer.step()`, through a tensor that you hold (`weight = model.fc.weight`).
@@ -307,18 +307,18 @@ class Run:
         """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
 
         Args:
-            name: a name space; consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others.
+            name: the name of the store; consistency: "asp", "bsp" or {"ssp": s}: when other workers see a push.
             reads: "lazy", or "eager" (bsp, ssp): servers send what was read before when it changes.
             group: ranks that push and whose clocks count; others only pull. None: all.
 
-        Raises UsageError: it makes no sense, was opened otherwise before, or torchrun started this: it has no servers.
+        Raises UsageError: an option is invalid or differs from an earlier call, or torchrun, without servers, is used.
         """
         return self._stores.open(name, consistency, reads, group)
 
     # ---- the end ----
 
     def finish(self, failed: str = "") -> None:
-        """End the run: the last checkpoint, the last report, goodbye. Python calls it when the script ends.
+        """End the run: save the last checkpoint, send the last report, leave the job. Called when the script ends.
 
         Args:
             failed: why the script did not reach its end; nothing is saved then.

@@ -28,7 +28,7 @@ def torchrun_rank() -> tuple[int, int] | None:
 
 
 class StandaloneSession:
-    """Stands in for `CoordinatorSession` where there is no job.
+    """Replaces `CoordinatorSession` where there is no job.
 
     Args:
         rank, world: torchrun's; 0 and 1 alone.

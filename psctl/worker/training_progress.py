@@ -57,7 +57,7 @@ class TrainingProgress:
         self.in_step = False
         """A batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], Any] = lambda step: None
-        """Told, on every rank, where the checkpoint of a step cuts what this rank does."""
+        """Called on every rank at the point that separates a step's checkpoint from later operations."""
         self.generators = RandomGenerators()
         """The script's own random numbers, apart from those of steps."""
         self._session, self._weight, self._tracked = session, weight, tracked
@@ -86,11 +86,11 @@ class TrainingProgress:
 
     @property
     def place(self) -> int:
-        """A number that never falls, and rises at the beginning and the end of each step."""
+        """A number that never decreases, and increases at the start and the end of each step."""
         return step_mark(self.step, inside=self.in_step)
 
     def settle(self) -> bool:
-        """Where lost workers are not replaced, return True once the steps that ended here are sure to count."""
+        """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
         division = self._session.division
         if self._synchronizer is None or division is None or not division.elastic:
             return False
@@ -215,7 +215,7 @@ class TrainingProgress:
         return division.members() if division is not None else tuple(range(self.world))
 
     def begin_clock(self) -> tuple[int, list[ExamplesShared], tuple[int, ...]]:
-        """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
+        """Start the clock of the next batch: return it, the changes of members up to it, and its ranks."""
         division = self._session.division
         changes = division.begin_clock(self.step) if division is not None else []
         ranks = members_after(changes, range(self.world))

@@ -207,7 +207,7 @@ def _laid(
     """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
     words, extra = words_of(lanes.values), lanes.extra
     width, a_row = words.shape[1], words.shape[1] * words.itemsize
-    together, first = extra is None and a_row % 8 == 0, 0  # then nothing stands between one stop's rows and the next's
+    together, first = extra is None and a_row % 8 == 0, 0  # then the rows of consecutive stops are adjacent
     if together:
         start = writer.at
         writer.rows(words, None, route.order)

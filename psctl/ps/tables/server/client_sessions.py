@@ -42,7 +42,7 @@ class KeyLists:
         """Return the keys of a section: from the payload, or those of this hash.
 
         Raises:
-            Unknown: they are not known.
+            UnknownToSession: they are not known.
         """
         if not digest:
             keys = reader.keys(count)
@@ -142,9 +142,9 @@ class OpenedStore:
         self.refused: Refused | None = None
 
     def lasting_payload(self, message: Any, payload: memoryview) -> memoryview:
-        """Return a payload that stays as it is for as long as this store may keep it.
+        """Return a payload that does not change for as long as this store may keep it.
 
-        What was lent stands until Done; under bsp that is said before the clock's end, when it is joined.
+        Lent memory is unchanged until Done is sent; under bsp Done is sent before the clock ends and it is reduced.
         """
         if self.spec.staleness == 0 and isinstance(message, Update) and message.at is not None:
             return memoryview(bytearray(payload))
@@ -152,10 +152,10 @@ class OpenedStore:
 
 
 def open_store(spec: StoreSpec, stores: dict[str, OpenedStore], shards: int) -> OpenedStore:
-    """Return the store of this name, which is made when it is not there.
+    """Return the store of this name, after making it if it does not exist.
 
     Raises:
-        MessageRefused: it is of other shards than all stores here, or there are STORES already.
+        MessageRefused: its number of shards differs from the other stores', or there are STORES stores already.
     """
     if spec.shards != shards:
         raise MessageRefused(f"store {spec.name!r} of {spec.shards} shards, where all have {shards}")

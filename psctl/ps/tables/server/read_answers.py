@@ -39,7 +39,7 @@ from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_priv
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
-"""The rank that stands for readers outside the job (snapshot_reads.py)."""
+"""The rank that represents readers outside the job (snapshot_reads.py)."""
 
 
 class HeldAnswer(msgspec.Struct):

@@ -37,7 +37,7 @@ ROOT = "store/"
 
 
 class SavedStore(msgspec.Struct, frozen=True):
-    """What is no tensor of one shard of a store."""
+    """The state of one shard of a store that is not tensors."""
 
     store: StoreSpec
     tables: list[TableSpec]
@@ -92,7 +92,7 @@ def _range(name: str) -> Range:
 
 
 def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: ReplicatedTables) -> list[TableShard]:
-    """Return a shard of all stores, made of what `wanted` named.
+    """Return a shard of all stores, made from the tensors that `wanted` named.
 
     Args:
         tensors: by name, in their shapes.
@@ -100,7 +100,7 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
         machine: makes empty ones.
 
     Raises:
-        CheckpointCorrupt: what the checkpoint says of a store contradicts itself.
+        CheckpointCorrupt: the checkpoint's description of a store contradicts itself.
     """
     found: dict[str, TableShard] = {}
     for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
@@ -119,7 +119,7 @@ def _join(
     held: TableShard, about: SavedStore, tensors: Mapping[str, torch.Tensor], place: str, own: tuple[int, int],
     *, first: bool,
 ) -> None:  # fmt: skip
-    """Add to a shard what is its own of one saved range."""
+    """Add to a shard its own part of one saved range."""
     held.clocks = about.clocks if first else {worker: min(at, held.clocks.get(worker, at))
                                               for worker, at in about.clocks.items()}  # fmt: skip
     for spec in about.tables:
@@ -143,7 +143,7 @@ def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int]
 
 
 def _part(part: EntryPart, own: tuple[int, int], *, first: bool) -> EntryPart | None:
-    """Return what of a part that waits for its clock is a shard's own; of a call of all rows one is enough."""
+    """Return a shard's own share of a part that waits for its clock; a call of all rows is kept once."""
     if part.keys is None:
         return part if first else None
     mine = _mine(part.table, part.keys, own)
@@ -177,7 +177,7 @@ class TableCheckpoints:
         self._cuts: dict[int, dict[tuple[str, int], list[CopiedSlice]]] = {}  # step -> (store, shard) -> as it was then
 
     def add_copy(self, store: TableShard, shard: int) -> None:
-        """All have marked a step in this shard: copy it as it is."""
+        """Copy a shard in which all workers have marked a step."""
         self._cuts.setdefault(store.cut, {})[store.spec.name, shard] = copy_shard(store, shard, self._shards)
         for old in sorted(self._cuts)[:-KEPT]:
             del self._cuts[old]

@@ -35,9 +35,9 @@ _PLAIN = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.f
 
 
 class SnapshotRead(msgspec.Struct, frozen=True):
-    """What a reader wants: named keys and integer keys of a store; neither: which tables there are.
+    """A reader's request: named keys and integer keys of a store; without keys: the list of tables.
 
-    `who` comes back with the answer.
+    `who` is returned with the answer.
     """
 
     who: Any
@@ -47,8 +47,8 @@ class SnapshotRead(msgspec.Struct, frozen=True):
 
 
 class SnapshotRows(msgspec.Struct, frozen=True):
-    """Rows of one table that are there: of integer keys, or (named) blocks of the tensor. Their bytes stand in the
-    answer's payload, one table after another."""
+    """Existing rows of one table: of integer keys, or (named) blocks of the tensor. Their bytes are in the answer's
+    payload, one table after another."""
 
     table: str
     keys: list[int]
