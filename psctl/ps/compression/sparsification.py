@@ -107,7 +107,7 @@ def chosen(how: Compression, values: torch.Tensor, kept: torch.Tensor | None) ->
 def _largest(size: torch.Tensor, count: int) -> torch.Tensor:
     """Return the ascending places of the `count` largest elements; those below zero are none."""
     among = None
-    if size.numel() > _MANY * max(count, 4 * _SAMPLE):  # a sample tells below which size none of them is, or nearly so
+    if size.numel() > _MANY * max(count, 4 * _SAMPLE):  # a sample gives a size that nearly all are below
         sample = size[:: size.numel() // (_MANY * _SAMPLE) + 1]
         rank = max(1, min(sample.numel(), 2 * count * sample.numel() // size.numel() + 3))
         among = (size >= torch.topk(sample, rank).values[-1]).nonzero().view(-1)
