@@ -51,7 +51,7 @@ _SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int
 DTYPES = (*_SAME, torch.bfloat16)
 """Types of values that a store accepts: those that torch adds, compares and copies on CPUs."""
 
-_BY_NAME = {str(dtype)[6:]: dtype for dtype in DTYPES}
+_BY_NAME: dict[str, torch.dtype] = {str(dtype)[6:]: dtype for dtype in DTYPES}
 
 
 def dtype_named(name: str) -> torch.dtype:
