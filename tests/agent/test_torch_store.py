@@ -20,6 +20,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member
+from tests.helpers.running import until
 
 LIMIT = 10.0
 BULK = os.urandom(24 << 20)
@@ -152,8 +153,8 @@ def test_a_store_that_is_killed_ends_the_connection_and_says_so(way: Way) -> Non
         store.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as when its process dies
         store.close()
         assert worker.recv(1) == b""
-    way.threads[0].join(LIMIT)
-    assert any("the store's connection broke: [Errno 104] Connection reset by peer" in text for text in way.failed)
+    broke = "the store's connection broke: [Errno 104] Connection reset by peer"
+    until(lambda: any(broke in text for text in way.failed), LIMIT, name="the report of the broken connection")
 
 
 def test_a_lost_stream_ends_both_ends(way: Way) -> None:

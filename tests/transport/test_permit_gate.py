@@ -28,7 +28,10 @@ from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
 
 ROLES: tuple[Role, ...] = get_args(Role)
-BETWEEN_PROCESSES = set(of_parameters.Message.__subclasses__()) - set(get_args(of_parameters.BetweenPeers))
+BETWEEN_PROCESSES = {
+    each for each in of_parameters.Message.__subclasses__()
+    if each.__module__.startswith("psctl.") and each not in get_args(of_parameters.BetweenPeers)
+}  # fmt: skip
 """Messages of servers and their workers; what workers of one host send each other has no permits."""
 OF_TABLES = {each for each in BETWEEN_PROCESSES if each.__module__ == of_tables.__name__}
 SHARED = {
