@@ -12,9 +12,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-PURE := tests/spec tests/topology tests/schedule tests/ps tests/transport/protocol tests/job tests/coordinator tests/plan tests/view \
-	tests/checkpoint tests/launch tests/test_units.py tests/worker/test_loader.py tests/train_state/test_state_trees.py \
+UNIT := tests/spec tests/topology tests/schedule tests/ps tests/transport/protocol tests/job tests/coordinator tests/plan tests/view \
+	tests/checkpoint tests/test_units.py tests/worker/test_loader.py tests/train_state/test_state_trees.py \
 	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
+PURE := $(UNIT) tests/launch
 
 .PHONY: demo unit test simulate soak bench lint audit lock clean system
 
@@ -28,7 +29,7 @@ test: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 unit: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(PURE) -m "not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(UNIT) -m "not soak" -n 2 --dist loadfile
 
 SEEDS ?= 10000
 FROM ?= 0
