@@ -38,12 +38,12 @@ def settle(placement: ShardPlacement) -> None:
 def test_at_a_death_the_next_of_a_chain_is_its_head_at_once() -> None:
     placement = four()
     dead = placement.chains[0][0]
-    heir = placement.chains[0][1]
+    new_primary = placement.chains[0][1]
     assert placement.remove_lost([dead])
-    assert placement.chains[0] == [heir]
+    assert placement.chains[0] == [new_primary]
     told = placement.news_for_workers()
     assert told is not None
-    assert (told.epoch, told.owners[0]) == (1, heir)
+    assert (told.epoch, told.owners[0]) == (1, new_primary)
     assert dead not in [at.rank for at in told.servers]
     assert placement.news_for_workers() is None
 

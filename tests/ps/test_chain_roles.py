@@ -19,7 +19,7 @@ def test_every_role_has_a_rule_for_every_place_and_only_who_led_hands_over():
     assert set(ROLES) == set(product(get_args(Role), get_args(ChainPosition)))
     assert set(AFTER_HANDING) == set(get_args(ChainPosition))
     for (before, place), after in ROLES.items():
-        assert ("handing" in after) == (before in ("primary", "handing") and place != "head")
+        assert ("demoting" in after) == (before in ("primary", "demoting") and place != "head")
         assert after[1] == AFTER_HANDING[place]  # nobody to wait for: as the assignment says, at once
 
 

@@ -161,7 +161,7 @@ def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
     assert place is not None
     chain.on_message(0, StatePart(0, 0), 4)
     servers.assigned(2, [0], (1,))
-    assert chain.role == "handing"
+    assert chain.role == "demoting"
     chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
     assert chain.receive_buffer_for(0, StatePart(0, 0), 4) is None
 

@@ -80,7 +80,7 @@ class Holder:
 
     def begin(self) -> None:
         """This is where the log begins, as the start values do: until all have them they are sent to whoever leads."""
-        leads = self.chain.leads or self.chain.role == "handing"
+        leads = self.chain.leads or self.chain.role == "demoting"
         if leads and self.machine.version is None and self.process.alive:
             self.machine.version = 0
             self._follow(self.chain.on_first_version())
@@ -413,7 +413,7 @@ class Chained:
         if self.awaited == rank:
             self.awaited = None
         elif self.chain[:1] == [rank]:
-            self.awaited = None  # the heir is dead: the next of the chain leads at once
+            self.awaited = None  # the new primary is dead: the next of the chain leads at once
         self.chain = [one for one in self.chain if one != rank]
         if self.chain[:1] == [self.awaited]:
             self.awaited = None  # it leads again

@@ -320,7 +320,7 @@ class Director:
             if former == rank:
                 del self.awaited[shard]
             elif self.chains[shard][0] == rank:
-                del self.awaited[shard]  # the heir is dead: the next of the chain leads at once
+                del self.awaited[shard]  # the new primary is dead: the next of the chain leads at once
         self.chains = without(self.chains, [rank])
         for shard, former in list(self.awaited.items()):
             if self.chains[shard][:1] == [former]:

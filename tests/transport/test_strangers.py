@@ -52,7 +52,7 @@ def test_a_member_of_another_job_is_refused(pair: Any, other_job: Any, note: Any
     works(pair, acceptor, note)
 
 
-def test_another_jobs_certificate_is_refused_with_the_right_knock_too(pair: Any, other_job: Any, note: Any) -> None:
+def test_another_jobs_certificate_is_refused_with_the_right_preauth_too(pair: Any, other_job: Any, note: Any) -> None:
     acceptor = pair.accept()
     stranger = replace(other_job.credentials(Member("worker", 0)), preauth_secret=pair.job.preauth_secret)
     with pytest.raises(ProtocolError, match=r"server/0 at .*certificate is not of this job's authority"):
@@ -157,7 +157,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_instead_of_a_knock_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
+def test_garbage_instead_of_a_preauth_answer_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
     acceptor = pair.accept()
     stranger = raw(pair, acceptor.address)
     hear(stranger, preauth.GREETING)
@@ -227,7 +227,7 @@ def test_an_answer_that_was_overheard_answers_no_other_greeting(pair: Any, note:
     works(pair, acceptor, note)
 
 
-def test_a_knock_that_drips_is_let_in_within_the_deadline_and_not_after(pair: Any) -> None:
+def test_a_preauth_answer_that_drips_is_let_in_within_the_deadline_and_not_after(pair: Any) -> None:
     acceptor = pair.accept(patience=0.4)
     quick, slow = raw(pair, acceptor.address), raw(pair, acceptor.address)
     for stranger in (quick, slow):

@@ -54,7 +54,7 @@ overheard = bytes(32)
 
 def right(line):
     global overheard
-    overheard = hmac.digest(secret, b"psctl knock 1" + line.recv(24, socket.MSG_WAITALL), "sha256")
+    overheard = hmac.digest(secret, b"psctl preauth 1" + line.recv(24, socket.MSG_WAITALL), "sha256")
     return overheard
 
 def drip(line):

@@ -17,19 +17,20 @@ its version to its predecessor.
                                             primary is never more than CATCH_UP entries ahead of it; from the first time
                                             that it is complete (ReplicaCaughtUp) it counts; it may join at either end
     member     in the chain, not first      forwards and acknowledges
-    heir       first; the former primary    waits for the staged state of the former primary (LeadTransfer); then
+    promoting  first; the former primary    waits for the staged state of the former primary (LeadTransfer); then
                is alive                     becomes primary
     primary    first                        receives pushes, makes entries
-    handing    was first; is alive          makes no more entries; the heir follows it, and the rest of the chain the
-                                            heir; when all are complete it sends LeadTransfer; then as assigned
+    demoting   was first; is alive          makes no more entries; the new primary follows it, and the rest of the chain
+                                            follows the new primary; when all are complete it sends LeadTransfer;
+                                            then as assigned
 
 A chain without any version has nothing to copy: the server that receives the first version passes it on to a successor
 that has none.
 
-The heir may be lost before it leads. Then the next server of the chain leads at once, possibly without the last entries
-of the server in role `handing`. The state of that server is *void* from then on: it reports that it has no version, and
-receives a copy. But it holds everything that was ever acknowledged, and while it reports no version nothing else is
-acknowledged; so if it must lead before the copy arrives, it leads with the state that it has.
+The new primary may be lost before it leads. Then the next server of the chain leads at once, possibly without the last
+entries of the server in role `demoting`. The state of that server is *void* from then on: it reports that it has no
+version, and receives a copy. But it holds everything that was ever acknowledged, and while it reports no version
+nothing else is acknowledged; so if it must lead before the copy arrives, it leads with the state that it has.
 
 A follower is sent again what was lost on its connection: entries that are kept, else a copy. Its acknowledgements count
 only after it has acknowledged under the newest assignment and, if a copy was sent, after it has that same copy.
@@ -108,9 +109,9 @@ class ReplicaChain:
         self._former_primary: int | None = None  # the primary before this server
         self._incoming = IncomingTransfers(shard, machine)
         self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: received early
-        self._transfer_sent = False  # handing: LeadTransfer was sent
-        self._transferred = False  # handing: the complete state was sent to this heir
-        self._transfer_epoch = -1  # the assignment that made the heir the first of the chain
+        self._transfer_sent = False  # demoting: LeadTransfer was sent
+        self._transferred = False  # demoting: the complete state was sent to this new primary
+        self._transfer_epoch = -1  # the assignment that made the new primary the first of the chain
         self._pending_query: tuple[int, int] | None = None  # server and epoch, under an assignment not known here yet
         self._last_copy = ""  # the last copy that was restored
 
@@ -163,7 +164,7 @@ class ReplicaChain:
         if self._position.role != "primary" or version < 0 or version - self.acknowledged >= self._window:
             return False
         for one in self.followers.values():
-            if one.counts and (one.told < epoch or one.acked < self._base_version):
+            if one.counts and (one.reported_epoch < epoch or one.acked < self._base_version):
                 return False  # it, or a server after it, may have entries that only a lost primary sent
             if one.filled and version - one.acked >= CATCH_UP:
                 return False
@@ -185,12 +186,12 @@ class ReplicaChain:
         now = self._position
         if epoch <= now.epoch or not chain:
             return []
-        if now.role != "heir":
+        if now.role != "promoting":
             self._former_primary = now.chain[0] if now.chain else None
         if now.chain[:1] != [chain[0]]:
             self._transfer_epoch, self._transferred = epoch, False
         now.epoch, now.chain, now.copies = epoch, list(chain), list(copies)
-        witness = chain[0] if now.role in ("handing", "primary") else self._former_primary
+        witness = chain[0] if now.role in ("demoting", "primary") else self._former_primary
         lives = witness is not None and witness != self.me and alive(witness)
         self._set_role(ROLES[now.role, position_of(self.me, chain, copies)][0 if lives else 1])
         self._transfer_sent = False
@@ -229,12 +230,12 @@ class ReplicaChain:
         self.followers, self._base_version = {}, self.version
         index = position.chain.index(self.me) if self.me in position.chain else len(position.chain)
         members = position.chain[index + 1 : index + 2]
-        if position.role == "handing":
+        if position.role == "demoting":
             members = [position.chain[0], *members]
         for server in members:
             # The follower must report its version, and that of its successors, before anything counts as acknowledged.
             known = before.get(server, ChainFollower(True, filled=True))
-            known.counts, known.acked = True, known.acked if known.told >= position.epoch else -1
+            known.counts, known.acked = True, known.acked if known.reported_epoch >= position.epoch else -1
             # If no version is here yet, a version of the follower can only be from a primary that was lost before all
             # servers received it; the same version number will have other content here. So it receives a copy.
             known.filled = known.filled and self._base_version >= 0
@@ -299,9 +300,9 @@ class ReplicaChain:
         if not follower.filled or (again and follower.copy) or self._needs_copy(follower):
             return self._copy(server, follower)
         outputs: list[ChainOutput] = []
-        if follower.told < position.epoch:
+        if follower.reported_epoch < position.epoch:
             outputs.append(ToServer(server, ReplicaQuery(self.shard, position.epoch)))
-        if follower.told >= 0 or follower.copied >= 0:
+        if follower.reported_epoch >= 0 or follower.copied >= 0:
             for number in self._log.since(max(follower.has, follower.copied)):
                 outputs += self._log.messages(server, number, position.epoch)
         if follower.counts and position.role == "primary" and server in position.copies:
@@ -329,9 +330,9 @@ class ReplicaChain:
     def _needs_copy(self, follower: ChainFollower) -> bool:
         """Return whether a follower lacks entries that are not kept, or has entries that only a lost primary sent."""
         version = self.version
-        if version < 0 or follower.copy or follower.told < 0:
+        if version < 0 or follower.copy or follower.reported_epoch < 0:
             return False
-        ahead = follower.has > version and self._position.role in ("primary", "member", "handing")
+        ahead = follower.has > version and self._position.role in ("primary", "member", "demoting")
         return ahead or follower.has < self._log.lowest(version)
 
     def _prune(self) -> None:
@@ -390,13 +391,13 @@ class ReplicaChain:
         """Return whether a copy is accepted: of a newer assignment, or from this server's predecessor."""
         if epoch > self.epoch or (server == self._predecessor and self.role != "none"):
             return True
-        return epoch == self.epoch and self.role in ("copying", "member", "heir", "primary")
+        return epoch == self.epoch and self.role in ("copying", "member", "promoting", "primary")
 
     def _open_entry(self, server: int, message: Forward) -> None:
         """Open an entry if it is the next one and of no older epoch; else the entry of another server continues."""
         if message.epoch < self.epoch or (message.epoch == self.epoch and self.role in ("none", "primary")):
             return
-        if self.role == "handing":
+        if self.role == "demoting":
             return  # the state here is the newest, or void
         if message.number == self.version:
             self._incoming.open_entry(server, message)
@@ -418,7 +419,7 @@ class ReplicaChain:
     @property
     def _predecessor(self) -> int | None:
         """The server that this one follows."""
-        return self._former_primary if self.role == "heir" else self._position.before
+        return self._former_primary if self.role == "promoting" else self._position.before
 
     def _acknowledge(self, only: int | None = None, *, missed: bool = False) -> list[ChainOutput]:
         """Acknowledge to the predecessor (if it is `only`)."""
@@ -426,10 +427,10 @@ class ReplicaChain:
         if source is None or source == self.me or only not in (None, source):
             return []
         has = self.version
-        heir = self._position.chain[0] if self.role == "handing" else None  # it precedes this server, too
-        if heir is not None and (has < 0 or self.followers[heir].has < has):
+        new_primary = self._position.chain[0] if self.role == "demoting" else None  # it precedes this server, too
+        if new_primary is not None and (has < 0 or self.followers[new_primary].has < has):
             return []  # the acknowledgement would be ahead of this server's predecessors
-        after = [one.acked for server, one in self.followers.items() if one.counts and server != heir]
+        after = [one.acked for server, one in self.followers.items() if one.counts and server != new_primary]
         return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._last_copy, missed))]
 
     def _on_acknowledged(self, server: int, message: Forwarded) -> list[ChainOutput]:
@@ -448,9 +449,9 @@ class ReplicaChain:
             return self._send_missing(server, again=True) if message.missed else [], False
         follower.copy = ""
         self._copy_budget.finish(self.shard, server)
-        before, lacks = (follower.acked, follower.has), message.missed or follower.told < message.epoch
+        before, lacks = (follower.acked, follower.has), message.missed or follower.reported_epoch < message.epoch
         follower.acked, follower.has = max(follower.acked, message.version), message.has
-        follower.told = max(follower.told, message.epoch)
+        follower.reported_epoch = max(follower.reported_epoch, message.epoch)
         if self._needs_copy(follower):
             return self._copy(server, follower), False
         outputs: list[ChainOutput] = self._send_missing(server, again=False) if lacks else []
@@ -479,8 +480,8 @@ class ReplicaChain:
             return []
         self._last_copy = begin.copy
         if self.role == "primary":
-            return []  # in role handing under that assignment
-        if self.role == "handing":  # the state here is the newest, or void
+            return []  # in role demoting under that assignment
+        if self.role == "demoting":  # the state here is the newest, or void
             return self._acknowledge()
         first, self._position.void = self.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
@@ -492,12 +493,12 @@ class ReplicaChain:
     # ---- transfer of the lead -------------------------------------------------------------------------------------
 
     def _transfer_lead(self, again: int | None = None) -> list[ChainOutput]:
-        """Send LeadTransfer when the heir, and all followers that count, are complete."""
-        if self.role != "handing":
+        """Send LeadTransfer when the new primary, and all followers that count, are complete."""
+        if self.role != "demoting":
             return []
         first = self._position.chain[0]
-        heir = self.followers.get(first)
-        if heir is None or heir.told < self.epoch or not self.settled or not self._up(first):
+        new_primary = self.followers.get(first)
+        if new_primary is None or new_primary.reported_epoch < self.epoch or not self.settled or not self._up(first):
             return []
         if self._transfer_sent and again != first:
             return []
@@ -512,7 +513,7 @@ class ReplicaChain:
         if self._transfer is None or self._transfer[1] > self.epoch:
             return []
         (source, epoch, head, data), self._transfer = self._transfer, None
-        if epoch < self.epoch or self.role not in ("heir", "primary"):
+        if epoch < self.epoch or self.role not in ("promoting", "primary"):
             return []
         outputs: list[ChainOutput] = [ToServer(source, LeadAccepted(self.shard, epoch))]
         if self.role == "primary":
@@ -528,7 +529,7 @@ class ReplicaChain:
 
     def _on_lead_accepted(self, message: LeadAccepted) -> list[ChainOutput]:
         now = self._position
-        if now.role != "handing" or message.epoch < self._transfer_epoch:
+        if now.role != "demoting" or message.epoch < self._transfer_epoch:
             return []
         if not (self.settled or self._transferred):  # the new primary began without entries that are only here
             now.void = True

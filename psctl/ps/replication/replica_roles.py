@@ -44,7 +44,7 @@ class ReplicatedState(Protocol):
         """Restore the staged state that another server's `staged_state` returned."""
 
 
-Role = Literal["none", "copying", "member", "heir", "primary", "handing"]
+Role = Literal["none", "copying", "member", "promoting", "primary", "demoting"]
 ChainPosition = Literal["out", "copy", "chain", "head"]
 
 ROLES: dict[tuple[Role, ChainPosition], tuple[Role, Role]] = {
@@ -52,27 +52,27 @@ ROLES: dict[tuple[Role, ChainPosition], tuple[Role, Role]] = {
     ("none", "out"): ("none", "none"),
     ("none", "copy"): ("copying", "copying"),
     ("none", "chain"): ("member", "member"),
-    ("none", "head"): ("heir", "primary"),
+    ("none", "head"): ("promoting", "primary"),
     ("copying", "out"): ("none", "none"),
     ("copying", "copy"): ("copying", "copying"),
     ("copying", "chain"): ("member", "member"),
-    ("copying", "head"): ("heir", "primary"),
+    ("copying", "head"): ("promoting", "primary"),
     ("member", "out"): ("none", "none"),
     ("member", "copy"): ("copying", "copying"),
     ("member", "chain"): ("member", "member"),
-    ("member", "head"): ("heir", "primary"),
-    ("heir", "out"): ("none", "none"),
-    ("heir", "copy"): ("copying", "copying"),
-    ("heir", "chain"): ("member", "member"),
-    ("heir", "head"): ("heir", "primary"),
-    ("primary", "out"): ("handing", "none"),
-    ("primary", "copy"): ("handing", "copying"),
-    ("primary", "chain"): ("handing", "member"),
+    ("member", "head"): ("promoting", "primary"),
+    ("promoting", "out"): ("none", "none"),
+    ("promoting", "copy"): ("copying", "copying"),
+    ("promoting", "chain"): ("member", "member"),
+    ("promoting", "head"): ("promoting", "primary"),
+    ("primary", "out"): ("demoting", "none"),
+    ("primary", "copy"): ("demoting", "copying"),
+    ("primary", "chain"): ("demoting", "member"),
     ("primary", "head"): ("primary", "primary"),
-    ("handing", "out"): ("handing", "none"),
-    ("handing", "copy"): ("handing", "copying"),
-    ("handing", "chain"): ("handing", "member"),
-    ("handing", "head"): ("primary", "primary"),
+    ("demoting", "out"): ("demoting", "none"),
+    ("demoting", "copy"): ("demoting", "copying"),
+    ("demoting", "chain"): ("demoting", "member"),
+    ("demoting", "head"): ("primary", "primary"),
 }
 
 AFTER_HANDING: dict[ChainPosition, Role] = {"out": "none", "copy": "copying", "chain": "member", "head": "primary"}
@@ -100,7 +100,7 @@ class ReplicaPosition(msgspec.Struct):
         """The server before this one in the chain, or the one that copies to it."""
         if self.role == "copying":
             return self.chain[0]
-        if self.role == "member" or (self.role == "handing" and self.me in self.chain):
+        if self.role == "member" or (self.role == "demoting" and self.me in self.chain):
             return self.chain[self.chain.index(self.me) - 1]
         return None
 
@@ -111,7 +111,7 @@ class ChainFollower(msgspec.Struct):
     counts: bool  # entries wait for its acknowledgement
     acked: int = -1  # the version that it, and all after it, have
     has: int = -1  # the version that it last reported
-    told: int = -1  # the newest assignment under which it reported
+    reported_epoch: int = -1  # the newest assignment under which it reported
     copied: int = -1  # version of the copy that was sent
     copy: str = ""  # the copy that it has not acknowledged; until then its reports concern an older state
     filled: bool = False  # it has, or was sent, a version to start from

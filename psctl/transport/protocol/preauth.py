@@ -30,7 +30,7 @@ MAGIC = b"psctl 1\n"
 FRESH = 16
 GREETING = len(MAGIC) + FRESH
 ANSWER = 32
-LABEL = b"psctl knock 1"
+LABEL = b"psctl preauth 1"
 SECRET = 32
 
 

@@ -128,7 +128,7 @@ class DenseServer:
     @property
     def leading(self) -> list[int]:
         """The shards whose primary is this server."""
-        return [index for index, mind in sorted(self.shards.items()) if mind.leads]
+        return [index for index, shard in sorted(self.shards.items()) if shard.leads]
 
     @property
     def version(self) -> int:
@@ -168,20 +168,20 @@ class DenseServer:
             self._ledger.hold_rank(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
         clocks, versions, apart = dict[int, int](), dict[int, int](), dict[int, int]()
-        for index, mind in sorted(self.shards.items()):
+        for index, shard in sorted(self.shards.items()):
             with self._guard(index):
-                if mind.leads:
-                    clocks[index] = mind.last_clock_of(rank)
-                    if mind.last_separate_clock_of(rank) < clocks[index]:
-                        apart[index] = mind.last_separate_clock_of(rank)
-                    versions[index] = max(agreed, self.terms.base if mind.version is None else mind.version)
+                if shard.leads:
+                    clocks[index] = shard.last_clock_of(rank)
+                    if shard.last_separate_clock_of(rank) < clocks[index]:
+                        apart[index] = shard.last_separate_clock_of(rank)
+                    versions[index] = max(agreed, self.terms.base if shard.version is None else shard.version)
         with self._guard(LEDGER):
             aside = self._rank_states.newest_clock(rank) if 0 in clocks else -1
         return [HeldPushes(rank, clocks, versions, aside, apart)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
         """Drop what a lost worker pushed after `clock`; orders up to it count as given."""
-        outputs = self._ask_each(lambda mind: mind.drop_pushes_after(rank, clock))
+        outputs = self._ask_each(lambda shard: shard.drop_pushes_after(rank, clock))
         with self._guard(LEDGER):
             orders = self._ledger.remove_rank(rank, clock)
         return outputs + self._give_orders(orders)
@@ -190,7 +190,7 @@ class DenseServer:
         """Make these ranks, and no others, the members from `clock` on."""
         with self._guard(LEDGER):
             membership = self._membership = self._membership.changed(clock, ranks)
-        outputs = self._ask_each(lambda mind: mind.set_members(membership), all_roles=True)
+        outputs = self._ask_each(lambda shard: shard.set_members(membership), all_roles=True)
         with self._guard(LEDGER):
             orders = self._ledger.set_members(membership)
         return outputs + self._give_orders(orders)
@@ -203,15 +203,15 @@ class DenseServer:
             raise ProtocolError(f"worker/{rank} is none of the job's {len(self._membership.everyone)} workers")
         self.on_worker_disconnected(rank)
         self._workers.add(rank)
-        told: list[Instruction] = [ToWorker(rank, Leads(self.epoch, self.leading))]
-        return [*told, ToWorker(rank, self._refused)] if self._refused else told
+        answers: list[Instruction] = [ToWorker(rank, Leads(self.epoch, self.leading))]
+        return [*answers, ToWorker(rank, self._refused)] if self._refused else answers
 
     def on_worker_disconnected(self, rank: int) -> None:
         """Handle the loss of a worker's connection."""
         self._workers.discard(rank)
-        for index, mind in list(self.shards.items()):
+        for index, shard in list(self.shards.items()):
             with self._guard(index):
-                mind.on_worker_disconnected(rank)
+                shard.on_worker_disconnected(rank)
         with self._guard(LEDGER):
             self._rank_states.on_disconnected(rank)
 
@@ -226,13 +226,13 @@ class DenseServer:
                 return self._rank_states.receive_buffer_for(f"worker/{rank}", message, size)
         if not isinstance(message, StartValues | Push | PushPart):
             raise ProtocolError(f"worker/{rank}: {type(message).__name__} with a payload", where=f"worker/{rank}")
-        mind = self.shards.get(message.shard) or self._shard(f"worker/{rank}", message.shard)
-        if mind is None:
+        shard = self.shards.get(message.shard) or self._shard(f"worker/{rank}", message.shard)
+        if shard is None:
             return None
         with self._guard(message.shard):
             if isinstance(message, StartValues):
-                return mind.start_values_buffer(rank, message.offset, size)
-            return mind.push_buffer_for(rank, message, size)
+                return shard.start_values_buffer(rank, message.offset, size)
+            return shard.push_buffer_for(rank, message, size)
 
     def on_worker_message(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
         """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `lent`.
@@ -254,26 +254,27 @@ class DenseServer:
     def _dispatch(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
         match message:
             case Push() | PushPart():
-                return self._ask_if_here(rank, message.shard, lambda mind: mind.on_push(rank, message, size, lent))
+                return self._ask_if_here(rank, message.shard, lambda shard: shard.on_push(rank, message, size, lent))
             case StartValues():
                 return self._ask_if_here(
-                    rank, message.shard, lambda mind: mind.on_start_values(rank, message.offset, size)
+                    rank, message.shard, lambda shard: shard.on_start_values(rank, message.offset, size)
                 )
             case Step():
                 return self._step(rank, message)
             case SaveNow():
                 if not self.leading and self.terms.update == "server":
                     return [*self._checkpoint_parts.empty_part(message.version)]
-                return self._ask_each(lambda mind: mind.save_version(rank, message.version))
+                return self._ask_each(lambda shard: shard.save_version(rank, message.version))
             case Pull():
                 if len(message.have) != len(message.shards):
                     raise ProtocolError(f"worker/{rank}: a pull that does not say what it has", where=f"worker/{rank}")
                 asked = [
-                    self._ask_if_here(rank, index, lambda mind: mind.on_pull(rank, message)) for index in message.shards
+                    self._ask_if_here(rank, index, lambda shard: shard.on_pull(rank, message))
+                    for index in message.shards
                 ]
                 return [output for outputs in asked for output in outputs]
             case NormsQuery():
-                return self._ask_each(lambda mind: mind.on_norms_query(rank, message.clock))
+                return self._ask_each(lambda shard: shard.on_norms_query(rank, message.clock))
             case PutRankState() | RankStateQuery():
                 return self._on_rank_state(rank, message, size)
             case WaitQuery():
@@ -313,12 +314,12 @@ class DenseServer:
         self._servers.add(server)
         with self._guard(LEDGER):
             self._rank_states_sent_to.discard(server)
-        return self._ask_each(lambda mind: mind.on_server_connected(server), all_roles=True)
+        return self._ask_each(lambda shard: shard.on_server_connected(server), all_roles=True)
 
     def on_server_disconnected(self, server: int) -> list[Instruction]:
         """Handle the loss of the connection to a server."""
         self._servers.discard(server)
-        return self._ask_each(lambda mind: mind.on_server_disconnected(server), all_roles=True)
+        return self._ask_each(lambda shard: shard.on_server_disconnected(server), all_roles=True)
 
     def replica_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
         """Return the buffer for another server's payload; None when the payload is not needed.
@@ -329,10 +330,10 @@ class DenseServer:
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
                 return self._rank_states.receive_buffer_for(f"server/{server}", message, size)
-        mind = self._shard(f"server/{server}", message.shard, made=True)
-        assert mind is not None, "it was made"
+        shard = self._shard(f"server/{server}", message.shard, made=True)
+        assert shard is not None, "it was made"
         with self._guard(message.shard):
-            return mind.replica_buffer_for(server, message, size)
+            return shard.replica_buffer_for(server, message, size)
 
     def on_server_message(self, server: int, message: BetweenServers, size: int = 0) -> list[Instruction]:
         """Handle another server's message whose payload, if any, was received into `replica_buffer_for`'s buffer.
@@ -348,7 +349,7 @@ class DenseServer:
                     one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)
                 ]
         try:
-            return self._ask_shard(message.shard, lambda mind: mind.on_server_message(server, message, size))
+            return self._ask_shard(message.shard, lambda shard: shard.on_server_message(server, message, size))
         except JobRefusal as refusal:
             return self._refuse(refusal)
 
@@ -394,17 +395,18 @@ class DenseServer:
         return self._ask_shard(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
 
     def _ask_each(self, ask: Callable[[DenseShard], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
-        asked = [self._ask_shard(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
+        held = sorted(self.shards.items())
+        asked = [self._ask_shard(index, ask) for index, shard in held if shard.leads or all_roles]
         return [output for outputs in asked for output in outputs]
 
     def _ask_shard(self, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
         """Call one shard; handle the changes when it becomes led here, or is no longer held."""
-        mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
-        assert mind is not None, "it was made"
+        shard = self.shards.get(index) or self._shard("the coordinator", index, made=True)
+        assert shard is not None, "it was made"
         with self._guard(index):
-            led, before = mind.chain.leads, mind.chain.role
-            found = ask(mind)
-            leads, role, followers = mind.chain.leads, mind.chain.role, mind.chain.followers.keys()
+            led, before = shard.chain.leads, shard.chain.role
+            found = ask(shard)
+            leads, role, followers = shard.chain.leads, shard.chain.role, shard.chain.followers.keys()
         outputs = self._gather_checkpoint(found)
         if leads and not led:
             outputs += self._on_lead(index)
@@ -429,9 +431,9 @@ class DenseServer:
 
     def _missing_ranks(self, clock: int) -> list[int]:
         ranks: set[int] = set()
-        for index, mind in list(self.shards.items()):
+        for index, shard in list(self.shards.items()):
             with self._guard(index):
-                ranks.update(mind.missing_ranks(clock))
+                ranks.update(shard.missing_ranks(clock))
         with self._guard(LEDGER):
             ranks.update(self._ledger.missing_ranks(clock - (self.terms.staleness or 0) - 1))
         return sorted(ranks)

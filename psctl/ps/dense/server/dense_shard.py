@@ -188,7 +188,7 @@ class DenseShard:
 
     def start_values_buffer(self, rank: int, offset: int, size: int) -> memoryview | None:
         """Return the buffer for start values; None when they are not needed."""
-        if not (self.leads or self.chain.role == "handing") or self.version is not None:
+        if not (self.leads or self.chain.role == "demoting") or self.version is not None:
             return None
         if rank != 0 or self._restored:
             raise self._error(rank, "sent start values, which are not its to send")
