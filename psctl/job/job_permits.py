@@ -63,7 +63,7 @@ def _report(sender: Member, message: training.WorkerReport) -> str:
 
 
 def _exited(sender: Member, message: process.ProcessExited) -> str:
-    return "" if (message.failure is None) == (message.status == 0) else "a failure is told of a status other than 0"
+    return "" if (message.failure is None) == (message.status == 0) else "a failure has a status other than 0"
 
 
 def _lines(sender: Member, message: process.OutputLines) -> str:

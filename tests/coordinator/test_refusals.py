@@ -78,7 +78,7 @@ def test_what_a_server_says_of_a_worker_is_one_event_and_the_workers_end() -> No
 @pytest.mark.parametrize(
     ("member", "message", "why"),
     [
-        (W1, SaveBegin((1 << 20) + 1, []), "step 1048577, where the furthest step told of is 0"),
+        (W1, SaveBegin((1 << 20) + 1, []), "step 1048577, where the furthest reported step is 0"),
         (S[0], ShardCaughtUp(0, 6, 1), "shard 6 of 6"),
         (S[0], ShardCaughtUp(0, 1, 9), "server/9, which the job never had"),
         (S[0], ShardHandedOver(0, 1 << 40), "shard 1099511627776 of 6"),

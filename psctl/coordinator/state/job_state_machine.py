@@ -332,9 +332,9 @@ def _why_refused(job: JobState, member: Member, message: JobMessage) -> str:
 
 def _save(job: JobState, member: Member, step: int) -> str:
     """Called on the threads of connections too: it reads one attribute, and copies the set in one operation."""
-    told = job.progress.reports.step
-    if step > told + AHEAD:
-        return f"step {step}, where the furthest step told of is {told}"
+    reported = job.progress.reports.step
+    if step > reported + AHEAD:
+        return f"step {step}, where the furthest reported step is {reported}"
     sources = {source.rank for source in list(job.checkpoints.senders) if source.role == "worker"}
     return "" if member.role == "server" or member.rank in sources else "it has no part in checkpoints"
 

@@ -162,7 +162,7 @@ def last_activity(job: JobState, rank: Rank) -> str:
     """Return what a rank last reported to do, and since when it is silent."""
     if not rank.decided:
         return "it is being started again"
-    doing = rank.doing or "nothing that it told"
+    doing = rank.doing or "nothing that it reported"
     silent = job.now - rank.last_message_at
     return f"{doing}, silent for {silent:.0f} s" if silent >= SILENT else doing
 
