@@ -124,9 +124,14 @@ class Agent:
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
-    def run(self, keeper_pipe: int) -> int:
-        """Handle events until the job is over; return the exit status."""
-        self._start_event_sources(keeper_pipe)
+    def run(self, keeper: int, keeper_pipe: int) -> int:
+        """Handle events until the job is over; return the exit status.
+
+        Args:
+            keeper: the keeper's process id.
+            keeper_pipe: reading end of a pipe that ends with the keeper.
+        """
+        self._start_event_sources(keeper, keeper_pipe)
         try:
             if self._coordinator is None:
                 if problem := self._head.start():
@@ -147,9 +152,12 @@ class Agent:
         self._shut_down()
         return 0
 
-    def _start_event_sources(self, keeper_pipe: int) -> None:
+    def _start_event_sources(self, keeper: int, keeper_pipe: int) -> None:
+        def on_sigterm(*_: object) -> None:  # the kernel sends it too when the keeper has died: that is no stop
+            self._queue.put(SigtermReceived() if os.getppid() == keeper else KeeperGone())
+
         signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
-        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(SigtermReceived()))
+        signal.signal(signal.SIGTERM, on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         lifeline.reap_descendants()
@@ -411,8 +419,8 @@ def main(path: str) -> int:
     supervisor.write_pid(Path(orders.job_dir))  # the lock that it takes ends with this process
     lifeline.hide_memory()  # a sweep no longer needs the environment to find this process
 
-    def run_agent(_keeper: int, pipe: int, lifeline_end: int) -> int:
-        return Agent(orders, lifeline_end, umask).run(pipe)
+    def run_agent(keeper: int, pipe: int, lifeline_end: int) -> int:
+        return Agent(orders, lifeline_end, umask).run(keeper, pipe)
 
     return supervisor.keep(run_agent, lambda status: supervisor.end_job(orders, status))
 
