@@ -69,14 +69,19 @@ class CountUntil(JobMessage, frozen=True):
 
 
 class LostWorkerClocks(JobMessage, frozen=True):
-    """A server's answer to WorkerGone: of each shard whose primary it is, the last clock it has whole of that rank."""
+    """A server's answer to WorkerGone: for each shard that it leads, the last complete clock of that rank.
+
+    `versions`: of these shards, the number of clocks that are applied or certain to be. `rank_state_clock`: the newest
+    clock at whose start the server has the rank's own state; -1 when it has none or does not lead shard 0.
+    `separate_clocks`: `clocks` without host sums, for the shards where that is less.
+    """
 
     rank: int
     incarnation: int
     clocks: dict[int, int]
-    versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied, or sure to be
-    aside: int = -1  # the newest clock at whose start that rank's own state is here; -1: none, or shard 0 is another's
-    apart: dict[int, int] = msgspec.field(default_factory=dict)  # the same without host sums, where that is less
+    versions: dict[int, int] = msgspec.field(default_factory=dict)
+    rank_state_clock: int = -1
+    separate_clocks: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class NextClock(JobMessage, frozen=True):

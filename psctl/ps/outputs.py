@@ -73,16 +73,17 @@ class HeldPushes(msgspec.Struct, frozen=True):
     """Report to the coordinator the pushes held of a lost worker, for each shard that this server leads.
 
     `clocks`: the worker's last complete clock; `versions`: the shard's version. Under bsp the cut at c* (the least
-    clock of all shards) is consistent when no version is beyond c*+1. `aside`: the newest clock whose rank state is
-    here, from the primary of shard 0; else -1. `apart`: `clocks` without unapplied host sums that hold pushes of the
-    worker, where that is less; clocks beyond it count only if all ranks' orders of them are known to have arrived.
+    clock of all shards) is consistent when no version is beyond c*+1. `rank_state_clock`: the newest clock at whose
+    start this server has the worker's rank state; -1 when it has none or does not lead shard 0. `separate_clocks`:
+    `clocks` without unapplied host sums that hold pushes of the worker, where that is less; clocks beyond it count only
+    if all ranks' orders of them are known to have arrived.
     """
 
     rank: int
     clocks: dict[int, int]
     versions: dict[int, int]
-    aside: int = -1
-    apart: dict[int, int] = {}
+    rank_state_clock: int = -1
+    separate_clocks: dict[int, int] = {}
 
 
 ChainOutput = ToServer | ReplicaCaughtUp | LeadMoved

@@ -236,8 +236,9 @@ class Server:
             case HeldPushes():
                 incarnation = self._gone[report.rank]
                 held = LostWorkerClocks(
-                    report.rank, incarnation, report.clocks, report.versions, report.aside, report.apart
-                )
+                    report.rank, incarnation, report.clocks, report.versions, report.rank_state_clock,
+                    report.separate_clocks,
+                )  # fmt: skip
                 self._coordinator.send(held)
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:

@@ -252,9 +252,9 @@ def test_what_is_in_a_hosts_sum_counts_only_where_some_shard_has_all_orders_of_t
     play = training()
     dies(play, W1)
     for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
-        apart = {3: 7} if 3 in shards else {}
+        separate = {3: 7} if 3 in shards else {}
         held = dict.fromkeys(shards, 8)
-        play.hear(server, LostWorkerClocks(1, 0, held, dict.fromkeys(shards, version), apart=apart))
+        play.hear(server, LostWorkerClocks(1, 0, held, dict.fromkeys(shards, version), separate_clocks=separate))
     assert {each.clock for _, each in told(play.said, CountUntil)} == {clock}
 
 
@@ -273,14 +273,14 @@ def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_
 HELD = ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5]))
 
 
-def held(play: Play, rank: int, clocks: dict[int, int], version: int, aside: int = -1) -> list:  # type: ignore[type-arg]
+def held(play: Play, rank: int, clocks: dict[int, int], version: int, rank_state_clock: int = -1) -> list:  # type: ignore[type-arg]
     """All servers tell of a dead worker; `clocks`: of these shards, 6 of the others."""
     new = []
     for server, shards in HELD:
         versions = dict.fromkeys(shards, version)
         new += play.hear(
             server,
-            LostWorkerClocks(rank, 0, {shard: clocks.get(shard, 6) for shard in shards}, versions, aside),
+            LostWorkerClocks(rank, 0, {shard: clocks.get(shard, 6) for shard in shards}, versions, rank_state_clock),
         )
     return new
 
@@ -291,7 +291,7 @@ def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
     dies(play, W0)
     all_of_it = dict.fromkeys(range(6), 7)
     assert told(held(play, 1, all_of_it, 7), CountUntil) == []  # it waits for what is said of worker/0
-    new = held(play, 0, {0: 7}, 7, aside=8)
+    new = held(play, 0, {0: 7}, 7, rank_state_clock=8)
     assert {each.rank: each.clock for _, each in told(new, CountUntil)} == {0: 6, 1: 6}
 
 
@@ -327,15 +327,15 @@ def test_a_later_death_that_would_drop_what_another_dead_one_pushed_restarts_all
     dies(play, W1)
     assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), CountUntil)  # its clock 7 counts
     dies(play, W0)
-    new = held(play, 0, clocks, 7, aside=8)
+    new = held(play, 0, clocks, 7, rank_state_clock=8)
     play.wait(6)
     assert bool(told(new, CountUntil)) is survives
     assert bool(told(play.said, EndProcesses)) is not survives
 
 
-@pytest.mark.parametrize(("aside", "version", "clocks"), [(8, 7, [7]), (7, 7, [6]), (7, 8, []), (-1, 8, [])])
+@pytest.mark.parametrize(("rank_state_clock", "version", "clocks"), [(8, 7, [7]), (7, 7, [6]), (7, 8, []), (-1, 8, [])])
 def test_worker_0_is_cut_where_its_own_state_is_with_the_servers_else_all_start_again(
-    aside: int, version: int, clocks: list[int]
+    rank_state_clock: int, version: int, clocks: list[int]
 ) -> None:
     play = training()
     dies(play, W0)
@@ -343,7 +343,7 @@ def test_worker_0_is_cut_where_its_own_state_is_with_the_servers_else_all_start_
         versions = dict.fromkeys(shards, version)
         play.hear(
             server,
-            LostWorkerClocks(0, 0, dict.fromkeys(shards, 7), versions, aside if 0 in shards else -1),
+            LostWorkerClocks(0, 0, dict.fromkeys(shards, 7), versions, rank_state_clock if 0 in shards else -1),
         )
     assert [each.clock for _, each in told(play.said, CountUntil)] == clocks * 3
 

@@ -245,13 +245,13 @@ class Job:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.held.get(member, [])) == len(self._servers), WAIT)
             clocks = [clock for held in self.held[member] for clock in held.clocks.values()]
-            apart = [clock for held in self.held[member] for clock in held.apart.values()]
+            separate = [clock for held in self.held[member] for clock in held.separate_clocks.values()]
             versions = [version for held in self.held[member] for version in held.versions.values()]
-        cut = min([*clocks, *apart])
+        cut = min([*clocks, *separate])
         if max(versions) > cut + 1:
             cut = min(clocks)
         if member.rank == 0 or self.staleness is None:  # who joins needs its state of the clock after the cut
-            cut = min(cut, max(held.aside for held in self.held[member]) - 1)
+            cut = min(cut, max(held.rank_state_clock for held in self.held[member]) - 1)
         assert self.staleness != 0 or max(versions) <= cut + 1, "no shard has applied what is dropped"
         for server in self._servers:
             self._bring(server.me, CountUntil(member.rank, member.incarnation, cut))

@@ -362,10 +362,10 @@ class Director:
             return
         last = min(clocks.values())
         newest = max(version for one in held for version in one.versions.values())
-        apart = min([*clocks.values(), *(clock for one in held for clock in one.apart.values())])
-        last = apart if newest <= apart + 1 else last
+        separate = min([*clocks.values(), *(clock for one in held for clock in one.separate_clocks.values())])
+        last = separate if newest <= separate + 1 else last
         if gone.rank == 0 or self._scenario.staleness is None:  # who joins needs what was left beside
-            last = min(last, max(one.aside for one in held) - 1)
+            last = min(last, max(one.rank_state_clock for one in held) - 1)
         inconsistent = last < -1
         if self._scenario.staleness is not None:
             dying = {dead.rank for dead in self._dead}

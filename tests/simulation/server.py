@@ -295,9 +295,12 @@ class Desk:
                 case LeadMoved(epoch=epoch, shard=shard):
                     self._server.tell(ShardHandedOver(epoch, shard))
                     continue
-                case HeldPushes(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
-                    said = LostWorkerClocks(rank, self._incarnation[rank], clocks, versions, aside, apart)
-                    self._server.tell(said)
+                case HeldPushes():
+                    report = LostWorkerClocks(
+                        instruction.rank, self._incarnation[instruction.rank], instruction.clocks,
+                        instruction.versions, instruction.rank_state_clock, instruction.separate_clocks,
+                    )  # fmt: skip
+                    self._server.tell(report)
                     continue
                 case SaveSlices():
                     self._server.save(instruction)

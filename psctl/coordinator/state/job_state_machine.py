@@ -315,7 +315,7 @@ def _why_refused(job: JobState, member: Member, message: JobMessage) -> str:
             waiting = job.progress.reports.kept + len(message.steps)
             return "" if waiting <= MOST_WAITING else f"numbers of {waiting} steps, more than {MOST_WAITING}"
         case LostWorkerClocks():
-            named = {*message.clocks, *message.versions, *message.apart}
+            named = {*message.clocks, *message.versions, *message.separate_clocks}
             return _shard(max(named, default=0), shards) or _shard(min(named, default=0), shards)
         case ShardCaughtUp(shard=shard, server=server):
             return _shard(shard, shards) or _server(job, server)

@@ -70,10 +70,10 @@ class WorkerDeath(msgspec.Struct):
     worker: Rank
     since: float
     asked: int | None = None  # the epoch in which servers were asked
-    clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
+    clocks: dict[int, int] = {}  # shard -> the last complete clock, and so on: the servers' answers together
     versions: dict[int, int] = {}
-    apart: dict[int, int] = {}  # the same as clocks without host sums, where that is less
-    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp any's
+    separate_clocks: dict[int, int] = {}
+    rank_state_clock: int = -1
 
 
 class LostWorkers(msgspec.Struct):
@@ -139,8 +139,8 @@ def on_clocks(job: JobState, message: LostWorkerClocks) -> None:
     if death is not None and death.asked is not None:
         death.clocks.update(message.clocks)
         death.versions.update(message.versions)
-        death.apart.update(message.apart)
-        death.aside = max(death.aside, message.aside)
+        death.separate_clocks.update(message.separate_clocks)
+        death.rank_state_clock = max(death.rank_state_clock, message.rank_state_clock)
 
 
 def advance(job: JobState) -> ProcessFailure | None:
@@ -196,13 +196,13 @@ def _last_clock(job: JobState, death: WorkerDeath) -> int | None:
     """Return the last clock of a lost worker that counts; None when there is no such clock on all shards."""
     last = min(death.clocks.values())
     if _is_asp(job):  # the replacement repeats from the clock of its saved state, and shards drop what they have
-        return min(last, death.aside - 1) if death.aside >= job.progress.first_step else None
+        return min(last, death.rank_state_clock - 1) if death.rank_state_clock >= job.progress.first_step else None
     versions = set(death.versions.values())
-    apart = min((death.clocks | death.apart).values())
-    if max(versions, default=0) <= apart + 1:
-        last = apart
+    separate = min((death.clocks | death.separate_clocks).values())
+    if max(versions, default=0) <= separate + 1:
+        last = separate
     if death.worker.member.rank == 0:  # its replacement needs its state of the clock after the cut
-        last = min(last, death.aside - 1)
+        last = min(last, death.rank_state_clock - 1)
     if max(versions, default=0) > last + 1:
         return None
     dying = {dead.rank for dead in job.lost_workers.deaths}

@@ -167,17 +167,17 @@ class DenseServer:
         with self._guard(LEDGER):
             self._ledger.hold_rank(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
-        clocks, versions, apart = dict[int, int](), dict[int, int](), dict[int, int]()
+        clocks, versions, separate = dict[int, int](), dict[int, int](), dict[int, int]()
         for index, shard in sorted(self.shards.items()):
             with self._guard(index):
                 if shard.leads:
                     clocks[index] = shard.last_clock_of(rank)
                     if shard.last_separate_clock_of(rank) < clocks[index]:
-                        apart[index] = shard.last_separate_clock_of(rank)
+                        separate[index] = shard.last_separate_clock_of(rank)
                     versions[index] = max(agreed, self.terms.base if shard.version is None else shard.version)
         with self._guard(LEDGER):
-            aside = self._rank_states.newest_clock(rank) if 0 in clocks else -1
-        return [HeldPushes(rank, clocks, versions, aside, apart)]
+            rank_state_clock = self._rank_states.newest_clock(rank) if 0 in clocks else -1
+        return [HeldPushes(rank, clocks, versions, rank_state_clock, separate)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
         """Drop what a lost worker pushed after `clock`; orders up to it count as given."""
