@@ -1,4 +1,4 @@
-"""Servers and workers that die, come, go and answer in any order: what must be true of all that the mind then says."""
+"""Servers and workers that die, come, go and answer in any order: the instructions always keep these rules."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from psctl.job.membership_messages import (
 from psctl.job.process_messages import ProcessExited, ProcessStarted, ScaleWanted, StopWanted
 from psctl.job.training_messages import Join, MemberReady, Prepare, ScriptFinished
 from psctl.types import Address, Member
-from tests.coordinator.play import A0, A1, LAYOUT, Play, told
-from tests.coordinator.test_surviving import ELASTIC, training
+from tests.coordinator.driven_job import A0, A1, ELASTIC, LAYOUT, DrivenJob, sent, training
 from tests.examples import examples
 
 ROOMY = replace(ELASTIC, hosts=[replace(host, slots=3) for host in ELASTIC.hosts])
@@ -78,44 +77,44 @@ ANYTHING: st.SearchStrategy[Input] = st.one_of(
 
 @settings(max_examples=examples(200))
 @given(st.sampled_from(["wait", "continue"]), st.integers(0, 1), st.lists(ANYTHING, max_size=60), st.data())
-def test_whatever_happens(deaths: str, replicas: int, happenings: list[Input], data: st.DataObject) -> None:
-    play = training(replace(ROOMY, on_worker_loss=deaths, replicas=replicas))
+def test_whatever_happens(deaths: str, replicas: int, inputs: list[Input], data: st.DataObject) -> None:
+    job = training(replace(ROOMY, on_worker_loss=deaths, replicas=replicas))
     answered = 0
-    for happening in happenings:
-        play.now += data.draw(st.sampled_from([0.0, 0.1, 0.5, 31.0]))
-        asked = sum(isinstance(each, FindRestorable) for each in play.said)
-        if isinstance(happening, RestorableFound):
+    for each in inputs:
+        job.now += data.draw(st.sampled_from([0.0, 0.1, 0.5, 31.0]))
+        asked = sum(isinstance(each, FindRestorable) for each in job.instructions)
+        if isinstance(each, RestorableFound):
             if asked == answered:
                 continue  # the shell answers questions, and each once
             answered += 1
-        play(happening)
-    play.hear(A0, StopWanted(False, True, "the test"))
-    play.wait(2000)
-    look(play)
+        job.handle(each)
+    job.receive(A0, StopWanted(False, True, "the test"))
+    job.wait(2000)
+    look(job)
 
 
-def look(play: Play) -> None:
-    """Hold what was said against what must be true."""
-    assert play.mind.over
+def look(job: DrivenJob) -> None:
+    """Check the rules that all instructions keep."""
+    assert job.machine.over
     ends = [
         n
-        for n, each in enumerate(play.said)
+        for n, each in enumerate(job.instructions)
         if isinstance(each, AppendEvent) and isinstance(each.event, events.Finished)
     ]
     assert len(ends) == 1
-    assert isinstance(play.said[ends[0] + 1], CloseCoordinator)
-    assert len(play.said) == ends[0] + 2
-    started = [each.member for each in play.said if isinstance(each, StartMember)]
+    assert isinstance(job.instructions[ends[0] + 1], CloseCoordinator)
+    assert len(job.instructions) == ends[0] + 2
+    started = [each.member for each in job.instructions if isinstance(each, StartMember)]
     assert len(started) == len(set(started)), "an incarnation is started once"
     for rank in {(each.role, each.rank) for each in started}:
         mine = [each.incarnation for each in started if (each.role, each.rank) == rank]
         assert mine == list(range(len(mine))), "incarnations rise by one"
-    heard: dict[Member, int] = {}
-    for member, message in told(play.said, Reassign):
-        assert message.assignment.epoch > heard.get(member, -1), "epochs rise for everyone who hears of them"
-        heard[member] = message.assignment.epoch
+    newest: dict[Member, int] = {}
+    for member, message in sent(job.instructions, Reassign):
+        assert message.assignment.epoch > newest.get(member, -1), "epochs rise for everyone who hears of them"
+        newest[member] = message.assignment.epoch
         assert all(message.assignment.chains)
         alive = {at.rank for at in message.assignment.servers}
         assert {server for chain in message.assignment.chains for server in chain} <= alive
-    counted = [(member, each.rank, each.incarnation) for member, each in told(play.said, CountUntil)]
+    counted = [(member, each.rank, each.incarnation) for member, each in sent(job.instructions, CountUntil)]
     assert len(counted) == len(set(counted)), "a dead worker is cut once"

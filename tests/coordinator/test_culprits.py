@@ -12,7 +12,7 @@ from psctl.job import activity, events
 from psctl.job.process_messages import HostSample, OutputLines, Stacks, StacksWanted
 from psctl.job.training_messages import Heartbeat
 from psctl.types import Member
-from tests.coordinator.play import A0, A1, ORDER, S0, W0, W1, Play, appended
+from tests.coordinator.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, appended
 
 PS = "sync: waiting for values of clock 3 from server/0, which waits for worker/1"
 RING = activity.waiting("the sum of gradients", [1])
@@ -20,24 +20,24 @@ NATIVE = activity.waiting("the sum of gradients")
 STORE = "waiting for server/0, which wait for the clock of worker/1"
 
 
-def stalled(beats: list[tuple[Member, int, str]], apart: float, quiet: tuple[Member, ...] = ()) -> Play:
+def stalled(beats: list[tuple[Member, int, str]], apart: float, quiet: tuple[Member, ...] = ()) -> DrivenJob:
     """Train to step 2, hear these first heartbeats in this order, then each rank's last one every second."""
-    play = Play(replace(ORDER, stall_timeout=20.0)).training()
+    job = DrivenJob(replace(ORDER, stall_timeout=20.0)).training()
     for member, step, doing in beats:
-        play.hear(member, Heartbeat(step, doing))
-        play.wait(apart)
+        job.receive(member, Heartbeat(step, doing))
+        job.wait(apart)
     for _ in range(25):
         for member, step, doing in {each[0]: each for each in beats}.values():
-            if play.mind.state == "running" and member not in quiet:
-                play.hear(member, Heartbeat(step, doing))
-        play.wait(1)
+            if job.machine.state == "running" and member not in quiet:
+                job.receive(member, Heartbeat(step, doing))
+        job.wait(1)
     for member in (W0, W1, S0):
-        play.exits(member, -15)
-    return play
+        job.exits(member, -15)
+    return job
 
 
-def blamed(play: Play) -> str:
-    failure = play.last.failure
+def blamed(job: DrivenJob) -> str:
+    failure = job.finished.failure
     assert failure is not None
     assert "timeouts.stall" in failure["exception"]
     assert str(failure["exception"]).startswith(f"TimedOut: {failure['role']}/{failure['rank']} ")
@@ -52,31 +52,31 @@ def test_the_one_that_computes_is_named_whoever_stood_still_first(
     wait: str, ahead: int, apart: float, order: tuple[int, ...]
 ) -> None:
     beats = [(W0, 3 + ahead, wait), (W1, 3, "compute"), (S0, 3, "serving")]
-    play = stalled([beats[at] for at in order], apart)
-    assert blamed(play) == "worker/1"
-    named = [event.text for event in appended(play.said, events.Notice) if " is at step " in event.text]
+    job = stalled([beats[at] for at in order], apart)
+    assert blamed(job) == "worker/1"
+    named = [event.text for event in appended(job.instructions, events.Notice) if " is at step " in event.text]
     assert named, "it was named before the end"
     assert all(text.startswith("worker/1 ") for text in named), named
 
 
 def test_a_server_that_all_workers_wait_for_is_named() -> None:
     wait = "sync: waiting for values of clock 3 from server/0"
-    play = stalled([(W0, 3, wait), (W1, 3, wait), (S0, 2, "serving")], 0.3, quiet=(S0,))
-    assert blamed(play) == "server/0"
-    assert "keeps workers waiting" in str(play.last.failure)
+    job = stalled([(W0, 3, wait), (W1, 3, wait), (S0, 2, "serving")], 0.3, quiet=(S0,))
+    assert blamed(job) == "server/0"
+    assert "keeps workers waiting" in str(job.finished.failure)
 
 
 def test_where_waits_have_no_end_the_silent_one_is_named() -> None:
-    play = stalled(
+    job = stalled(
         [(W0, 3, RING), (W1, 3, activity.waiting("the sum of gradients", [0])), (S0, 3, "serving")], 0.3, quiet=(W1,)
     )
-    assert blamed(play) == "worker/1"
+    assert blamed(job) == "worker/1"
 
 
 def test_all_that_compute_at_the_same_step_are_named() -> None:
-    play = stalled([(W0, 3, "compute"), (W1, 3, "compute"), (S0, 3, "serving")], 0.0)
-    assert blamed(play) == "worker/0"
-    assert "worker/1 on h1 is at step 3" in str(play.last.failure)
+    job = stalled([(W0, 3, "compute"), (W1, 3, "compute"), (S0, 3, "serving")], 0.0)
+    assert blamed(job) == "worker/0"
+    assert "worker/1 on h1 is at step 3" in str(job.finished.failure)
 
 
 @pytest.mark.parametrize(
@@ -96,25 +96,25 @@ def test_an_activity_names_whom_it_waits_for(doing: str, names: set[tuple[str, i
 
 
 def test_stacks_are_asked_for_with_the_notice_and_again_before_the_end() -> None:
-    play = Play().training()
-    play.hear(W0, Heartbeat(3, PS))
-    play.hear(W1, Heartbeat(3, "compute"))
-    said = play.wait(31)
-    assert tells(said) == {A1: StacksWanted([W1])}
-    play.hear(A1, Stacks(W1, ("train.py:9 in main: step()", "train.py:4 in step: f()"), ()))
-    told = [event.text for event in appended(play.said, events.Notice)][-1]
-    assert told.startswith("stack of worker/1 on h1")
-    assert told.endswith("train.py:4 in step: f()")
-    play.hear(A0, Stacks(W1, ("forged.py:1 in x",), ()))
-    assert tells(play.wait(270)) == {A0: StacksWanted([W0]), A1: StacksWanted([W1])}
-    play.hear(A1, Stacks(W1, ("train.py:5 in step: g()",), (("data.py:2 in load",),)))
-    play.hear(A0, Stacks(W0, (), (), "it is stopped"))
-    play.wait(1)
+    job = DrivenJob().training()
+    job.receive(W0, Heartbeat(3, PS))
+    job.receive(W1, Heartbeat(3, "compute"))
+    new = job.wait(31)
+    assert tells(new) == {A1: StacksWanted([W1])}
+    job.receive(A1, Stacks(W1, ("train.py:9 in main: step()", "train.py:4 in step: f()"), ()))
+    found = [event.text for event in appended(job.instructions, events.Notice)][-1]
+    assert found.startswith("stack of worker/1 on h1")
+    assert found.endswith("train.py:4 in step: f()")
+    job.receive(A0, Stacks(W1, ("forged.py:1 in x",), ()))
+    assert tells(job.wait(270)) == {A0: StacksWanted([W0]), A1: StacksWanted([W1])}
+    job.receive(A1, Stacks(W1, ("train.py:5 in step: g()",), (("data.py:2 in load",),)))
+    job.receive(A0, Stacks(W0, (), (), "it is stopped"))
+    job.wait(1)
     for member in (W0, W1, S0):
-        play.exits(member, -15)
-    failure = play.last.failure
+        job.exits(member, -15)
+    failure = job.finished.failure
     assert failure is not None
-    assert (blamed(play), failure["frames"]) == ("worker/1", ["train.py:5 in step: g()"])
+    assert (blamed(job), failure["frames"]) == ("worker/1", ["train.py:5 in step: g()"])
     assert failure["stacks"] == {
         "worker/0": ["it is stopped"],
         "worker/1": ["train.py:5 in step: g()", "another thread: data.py:2 in load"],
@@ -123,20 +123,20 @@ def test_stacks_are_asked_for_with_the_notice_and_again_before_the_end() -> None
 
 @pytest.mark.parametrize("sign", ["prints", "computes", "none"])
 def test_a_script_that_never_calls_psctl_ends_when_no_rank_shows_a_sign(sign: str) -> None:
-    play = Play(replace(ORDER, stall_timeout=20.0)).running()
+    job = DrivenJob(replace(ORDER, stall_timeout=20.0)).running()
     for _ in range(8):
-        play.wait(4)
-        play.hear(A0, HostSample("h0", 0.1, 0.1))
+        job.wait(4)
+        job.receive(A0, HostSample("h0", 0.1, 0.1))
         if sign == "prints":
-            play.hear(A1, OutputLines(W1, "stdout", ["epoch 1"]))
+            job.receive(A1, OutputLines(W1, "stdout", ["epoch 1"]))
         elif sign == "computes":
-            play.hear(A1, HostSample("h1", 0.1, 0.1, busy=[W1]))
+            job.receive(A1, HostSample("h1", 0.1, 0.1, busy=[W1]))
         elif sign == "none":
-            play.hear(A1, HostSample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
-    assert (play.mind.state != "running") == (sign == "none")
+            job.receive(A1, HostSample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
+    assert (job.machine.state != "running") == (sign == "none")
 
 
-def tells(said: list[Instruction]) -> dict[Member, object]:
+def tells(new: list[Instruction]) -> dict[Member, object]:
     """The wanted stacks in what was said, by agent."""
-    told = [each for each in said if isinstance(each, SendMessage)]
-    return {each.member: each.message for each in told if isinstance(each.message, StacksWanted)}
+    found = [each for each in new if isinstance(each, SendMessage)]
+    return {each.member: each.message for each in found if isinstance(each.message, StacksWanted)}

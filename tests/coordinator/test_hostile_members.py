@@ -1,4 +1,4 @@
-"""Members that say anything that their rows allow, with any values that decode: the coordinator's mind never fails."""
+"""Members that say anything that their rows allow, with any values that decode: the state machine never fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from psctl.coordinator.state.instructions import MessageReceived
 from psctl.job.job_permits import COORDINATION, JOINED, PREPARED
 from psctl.permits import why_refused
 from psctl.types import Member, Role
-from tests.coordinator.play import A0, A1, W0, W1, Play
-from tests.coordinator.test_surviving import S, training
+from tests.coordinator.driven_job import A0, A1, W0, W1, DrivenJob, S, training
 from tests.examples import examples
 
 MEMBERS = [A0, A1, W0, W1, *S]
@@ -78,23 +77,23 @@ SPEECH = st.lists(
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=list(HealthCheck))
 @given(speech=SPEECH, seconds=st.sampled_from([0.0, 0.2, 40.0]))
 def test_a_job_that_trains_survives_anything_that_may_be_said(speech: list[tuple[Member, Any]], seconds: float) -> None:
-    play = training()
-    listen(play, speech, seconds)
+    job = training()
+    listen(job, speech, seconds)
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(speech=SPEECH, seconds=st.sampled_from([0.0, 0.2, 40.0]))
 def test_a_job_that_starts_survives_anything_that_may_be_said(speech: list[tuple[Member, Any]], seconds: float) -> None:
-    listen(Play().running(), speech, seconds)
+    listen(DrivenJob().running(), speech, seconds)
 
 
-def listen(play: Play, speech: list[tuple[Member, Any]], seconds: float) -> None:
+def listen(job: DrivenJob, speech: list[tuple[Member, Any]], seconds: float) -> None:
     """Bring all that a connection lets through; nothing is raised, and every answer can be sent."""
     rows = COORDINATION.to("coordinator")
     for member, message in speech:
         row = rows[member.role][type(message)]
         if not why_refused(row, member, message, STATES[member.role], 0) or row.when.get(member.role) == ("new",):
-            play(MessageReceived(member, message))
-            play.wait(seconds)
-    for each in play.said:
+            job.handle(MessageReceived(member, message))
+            job.wait(seconds)
+    for each in job.instructions:
         msgspec.msgpack.encode(each)

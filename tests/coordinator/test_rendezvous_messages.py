@@ -1,4 +1,4 @@
-"""Workers that play a schedule learn where all of them listen, once all do; secrets stay on their host. Under ps those
+"""Workers that job a schedule learn where all of them listen, once all do; secrets stay on their host. Under ps those
 of one host learn of each other."""
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from psctl.coordinator.state.sum_order import groups_by_host
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkerAt, WorkerListens, WorkersAt
 from psctl.orders import JobOrder
 from psctl.types import Address, Compression, Member
-from tests.coordinator.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
+from tests.coordinator.driven_job import LAYOUT, ORDER, PLAN, S0, W0, W1, DrivenJob, sent
 
 
 def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:
-    play = Play().running()
-    hosts = {rank.member: rank.host for rank in play.mind.job.ranks_of("worker")}
+    job = DrivenJob().running()
+    hosts = {rank.member: rank.host for rank in job.machine.job.ranks_of("worker")}
     there = {
         W0: WorkerListens(Address("10.0.0.1", 4000), b"a" * 16),
         W1: WorkerListens(Address("10.0.0.2", 4000), b"b" * 16),
     }
-    assert told(play.hear(W0, there[W0]), WorkersAt) == []
-    answers = told(play.hear(W1, there[W1]), WorkersAt)
+    assert sent(job.receive(W0, there[W0]), WorkersAt) == []
+    answers = sent(job.receive(W1, there[W1]), WorkersAt)
     assert [asked for asked, _ in answers] == [W0, W1]
     for asked, answer in answers:
         assert answer.workers == [
@@ -38,21 +38,21 @@ HERE = {W0: b"a" * 16, W1: b"b" * 16, W2: b"c" * 16}
 TWO_HOSTS = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2, slots=2), ORDER.hosts[1]])
 
 
-def decided(order: JobOrder) -> tuple[Play, Decision]:
-    """Play up to the decision under ps; worker/0 and worker/1 are on the first host, worker/2 on the next one."""
-    play = Play(order).registered()
+def decided(order: JobOrder) -> tuple[DrivenJob, Decision]:
+    """DrivenJob up to the decision under ps; worker/0 and worker/1 are on the first host, worker/2 on the next one."""
+    job = DrivenJob(order).registered()
     for worker in (W0, W1, W2):
-        play(Connected(worker))
-        play.hear(worker, Join(1))
-        play.hear(worker, Prepare(LAYOUT, ()))
-    play(PlanMade("ps", "server", [0], PLAN))
-    play(Connected(S0))
-    play.hear(S0, Join(102))
-    play.hear(S0, MemberReady(Address("10.0.0.1", 4000)))
-    found = told(play(ShardsMade([], [])), Decision)
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, ()))
+    job.handle(PlanMade("ps", "server", [0], PLAN))
+    job.handle(Connected(S0))
+    job.receive(S0, Join(102))
+    job.receive(S0, MemberReady(Address("10.0.0.1", 4000)))
+    found = sent(job.handle(ShardsMade([], [])), Decision)
     assert {member for member, _ in found} == {W0, W1, W2, S0}
     assert len({decision.hosts for _, decision in found}) == 1, "servers and workers sum alike"
-    return play, found[0][1]
+    return job, found[0][1]
 
 
 @pytest.mark.parametrize(
@@ -73,28 +73,28 @@ def test_the_decision_says_who_shares_a_host(order: JobOrder, hosts: tuple[tuple
 
 
 def test_on_one_host_alone_nobody_pushes_together() -> None:
-    job = Play(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).mind.job
-    job.plan = PlanMade("ps", "server", [0], PLAN)
-    assert groups_by_host(job) == ()
+    state = DrivenJob(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).machine.job
+    state.plan = PlanMade("ps", "server", [0], PLAN)
+    assert groups_by_host(state) == ()
 
 
 def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:
-    play, _ = decided(TWO_HOSTS)
-    first = told(play.hear(W1, WorkerListens(None, HERE[W1])), WorkersAt)
+    job, _ = decided(TWO_HOSTS)
+    first = sent(job.receive(W1, WorkerListens(None, HERE[W1])), WorkersAt)
     assert first == [(W1, WorkersAt([WorkerAt(1, 0, None, HERE[W1])]))]
-    assert [member for member, _ in told(play.hear(W2, WorkerListens(None, HERE[W2])), WorkersAt)] == [W2]
+    assert [member for member, _ in sent(job.receive(W2, WorkerListens(None, HERE[W2])), WorkersAt)] == [W2]
     both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 0, None, HERE[W1])])
-    assert told(play.hear(W0, WorkerListens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
+    assert sent(job.receive(W0, WorkerListens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
 
 
 def test_who_takes_a_place_is_told_of_the_others_and_they_of_it() -> None:
-    play, _ = decided(TWO_HOSTS)
+    job, _ = decided(TWO_HOSTS)
     for worker in (W0, W1):
-        play.hear(worker, WorkerListens(None, HERE[worker]))
-    job = play.mind.job
-    job.remove_rank("worker", 1)
-    job.add_rank("worker", 1, 0, 1)
+        job.receive(worker, WorkerListens(None, HERE[worker]))
+    state = job.machine.job
+    state.remove_rank("worker", 1)
+    state.add_rank("worker", 1, 0, 1)
     anew = Member("worker", 1, 1)
-    play(Connected(anew))
+    job.handle(Connected(anew))
     both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 1, None, b"d" * 16)])
-    assert told(play.hear(anew, WorkerListens(None, b"d" * 16)), WorkersAt) == [(W0, both), (anew, both)]
+    assert sent(job.receive(anew, WorkerListens(None, b"d" * 16)), WorkersAt) == [(W0, both), (anew, both)]

@@ -5,59 +5,54 @@ from __future__ import annotations
 import pytest
 
 from psctl.coordinator.state.stalls import ClockPace
-from psctl.job import events
 from psctl.job.training_messages import Heartbeat
-from tests.coordinator.play import W0, W1, Play, appended
+from tests.coordinator.driven_job import W0, W1, DrivenJob, notices
 
 
-def said(play: Play, since: int) -> list[str]:
-    return [event.text for event in appended(play.said[since:], events.Notice)]
-
-
-def steps(play: Play, first: int, last: int, seconds: float) -> None:
+def steps(job: DrivenJob, first: int, last: int, seconds: float) -> None:
     for step in range(first, last + 1):
         for worker in (W0, W1):
-            play.hear(worker, Heartbeat(step, "compute"))
-        play.wait(seconds)
+            job.receive(worker, Heartbeat(step, "compute"))
+        job.wait(seconds)
 
 
 def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when_it_goes_on() -> None:
-    play = Play().training()
-    steps(play, 1, 10, 0.1)
-    before = len(play.said)
+    job = DrivenJob().training()
+    steps(job, 1, 10, 0.1)
+    before = len(job.instructions)
     for second in range(20):
-        play.hear(
+        job.receive(
             W0,
             Heartbeat(11, "sync: waiting for values of clock 10 from server/0, which waits for worker/1"),
         )
-        play.wait(1)
-        assert bool(said(play, before)) == (second >= 2), "at 3 s: 2 s, and a report's interval"
-    assert said(play, before) == [
+        job.wait(1)
+        assert bool(notices(job.instructions[before:])) == (second >= 2), "at 3 s: 2 s, and a report's interval"
+    assert notices(job.instructions[before:]) == [
         "step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute, silent for 3 s",
     ]
     for worker in (W0, W1):
-        play.hear(worker, Heartbeat(11, "compute"))
-    play.wait(0.1)
-    assert said(play, before)[1:] == ["worker/1 on h1 goes on: step 11, after 20 s"]
-    assert play.mind.state == "running"
+        job.receive(worker, Heartbeat(11, "compute"))
+    job.wait(0.1)
+    assert notices(job.instructions[before:])[1:] == ["worker/1 on h1 goes on: step 11, after 20 s"]
+    assert job.machine.state == "running"
 
 
 def test_one_that_computes_long_is_named_with_what_it_does() -> None:
-    play = Play().training()
-    steps(play, 1, 10, 0.1)
-    before = len(play.said)
+    job = DrivenJob().training()
+    steps(job, 1, 10, 0.1)
+    before = len(job.instructions)
     for _ in range(8):
-        play.hear(W0, Heartbeat(11, "sync: waiting for server/0"))
-        play.hear(W1, Heartbeat(10, "compute"))
-        play.wait(0.5)
-    assert said(play, before) == ["step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute"]
+        job.receive(W0, Heartbeat(11, "sync: waiting for server/0"))
+        job.receive(W1, Heartbeat(10, "compute"))
+        job.wait(0.5)
+    assert notices(job.instructions[before:]) == ["step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute"]
 
 
 def test_clocks_that_always_take_long_are_not_late() -> None:
-    play = Play().training()
-    before = len(play.said)
-    steps(play, 1, 8, 4.0)
-    assert said(play, before) == []
+    job = DrivenJob().training()
+    before = len(job.instructions)
+    steps(job, 1, 8, 4.0)
+    assert notices(job.instructions[before:]) == []
 
 
 @pytest.mark.parametrize(("seconds", "late"), [(2.9, False), (3.1, True)])

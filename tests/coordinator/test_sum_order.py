@@ -1,4 +1,4 @@
-"""The order of sums: by host where that saves network, told, in checkpoints, kept by a job that goes on elsewhere."""
+"""The order of sums: by host where that saves network, sent, in checkpoints, kept by a job that goes on elsewhere."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ from msgspec.structs import replace
 
 from psctl.job import events
 from psctl.job.training_messages import Decision, Resume
-from tests.coordinator.play import ORDER, Play, appended, told
+from tests.coordinator.driven_job import ORDER, DrivenJob, appended, notices, sent
 
 SHARED = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2), replace(ORDER.hosts[1], workers=0)])
 APART = ORDER
 
 
-def trained(order: Any, sums: dict[str, Any] | None = None, world: int = 2, strategy: str = "ps") -> Play:
+def trained(order: Any, sums: dict[str, Any] | None = None, world: int = 2, strategy: str = "ps") -> DrivenJob:
     """A job that trains; from a checkpoint that holds this order of sums."""
-    play = Play(order)
+    job = DrivenJob(order)
     if sums is not None:
-        play.mind.job.resume = Resume("digits-2@8", 8, {"sums": sums, "world": world, "strategy": strategy}, [])
-    return play.training()
+        job.machine.job.resume = Resume("digits-2@8", 8, {"sums": sums, "world": world, "strategy": strategy}, [])
+    return job.training()
 
 
-def order_of(play: Play) -> tuple[Any, str, dict[str, Any]]:
-    """Return the groups that ranks are told, what the plan event says, and what goes into checkpoints."""
-    (_, decision), *_ = told(play.said, Decision)
-    return decision.hosts, appended(play.said, events.Planned)[-1].sums, decision.sums
-
-
-def notices(play: Play) -> list[str]:
-    return [event.text for event in appended(play.said, events.Notice) if "summed in another order" in event.text]
+def order_of(job: DrivenJob) -> tuple[Any, str, dict[str, Any]]:
+    """Return the groups that ranks are sent, what the plan event says, and what goes into checkpoints."""
+    (_, decision), *_ = sent(job.instructions, Decision)
+    return decision.hosts, appended(job.instructions, events.Planned)[-1].sums, decision.sums
 
 
 def test_ranks_that_share_a_host_are_summed_first_and_that_is_told_and_recorded() -> None:
@@ -41,26 +37,30 @@ def test_ranks_that_share_a_host_are_summed_first_and_that_is_told_and_recorded(
     assert order_of(trained(APART))[:2] == ((), "in rank order")
 
 
+def order_notices(job: DrivenJob) -> list[str]:
+    return [text for text in notices(job.instructions) if "summed in another order" in text]
+
+
 @pytest.mark.parametrize(
     ("order", "sums", "expected"),
     [(SHARED, [], ()), (APART, [[0, 1]], ((0, 1),)), (SHARED, [[0, 1]], ((0, 1),))],
 )
 def test_a_job_that_goes_on_on_other_hosts_sums_as_its_checkpoint_says(order, sums, expected) -> None:
-    play = trained(order, {"groups": sums, "schedule": {}})
-    assert order_of(play)[0] == expected
-    assert notices(play) == []
+    job = trained(order, {"groups": sums, "schedule": {}})
+    assert order_of(job)[0] == expected
+    assert order_notices(job) == []
 
 
 def test_groups_that_do_not_fit_are_not_taken_and_another_number_of_workers_groups_anew() -> None:
     for wrong in ([[0, 0]], [[0, 7]]):
-        play = trained(SHARED, {"groups": wrong, "schedule": {}})
-        assert order_of(play)[0] == ((0, 1),)
-        assert len(notices(play)) == 1
-    play = trained(SHARED, {"groups": [], "schedule": {}}, world=3)
-    assert order_of(play)[0] == ((0, 1),)
-    assert notices(play) == [], "no bits are promised there"
+        job = trained(SHARED, {"groups": wrong, "schedule": {}})
+        assert order_of(job)[0] == ((0, 1),)
+        assert len(order_notices(job)) == 1
+    job = trained(SHARED, {"groups": [], "schedule": {}}, world=3)
+    assert order_of(job)[0] == ((0, 1),)
+    assert order_notices(job) == [], "no bits are promised there"
 
 
 def test_another_strategy_than_the_checkpoints_says_that_bits_may_differ() -> None:
-    play = trained(APART, {"groups": [], "schedule": {"rings": [[0, 1]]}}, strategy="ring")
-    assert len(notices(play)) == 1
+    job = trained(APART, {"groups": [], "schedule": {"rings": [[0, 1]]}}, strategy="ring")
+    assert len(order_notices(job)) == 1

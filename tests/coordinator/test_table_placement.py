@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade, StartMember
+from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.table_placement import hosts_for_tables
 from psctl.job.process_messages import ProcessStarted
 from psctl.job.table_server_messages import (
@@ -19,145 +19,152 @@ from psctl.job.table_server_messages import (
 )
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare
 from psctl.types import Address, Member, ServerAt
-from tests.coordinator.play import A0, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
+from tests.coordinator.driven_job import (
+    A0,
+    LAYOUT,
+    ORDER,
+    PLAN,
+    S0,
+    W0,
+    W1,
+    DrivenJob,
+    sent,
+    started,
+)
 
 S1 = Member("server", 1)
 HERE = Address("10.0.0.1", 5000)
 
 
-def serves(play, server=S0):
+def serves(job, server=S0):
     """A server comes up as far as listening; returns what is said then."""
-    play.hear(A0, ProcessStarted(server, 102))
-    play(Connected(server))
-    said = play.hear(server, Join(102))
-    return said + play.hear(server, MemberReady(Address("10.0.0.1", 4000)))
-
-
-def starts(said) -> list[tuple[Member, int]]:
-    return [(each.member, each.host) for each in said if isinstance(each, StartMember)]
+    job.receive(A0, ProcessStarted(server, 102))
+    job.handle(Connected(server))
+    new = job.receive(server, Join(102))
+    return new + job.receive(server, MemberReady(Address("10.0.0.1", 4000)))
 
 
 def test_a_script_without_prepare_gets_a_server_for_its_tables() -> None:
-    play = Play(replace(ORDER, servers=None, strategy="auto")).running()
-    play.hear(W0, Join(1))
-    assert starts(play.hear(W0, TablesWanted())) == [(S0, 0)]
-    assert starts(play.hear(W1, TablesWanted())) == []
-    assert told(serves(play), ServeTables) == [(S0, ServeTables())]
-    answers = told(play.hear(S0, TablesReady(HERE)), TablesAt)
+    job = DrivenJob(replace(ORDER, servers=None, strategy="auto")).running()
+    job.receive(W0, Join(1))
+    assert started(job.receive(W0, TablesWanted())) == [(S0, 0)]
+    assert started(job.receive(W1, TablesWanted())) == []
+    assert sent(serves(job), ServeTables) == [(S0, ServeTables())]
+    answers = sent(job.receive(S0, TablesReady(HERE)), TablesAt)
     assert answers == [(worker, TablesAt([ServerAt(0, 0, HERE)], 8)) for worker in (W0, W1)]
-    again = told(play.hear(W1, TablesWanted()), TablesAt)
+    again = sent(job.receive(W1, TablesWanted()), TablesAt)
     assert again == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_the_plans_servers_hold_tables_too() -> None:
-    play = Play().training()
-    assert told(play.hear(W1, TablesWanted()), ServeTables) == [(S0, ServeTables())]
-    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
+    job = DrivenJob().training()
+    assert sent(job.receive(W1, TablesWanted()), ServeTables) == [(S0, ServeTables())]
+    assert sent(job.receive(S0, TablesReady(HERE)), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_begins_with_the_servers_that_are_there_and_tables_stay_where_they_are() -> None:
-    play = Play(replace(ORDER, servers=None)).running()
-    play.hear(W0, TablesWanted())
-    serves(play)
-    play.hear(S0, TablesReady(HERE))
+    job = DrivenJob(replace(ORDER, servers=None)).running()
+    job.receive(W0, TablesWanted())
+    serves(job)
+    job.receive(S0, TablesReady(HERE))
     for worker in (W0, W1):
-        play(Connected(worker))
-        play.hear(worker, Join(1))
-        play.hear(worker, Prepare(LAYOUT, ()))
-    assert starts(play(PlanMade("ps", "server", [0, 1], PLAN))) == [(S1, 1)]
-    assert MakeShards(LAYOUT, 2, near=False) in serves(play, S1)
-    decided = told(play(ShardsMade([], [])), Decision)
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, ()))
+    assert started(job.handle(PlanMade("ps", "server", [0, 1], PLAN))) == [(S1, 1)]
+    assert MakeShards(LAYOUT, 2, near=False) in serves(job, S1)
+    decided = sent(job.handle(ShardsMade([], [])), Decision)
     assert [member for member, _ in decided] == [S0, S1, W0, W1]
-    assert told(play.hear(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
+    assert sent(job.receive(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_of_the_servers_that_are_there_is_cut_at_once() -> None:
-    play = Play().running()
-    play.hear(W0, TablesWanted())
-    serves(play)
+    job = DrivenJob().running()
+    job.receive(W0, TablesWanted())
+    serves(job)
     for worker in (W0, W1):
-        play(Connected(worker))
-        play.hear(worker, Join(1))
-        play.hear(worker, Prepare(LAYOUT, ()))
-    assert play(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1, near=False)
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, ()))
+    assert job.handle(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1, near=False)
 
 
-def two(replicas: int | None, servers: int = 2) -> Play:
+def two(replicas: int | None, servers: int = 2) -> DrivenJob:
     """A job that counts words: no `prepare`, tables on two servers."""
-    play = Play(replace(ORDER, servers=servers, restarts=3, replicas=replicas, strategy="auto")).running()
+    job = DrivenJob(replace(ORDER, servers=servers, restarts=3, replicas=replicas, strategy="auto")).running()
     for worker in (W0, W1):
-        play(Connected(worker))
-        play.hear(worker, Join(1))
-        play.hear(worker, TablesWanted())
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, TablesWanted())
     for server in (S0, S1):
-        serves(play, server)
-        play.hear(server, TablesReady(HERE))
-    return play
+        serves(job, server)
+        job.receive(server, TablesReady(HERE))
+    return job
 
 
 def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> None:
-    play = two(1)
-    (_, first), (_, other) = told(play.said, TablesAssigned)
+    job = two(1)
+    (_, first), (_, other) = sent(job.instructions, TablesAssigned)
     assert first == other
     assert first.begins
     assert {len(chain) for chain in first.assignment.chains} == {2}
-    said = play.exits(S0, status=-9, exception="killed by signal 9")
-    assert {each.assignment.epoch for _, each in told(said, TablesAssigned)} == {1}
-    assert all(each.assignment.chains == [[1]] * 8 for _, each in told(said, TablesAssigned))
-    assert [member for member, _ in told(said, TablesAt)] == [W0, W1]
+    new = job.exits(S0, status=-9, exception="killed by signal 9")
+    assert {each.assignment.epoch for _, each in sent(new, TablesAssigned)} == {1}
+    assert all(each.assignment.chains == [[1]] * 8 for _, each in sent(new, TablesAssigned))
+    assert [member for member, _ in sent(new, TablesAt)] == [W0, W1]
     again = Member("server", 0, 1)
-    assert starts(said) == [(again, 0)]
-    play.hear(A0, ProcessStarted(again, 103))
-    play(Connected(again))
-    assert told(play.hear(again, Join(103)), ServeTables) == [(again, ServeTables())]
-    said = play.hear(again, TablesReady(HERE))
-    filled = dict(told(said, TablesAssigned))
+    assert started(new) == [(again, 0)]
+    job.receive(A0, ProcessStarted(again, 103))
+    job.handle(Connected(again))
+    assert sent(job.receive(again, Join(103)), ServeTables) == [(again, ServeTables())]
+    new = job.receive(again, TablesReady(HERE))
+    filled = dict(sent(new, TablesAssigned))
     assert filled.keys() == {again, S1}
     assert not filled[again].begins
     copies = filled[again].assignment.copies
     assert copies == [[0]] * 8
     for shard in range(8):
-        said = play.hear(S1, TablesCaughtUp(filled[again].assignment.epoch, shard, 0))
-    play.wait(1)
-    newest = told(play.said, TablesAssigned)[-1][1].assignment
+        new = job.receive(S1, TablesCaughtUp(filled[again].assignment.epoch, shard, 0))
+    job.wait(1)
+    newest = sent(job.instructions, TablesAssigned)[-1][1].assignment
     assert all(sorted(chain) == [0, 1] for chain in newest.chains)
     assert {chain[0] for chain in newest.chains} == {0, 1}
-    assert play.mind.job.tables.placement.transfers
+    assert job.machine.job.tables.placement.transfers
     for shard, chain in enumerate(newest.chains):
         if chain[0] == 0:
-            play.hear(S1, TablesHandedOver(newest.epoch, shard))
-    assert told(play.said, TablesAt)[-1][1].epoch == newest.epoch
-    assert play.mind.job.restart is None
-    assert play.mind.job.losses.survived == 1
+            job.receive(S1, TablesHandedOver(newest.epoch, shard))
+    assert sent(job.instructions, TablesAt)[-1][1].epoch == newest.epoch
+    assert job.machine.job.restart is None
+    assert job.machine.job.losses.survived == 1
 
 
 def test_without_replicas_the_loss_of_a_server_restarts_all() -> None:
-    play = two(0)
-    play.exits(S0, status=-9, exception="killed by signal 9")
-    play.wait(1)
-    assert play.mind.job.restart is not None
+    job = two(0)
+    job.exits(S0, status=-9, exception="killed by signal 9")
+    job.wait(1)
+    assert job.machine.job.restart is not None
 
 
 def test_tables_that_are_asked_for_while_training_get_a_server_of_their_own() -> None:
-    play = Play(replace(ORDER, strategy="native", servers=None)).prepared()
-    play(PlanMade("native", "worker", [], PLAN))
+    job = DrivenJob(replace(ORDER, strategy="native", servers=None)).prepared()
+    job.handle(PlanMade("native", "worker", [], PLAN))
     for worker in (W0, W1):
-        play.hear(worker, MemberReady())
-    assert starts(play.hear(W0, TablesWanted())) == [(S0, 0)]
-    assert told(serves(play), Decision) == []
-    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W0, TablesAt([ServerAt(0, 0, HERE)], 8))]
+        job.receive(worker, MemberReady())
+    assert started(job.receive(W0, TablesWanted())) == [(S0, 0)]
+    assert sent(serves(job), Decision) == []
+    assert sent(job.receive(S0, TablesReady(HERE)), TablesAt) == [(W0, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_without_servers_leaves_those_of_tables_alone() -> None:
-    play = Play(replace(ORDER, strategy="native")).running()
-    play.hear(W0, TablesWanted())
-    serves(play)
+    job = DrivenJob(replace(ORDER, strategy="native")).running()
+    job.receive(W0, TablesWanted())
+    serves(job)
     for worker in (W0, W1):
-        play(Connected(worker))
-        play.hear(worker, Join(1))
-        play.hear(worker, Prepare(LAYOUT, ()))
-    said = play(PlanMade("native", "worker", [], PLAN))
-    decided = told(said, Decision)
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, ()))
+    new = job.handle(PlanMade("native", "worker", [], PLAN))
+    decided = sent(new, Decision)
     assert [member for member, _ in decided] == [W0, W1]
     assert decided[0][1].assignment.servers == []
 
@@ -165,8 +172,8 @@ def test_a_plan_without_servers_leaves_those_of_tables_alone() -> None:
 @pytest.mark.parametrize("hosts", [ORDER.hosts, [replace(ORDER.hosts[0], may_serve=False)]])
 def test_where_there_can_be_no_server_the_worker_is_told_why(hosts) -> None:
     order = replace(ORDER, servers=0) if len(hosts) == 2 else replace(ORDER, hosts=hosts)
-    play = Play(order).running() if len(hosts) == 2 else Play(order)
-    answers = told(play.hear(W0, TablesWanted()), TablesAt)
+    job = DrivenJob(order).running() if len(hosts) == 2 else DrivenJob(order)
+    answers = sent(job.receive(W0, TablesWanted()), TablesAt)
     assert [(member, bool(answer.servers)) for member, answer in answers] == [(W0, False)]
     assert ("servers: 0" if len(hosts) == 2 else "no host") in answers[0][1].problem
 
@@ -178,10 +185,10 @@ def test_servers_for_tables_sit_on_hosts_without_workers_first() -> None:
 
 
 def test_a_server_whose_tables_do_not_come_is_named() -> None:
-    play = Play().running()
-    play.hear(W0, TablesWanted())
-    serves(play)
-    play.wait(121)
-    failures = [failure for failure in play.mind.job.ending.failures if "hold tables" in failure.exception]
+    job = DrivenJob().running()
+    job.receive(W0, TablesWanted())
+    serves(job)
+    job.wait(121)
+    failures = [failure for failure in job.machine.job.ending.failures if "hold tables" in failure.exception]
     assert failures
     assert "server/0" in failures[0].exception
