@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.transport.connect import OF_ONE
+from psctl.transport.protocol.frames import MAX_PAYLOAD
 from psctl.types import Member
 
 
@@ -41,8 +43,11 @@ def test_a_payload_lands_where_place_says_and_of_any_buffer(pair: Any, note: Any
 
 def test_a_payload_over_the_limit_is_the_callers_mistake(pair: Any, note: Any) -> None:
     mine, _ = pair.join()
-    with pytest.raises(ValueError, match="too many for one message: cut it"):
-        mine.send(note("large"), bytes((4 << 20) + 1))
+    with (
+        mmap.mmap(-1, MAX_PAYLOAD + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ) as vast,
+        pytest.raises(ValueError, match="too many for one message"),
+    ):
+        mine.send(note("large"), vast)
     with pytest.raises(ValueError, match="too many for one message"):
         mine.send(note("x" * (17 << 20)))
     mine.send(note("the connection lives"))
@@ -84,6 +89,26 @@ def test_an_urgent_message_overtakes_queued_bulk_and_equals_keep_their_order(nar
     assert order.index("urgent 1") < order.index("bulk 5")
     assert [text for text in order if "urgent" in text] == ["urgent 1", "urgent 2"]
     assert [text for text in order if "bulk" in text] == [f"bulk {number}" for number in range(6)]
+
+
+def test_heartbeats_and_answers_pass_between_the_pieces_of_one_large_payload(narrow_pair: Any, note: Any) -> None:
+    mine, theirs = narrow_pair.join()
+    data = bytes(32 << 20)
+    narrow_pair.server.landing = memoryview(bytearray(len(data)))
+    narrow_pair.server.on_received = lambda peer, message: theirs.send(note(f"answer to {message.text}"))
+    beats = iter(range(1, 4))
+
+    def beat(peer: Any, message: Any) -> None:
+        if (number := next(beats, None)) is not None:
+            mine.send(note(f"heartbeat {number}"), urgent=True)
+
+    narrow_pair.worker.on_received = beat
+    mine.send(note("one payload"), data)
+    mine.send(note("behind it"))
+    mine.send(note("heartbeat 0"), urgent=True)
+    order = [narrow_pair.server.next("received", 60)[1][0].text for _ in range(6)]
+    assert order == [*(f"heartbeat {number}" for number in range(4)), "one payload", "behind it"]
+    assert [narrow_pair.worker.next("received")[1][0].text for _ in order] == [f"answer to {text}" for text in order]
 
 
 def test_flush_waits_until_the_network_has_it_all_and_says_who_is_slow(narrow_pair: Any, note: Any) -> None:

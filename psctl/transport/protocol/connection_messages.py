@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Number of this protocol; ends that differ refuse each other."""
 
 

@@ -8,7 +8,7 @@ and payload have one seal together: a seal costs a microsecond and releases the 
 In longer frames an empty part has no seal. Kinds:
 
     MESSAGE  a message of the application and its payload
-    FIRST    a message whose payload continues in PIECEs; its header follows the whole payload's size in 4 bytes
+    FIRST    a message whose payload continues in PIECEs; its header follows the whole payload's size in 8 bytes
     PIECE    payload only: the next bytes of the message that a FIRST began or a Long announced
     CONTROL  a message of the connection, without payload
 """
@@ -22,10 +22,11 @@ from psctl.transport.protocol.sealing import TAG, Bytes, Cipher
 
 MESSAGE, CONTROL, PIECE, FIRST = 1, 2, 3, 4
 PREFIX = struct.Struct(">BII")
-WHOLE = struct.Struct(">I")
+WHOLE = struct.Struct(">Q")
 
-MAX_PAYLOAD = 4 << 20
-"""Bytes of payload that a message may have, in pieces."""
+MAX_PAYLOAD = 1 << 36
+"""Bytes of payload that any message may have, in pieces. The limit of a kind of message is in its permit (permits.py),
+that of one message in the handler's `receive_buffer_for`."""
 MAX_PIECE = 1 << 20
 """Bytes of payload that one frame may have."""
 MAX_HEADER = 16 << 20

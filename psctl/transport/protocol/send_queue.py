@@ -4,10 +4,11 @@ Credits. The receiver announces a window: bytes that its socket's buffer holds e
 the application takes its size (and COST) from it; the receiver gives credit for what it has read, an eighth of the
 window at a time. So the bytes in flight always fit the receiver's kernel, which acknowledges them even while the
 process makes no progress, and TCP's own timeout means that the other machine is gone.
-No frame is larger than half a window (a longer message is sent in pieces, and an urgent one of a single frame is sent
-between them), and frames of the connection itself cost nothing (they are few: one Credit for each eighth of a window
-that was read). Hence two ends that both wait for credit at a frame's boundary can still send each other credit: no
-deadlock.
+No frame is larger than half a window: a longer message is sent in pieces, and an urgent one of a single frame is sent
+before the next piece, however long the message in pieces is. So no large payload delays a heartbeat by more than the
+pieces that the window holds. Messages that are not urgent stay in order.
+Frames of the connection itself cost nothing (they are few: one Credit for each eighth of a window that was read). Hence
+two ends that both wait for credit at a frame's boundary can still send each other credit: no deadlock.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class SendQueue:
         if body > MAX_PAYLOAD or head > MAX_HEADER:
             raise ValueError(
                 f"{type(message).__name__}: {head} bytes of header (limit {MAX_HEADER}) and {body} of"
-                f" payload (limit {MAX_PAYLOAD}) are too many for one message: cut it"
+                f" payload (limit {MAX_PAYLOAD}) are too many for one message"
             )
         queue = self._queues[0 if urgent else 1]
         if head <= FRAME_HEADER and body <= self._step and head + body <= self._frame:
