@@ -18,7 +18,7 @@ class ToWorker(msgspec.Struct, frozen=True):
 
     rank: int
     message: Any
-    """A message of messages.FromServer or table_messages, or a SnapshotAnswer."""
+    """A message of messages.FromServer or table_messages, or an answer to a reader outside the job."""
     payload: memoryview | None = None
 
 

@@ -4,4 +4,5 @@ main: one server from its orders to its end: the coordinator's messages, loading
 peer_connections: connections of workers and other servers: access, replacement, end; for both protocols
 dense_connections: the protocol of dense parameters: messages to the shards' state machines and their answers
 table_connections: the protocol of tables, and the coordinator's messages about them
+snapshot_reads: reads of tables by readers outside the job
 """

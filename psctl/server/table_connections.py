@@ -22,9 +22,7 @@ from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.examples import step_mark
 from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone
 from psctl.job.table_server_messages import (
-    ReadRow,
     ReadRows,
-    ReadTable,
     ReadWanted,
     ServeTables,
     TablesAssigned,
@@ -40,11 +38,11 @@ from psctl.ps.pieces import bytes_view
 from psctl.ps.table_messages import AnswersRead
 from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
-from psctl.ps.tables.server.snapshot_reads import SnapshotAnswer, SnapshotRead
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
 from psctl.ps.tables.table_packing import PayloadAssembly, allocate_private, in_parts
 from psctl.ps.tables.table_state import FOREVER, last_of
 from psctl.server.peer_connections import PeerConnections
+from psctl.server.snapshot_reads import SnapshotReads
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member, ServerAt, TensorSlice
 
@@ -99,7 +97,7 @@ class TableConnections(PeerConnections):
             case TablesSave():
                 self._run(lambda state: state.request_checkpoint(message.step))
             case ReadWanted():
-                self._read(SnapshotRead((message.ticket, message.host), message.store, message.names, message.keys))
+                self._read(message)
             case LoadEnd() if message.ticket >= FIRST_TICKET:
                 self._loaded(message)
             case WorkerGone():
@@ -165,14 +163,13 @@ class TableConnections(PeerConnections):
         tensors = {each.name: tensor.reshape(each.shape) for each, tensor in loading}
         self._run(lambda state: state.on_loaded(message.ticket - FIRST_TICKET, tensors))
 
-    def _read(self, look: SnapshotRead) -> None:
+    def _read(self, wanted: ReadWanted) -> None:
         """Answer a reader outside the job."""
         with self._lock:
             if self._state is None or self._closed:
-                self._tell(read_rows(SnapshotAnswer(look, -1, 0, [], [], [], [])))
-                return
-            self._state.snapshot_reads.on_read(look, self._state.epoch)
-            self._follow(self._state.release_outputs())
+                self._tell(ReadRows(wanted.ticket, wanted.host, -1, 0, [], [], [], []))
+            else:
+                self._follow(SnapshotReads(self._state).on_read(wanted))
 
     def _run(self, step: Callable[[TableServer], Sequence[TableOutput]]) -> None:
         with self._lock:
@@ -256,7 +253,7 @@ class TableConnections(PeerConnections):
         for output in outputs:
             match output:
                 case ToWorker() if output.rank == READERS:
-                    self._tell(read_rows(output.message), output.payload)
+                    self._tell(output.message, output.payload)
                 case ToWorker():
                     peer = self.peers.get(("worker", output.rank))
                     if peer is not None:
@@ -286,11 +283,3 @@ class TableConnections(PeerConnections):
             return
         for message, payload in in_parts(output.message, output.payload):
             peer.send(message, payload)
-
-
-def read_rows(seen: SnapshotAnswer) -> ReadRows:
-    """Return the message that answers a reader outside the job."""
-    ticket, host = seen.look.who
-    tables = [ReadTable(spec.name, spec.shape, spec.dtype, spec.reduce) for spec in seen.tables]
-    rows = [ReadRow(row.table, row.keys, row.width, row.sent) for row in seen.rows]
-    return ReadRows(ticket, host, seen.epoch, seen.shards, seen.led, seen.stores, tables, rows, seen.problem)

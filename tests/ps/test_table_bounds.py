@@ -128,11 +128,11 @@ def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
 
 
 def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_answers, "WAITING", 5)
+    monkeypatch.setattr(read_answers, "MOST_WAITING", 5)
     tables = Tables()
     for _ in range(5):
         tables.fetch(1, 1 << 40, 1)
-    with pytest.raises(MessageRefused, match="more than 5 reads that wait"):
+    with pytest.raises(MessageRefused, match="more than 5 reads of store 's' that wait for a clock"):
         tables.fetch(1, 1 << 40, 1)
     tables.fetch(0, 1 << 40, 1)
 

@@ -3,7 +3,6 @@
 client_sessions: the sessions of workers with a store
 read_answers: answers to reads, and messages held until all replicas have the versions that they depend on
 saved_tables: tables in a checkpoint
-snapshot_reads: reads from outside the job
 table_server: the state machine of a server's tables
 table_shard: one shard of all stores on one server: its state and its chain
 """

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,26 +27,27 @@ from psctl.ps.table_messages import (
     Done,
     Fetched,
     ReadSection,
+    ShardProgress,
     StoreLeads,
     TableDescribed,
 )
 from psctl.ps.tables.reductions import words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
-from psctl.ps.tables.server.table_shard import HostedShard
+from psctl.ps.tables.server.table_shard import HostedShard, led_shards
 from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, lanes_size, padded
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
-"""The rank that represents readers outside the job (snapshot_reads.py)."""
+"""The rank that represents readers outside the job (server/snapshot_reads.py)."""
 
 
 class HeldAnswer(msgspec.Struct):
     """One queued message. `again`: answers the same request again, for the given shards."""
 
     send: ToWorker
-    rests_on: dict[int, int]  # shard -> version
-    again: Callable[[set[int]], Any] | None = None
+    depends_on: dict[int, int]  # shard -> version
+    again: Callable[[set[int]], None] | None = None
 
 
 class HeldAnswers:
@@ -61,19 +61,21 @@ class HeldAnswers:
         self._acknowledged = acknowledged
         self._queues: dict[int, deque[HeldAnswer]] = {}
 
-    def add(self, send: ToWorker, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
-        """Queue a message until the versions in `rests_on` are acknowledged."""
-        self._queues.setdefault(send.rank, deque()).append(HeldAnswer(send, dict(rests_on), again))
+    def add(
+        self, send: ToWorker, depends_on: Mapping[int, int], again: Callable[[set[int]], None] | None = None
+    ) -> None:
+        """Queue a message until the versions in `depends_on`, by shard, are acknowledged."""
+        self._queues.setdefault(send.rank, deque()).append(HeldAnswer(send, dict(depends_on), again))
 
-    def count_waiting(self, worker: int) -> int:
-        """Return the number of queued messages for a worker."""
-        return len(self._queues.get(worker, ()))
+    def queued(self, worker: int) -> list[ToWorker]:
+        """Return the queued messages for a worker."""
+        return [held.send for held in self._queues.get(worker, ())]
 
     def release(self) -> list[ToWorker]:
         """Return the messages that may be sent now."""
         found = []
         for worker, queue in list(self._queues.items()):
-            while queue and all(self._acknowledged(shard) >= at for shard, at in queue[0].rests_on.items()):
+            while queue and all(self._acknowledged(shard) >= at for shard, at in queue[0].depends_on.items()):
                 found.append(queue.popleft().send)
             if not queue:
                 del self._queues[worker]
@@ -89,29 +91,30 @@ class HeldAnswers:
         if kept:
             self._queues[worker] = deque(kept)
 
-    def take_back(self, shard: int) -> None:
+    def withdraw(self, shard: int) -> None:
         """Withdraw messages about a shard that another server leads; answer reads of other shards again."""
-        anew = []
+        repeated = []
         for worker, queue in list(self._queues.items()):
             kept: deque[HeldAnswer] = deque()
             for held in queue:
-                left = held.rests_on.pop(shard, None) is None
-                if not left and held.again is not None:
-                    anew.append((held.again, set(held.rests_on)))
-                elif left or _without(held, shard):
+                unaffected = held.depends_on.pop(shard, None) is None
+                if not unaffected and held.again is not None:
+                    repeated.append((held.again, set(held.depends_on)))
+                elif unaffected or _remove_shard(held, shard):
                     kept.append(held)
             self._queues[worker] = kept
-        for again, shards in anew:
+        for again, shards in repeated:
             again(shards)
 
 
-def _without(held: HeldAnswer, shard: int) -> bool:
+def _remove_shard(held: HeldAnswer, shard: int) -> bool:
     """Remove a shard from a message; return False when no shard is left."""
     message = held.send.message
     if isinstance(message, Fetched):
         return False  # rows sent without a request
+    left: list[ShardProgress] | list[int]
     if isinstance(message, StoreLeads):
-        left: list[Any] = [each for each in message.shards if each.shard != shard]
+        left = [each for each in message.shards if each.shard != shard]
     else:
         assert isinstance(message, Done | TableDescribed | ClocksFinished), "these are about shards"
         left = [each for each in message.shards if each != shard]
@@ -119,38 +122,38 @@ def _without(held: HeldAnswer, shard: int) -> bool:
     return bool(left)
 
 
-WAITING = 4096
+MOST_WAITING = 4096
 """Most reads of one worker that may wait for a clock in one store."""
 
-ANSWER = 1 << 30
+LARGEST_ANSWER = 1 << 30
 """Most bytes of rows that one read may request from one server."""
 
 
 def check_read(
-    opened: OpenedStore, worker: int, wanted: Sequence[tuple[ReadSection, Keys]], slots: Mapping[int, HostedShard]
+    opened: OpenedStore, worker: int, wanted: Sequence[tuple[ReadSection, Keys]], shards: Mapping[int, HostedShard]
 ) -> None:  # fmt: skip
     """Refuse a read whose answer would be too large, or that exceeds the number of waiting reads.
 
     Raises:
         MessageRefused: the limit that is exceeded.
     """
-    if len(opened.waiting_reads) >= WAITING and sum(each.worker == worker for each in opened.waiting_reads) >= WAITING:
-        raise MessageRefused(f"more than {WAITING} reads that wait")
+    waiting = opened.waiting_reads
+    if len(waiting) >= MOST_WAITING and sum(each.worker == worker for each in waiting) >= MOST_WAITING:
+        raise MessageRefused(f"more than {MOST_WAITING} reads of store {opened.spec.name!r} that wait for a clock")
     size = 0
     for asked, keys in wanted:
-        store = slots[asked.shard].state.stores.get(opened.spec.name)
-        table = store.tables.get(asked.table) if store is not None else None
+        table = shards[asked.shard].table(opened.spec.name, asked.table)
         size += len(keys) * (table.kind.row if table is not None else 1)
-    if size > ANSWER:
-        raise MessageRefused(f"a read of {size} bytes, more than {ANSWER}")
+    if size > LARGEST_ANSWER:
+        raise MessageRefused(f"a read of {size} bytes of store {opened.spec.name!r}, more than {LARGEST_ANSWER}")
 
 
-def answer(
+def make_answer(
     opened: OpenedStore,
     worker: int,
     ticket: int,
     wanted: Sequence[tuple[ReadSection, Keys]],
-    slots: Mapping[int, HostedShard],
+    shards: Mapping[int, HostedShard],
     allocate: Allocate,
 ) -> ToWorker:
     """Return the answer of a read, with the rows as they are now."""
@@ -158,12 +161,11 @@ def answer(
     given: list[AnswerSection] = []
     found: list[FoundRows] = []
     for asked, keys in wanted:
-        slot = slots[asked.shard]
-        store = slot.state.stores.get(name)
-        table = store.tables.get(asked.table) if store is not None else None
-        clock, last = slot.clock(name), slot.last_sequence(name, worker)
+        hosted = shards[asked.shard]
+        table = hosted.table(name, asked.table)
+        clock, last = hosted.clock(name), hosted.last_sequence(name, worker)
         if asked.count < 0:
-            keys = in_range(table, range(asked.start, asked.stop, asked.step))
+            keys = keys_in_range(table, range(asked.start, asked.stop, asked.step))
         if table is None:
             given.append(AnswerSection(asked.shard, asked.table, -1, clock, last))
             continue
@@ -171,8 +173,8 @@ def answer(
         given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, asked.count < 0))
         found.append(FoundRows(table, keys, rows, with_keys=asked.count < 0))
         if opened.spec.eager:
-            _note(session, asked, table, rows[rows >= 0])
-    payload = laid(found, allocate)
+            _note_rows_read(session, asked, table, rows[rows >= 0])
+    payload = encode_rows(found, allocate)
     return ToWorker(worker, Fetched(name, ticket, given, len(payload)), payload)
 
 
@@ -185,7 +187,7 @@ class FoundRows(NamedTuple):
     with_keys: bool
 
 
-def laid(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
+def encode_rows(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
     """Return a payload with these rows, each copied once."""
     size = 0
     for table, keys, slots, with_keys in found:
@@ -200,33 +202,33 @@ def laid(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> m
         if len(rows):
             writer.rows(rows.words, rows.lanes.extra, slots)
         else:
-            none = rows.empty(1)
-            writer.rows(words_of(none.values), none.extra, slots)
+            zeros = rows.empty(1)
+            writer.rows(words_of(zeros.values), zeros.extra, slots)
     return writer.whole.data
 
 
-def _note(session: ClientSession, asked: ReadSection, table: ShardTable, slots: Keys) -> None:
+def _note_rows_read(session: ClientSession, asked: ReadSection, table: ShardTable, slots: Keys) -> None:
     """Note which rows a worker has read, to send them again when they change."""
-    where = (asked.shard, asked.table)
-    read = session.rows_read.get(where)
+    key = (asked.shard, asked.table)
+    read = session.rows_read.get(key)
     if read is None:
-        session.changes_sent[where] = table.changes
+        session.changes_sent[key] = table.changes
     if read is None or len(read) < len(table.rows):
         grown = np.zeros(2 * len(table.rows), dtype=bool)
         if read is not None:
             grown[: len(read)] = read
-        read = session.rows_read[where] = grown
+        read = session.rows_read[key] = grown
     read[slots] = True
 
 
-def news(opened: OpenedStore, worker: int, slot: HostedShard) -> Iterator[ToWorker]:
+def changed_rows(opened: OpenedStore, worker: int, hosted: HostedShard) -> Iterator[ToWorker]:
     """Yield the rows of a shard that a worker has read and that have changed since they were sent."""
     name, session = opened.spec.name, opened.sessions[worker]
-    store = slot.state.stores[name]
+    store = hosted.state.stores[name]
     given: list[AnswerSection] = []
     found: list[FoundRows] = []
     for (shard, table_name), read in session.rows_read.items():
-        if shard != slot.shard:
+        if shard != hosted.shard:
             continue
         table = store.tables[table_name]
         known = min(len(read), len(table.rows))
@@ -234,18 +236,15 @@ def news(opened: OpenedStore, worker: int, slot: HostedShard) -> Iterator[ToWork
         session.changes_sent[shard, table_name] = table.changes
         if len(slots):
             keys = table.rows.keys[slots]
-            given.append(
-                AnswerSection(
-                    shard, table_name, len(keys), slot.clock(name), slot.last_sequence(name, worker), keys=True
-                )
-            )
+            clock, last = hosted.clock(name), hosted.last_sequence(name, worker)
+            given.append(AnswerSection(shard, table_name, len(keys), clock, last, keys=True))
             found.append(FoundRows(table, keys, slots, with_keys=True))
     if given:
-        payload = laid(found)
+        payload = encode_rows(found)
         yield ToWorker(worker, Fetched(name, -1, given, len(payload)), payload)
 
 
-def in_range(table: ShardTable | None, window: range) -> Keys:
+def keys_in_range(table: ShardTable | None, window: range) -> Keys:
     """Return the keys in a range that have rows, ascending."""
     if table is None:
         return NO_KEYS
@@ -257,13 +256,13 @@ class ReadAnswers:
     """Answers reads when their clock is finished, and announces finished clocks.
 
     Args:
-        outbox: queues the answers.
-        slots: the server's shards.
+        queue: receives the answers.
+        shards: the server's.
         allocate: returns memory for answers.
     """
 
-    def __init__(self, outbox: HeldAnswers, slots: Mapping[int, HostedShard], allocate: Allocate) -> None:
-        self._outbox, self._slots, self._allocate = outbox, slots, allocate
+    def __init__(self, queue: HeldAnswers, shards: Mapping[int, HostedShard], allocate: Allocate) -> None:
+        self._queue, self._shards, self._allocate = queue, shards, allocate
         self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was announced
 
     def forget(self, shard: int) -> None:
@@ -273,20 +272,20 @@ class ReadAnswers:
     def announce_clocks(self, opened: OpenedStore) -> None:
         """Announce finished clocks to workers, changed rows first, and answer the reads that waited for them."""
         name = opened.spec.name
-        moved: dict[int, list[HostedShard]] = {}
-        for slot in [slot for _, slot in sorted(self._slots.items()) if slot.leads]:
-            clock = slot.clock(name)
-            if clock > self._clocks.get((name, slot.shard), 0):
-                self._clocks[name, slot.shard] = clock
-                moved.setdefault(clock, []).append(slot)
-        for clock, slots in moved.items():
-            versions = {slot.shard: slot.version for slot in slots}
+        advanced: dict[int, list[HostedShard]] = {}
+        for hosted in led_shards(self._shards):
+            clock = hosted.clock(name)
+            if clock > self._clocks.get((name, hosted.shard), 0):
+                self._clocks[name, hosted.shard] = clock
+                advanced.setdefault(clock, []).append(hosted)
+        for clock, shards in advanced.items():
+            versions = {hosted.shard: hosted.version for hosted in shards}
             for worker in sorted(opened.sessions):
-                for slot in slots:
-                    for send in news(opened, worker, slot):
-                        self._outbox.add(send, {slot.shard: slot.version})
-                self._outbox.add(ToWorker(worker, ClocksFinished(name, clock, sorted(versions))), versions)
-        if moved:
+                for hosted in shards:
+                    for send in changed_rows(opened, worker, hosted):
+                        self._queue.add(send, {hosted.shard: hosted.version})
+                self._queue.add(ToWorker(worker, ClocksFinished(name, clock, sorted(versions))), versions)
+        if advanced:
             waiting, opened.waiting_reads = opened.waiting_reads, []
             for each in waiting:
                 self.answer_read(opened, each)
@@ -297,27 +296,25 @@ class ReadAnswers:
         Raises:
             MessageRefused: the read exceeds a limit.
         """
-        check_read(opened, waiting.worker, waiting.wanted, self._slots)
+        check_read(opened, waiting.worker, waiting.wanted, self._shards)
         self.answer_read(opened, waiting)
 
     def answer_read(self, opened: OpenedStore, waiting: WaitingRead) -> None:
         """Answer the part of a read that is led here, now or when its clock is finished."""
-        name, wanted = opened.spec.name, [each for each in waiting.wanted if self._led(each[0].shard)]
+        name, wanted = opened.spec.name, [each for each in waiting.wanted if self._is_led(each[0].shard)]
         if not wanted:
             return
         clock = waiting.message.clock
-        if clock > 0 and min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < clock:
+        if clock > 0 and min(self._shards[asked.shard].clock(name) for asked, _ in wanted) < clock:
             opened.waiting_reads.append(waiting)
             return
-        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots, self._allocate)
-        versions = {asked.shard: self._slots[asked.shard].version for asked, _ in wanted}
-        self._outbox.add(send, versions, partial(self._answer_again, opened, waiting, wanted))
 
-    def _answer_again(
-        self, opened: OpenedStore, waiting: WaitingRead, wanted: Sequence[tuple[ReadSection, Keys]], shards: set[int]
-    ) -> None:
-        left = [each for each in wanted if each[0].shard in shards]
-        self.answer_read(opened, WaitingRead(waiting.worker, waiting.message, left))
+        def answer_again(shards: set[int]) -> None:
+            left = [each for each in wanted if each[0].shard in shards]
+            self.answer_read(opened, WaitingRead(waiting.worker, waiting.message, left))
 
-    def _led(self, shard: int) -> bool:
-        return shard in self._slots and self._slots[shard].leads
+        send = make_answer(opened, waiting.worker, waiting.message.ticket, wanted, self._shards, self._allocate)
+        self._queue.add(send, {asked.shard: self._shards[asked.shard].version for asked, _ in wanted}, answer_again)
+
+    def _is_led(self, shard: int) -> bool:
+        return shard in self._shards and self._shards[shard].leads

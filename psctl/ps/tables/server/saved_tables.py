@@ -27,7 +27,7 @@ from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
-from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables
+from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables, led_shards
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
 from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry, TableShard
 from psctl.types import Range, TensorSlice
@@ -166,14 +166,14 @@ class TableCheckpoints:
     """Copies that were taken.
 
     Args:
-        slots: the server's shards.
+        hosted: the server's shards.
         shards: how many each store has.
     """
 
-    def __init__(self, slots: Mapping[int, HostedShard], shards: int) -> None:
+    def __init__(self, hosted: Mapping[int, HostedShard], shards: int) -> None:
         self.wanted: int | None = None
         """The step of the checkpoint that this server is to send its part of."""
-        self._slots, self._shards = slots, shards
+        self._hosted, self._shards = hosted, shards
         self._cuts: dict[int, dict[tuple[str, int], list[CopiedSlice]]] = {}  # step -> (store, shard) -> as it was then
 
     def add_copy(self, store: TableShard, shard: int) -> None:
@@ -193,15 +193,15 @@ class TableCheckpoints:
         if self.wanted is None:
             return None
         copied: list[CopiedSlice] = []
-        for _, slot in sorted(self._slots.items()):
-            for name, store in slot.state.stores.items() if slot.leads else ():
-                held = self._cuts.get(self.wanted, {}).get((name, slot.shard))
+        for hosted in led_shards(self._hosted):
+            for name, store in hosted.state.stores.items():
+                held = self._cuts.get(self.wanted, {}).get((name, hosted.shard))
                 if held is not None:
                     copied += held
                 elif store.cut < self.wanted:
                     return None
                 elif store.cut == FOREVER:  # all have left it: it does not change any more
-                    copied += copy_shard(store, slot.shard, self._shards)
+                    copied += copy_shard(store, hosted.shard, self._shards)
         step, self.wanted = self.wanted, None
         for old in [old for old in self._cuts if old <= step]:
             del self._cuts[old]

@@ -18,15 +18,14 @@ it sends all updates that are not Done. `term` identifies earlier messages, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from psctl.errors import ProtocolError, UsageError
 from psctl.ps.messages import Refused, WaitAnswer, WaitQuery
-from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
+from psctl.ps.outputs import ChainOutput, LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.table_messages import (
     DescribeTable,
@@ -45,8 +44,7 @@ from psctl.ps.tables.row_index import NO_KEYS
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, UnknownToSession, WaitingRead, open_store
 from psctl.ps.tables.server.read_answers import HeldAnswers, ReadAnswers
 from psctl.ps.tables.server.saved_tables import TableCheckpoints, load
-from psctl.ps.tables.server.snapshot_reads import SnapshotReads
-from psctl.ps.tables.server.table_shard import EntryHead, HostedShard, WaitingEntry
+from psctl.ps.tables.server.table_shard import EntryHead, HostedShard, WaitingEntry, led_shards
 from psctl.ps.tables.table_kinds import Functions
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry
@@ -72,14 +70,11 @@ class TableServer:
         self._servers: set[int] = set()  # connected
         self._copy_budget, self._term = CopyBudget(), 0
         self._begins: bool | None = None  # shards begin here: empty (False), or from a checkpoint (True)
-        self._outbox = HeldAnswers(self._acknowledged)
+        self.held_answers = HeldAnswers(self._acknowledged)
         self._applied: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
         self._lost_workers: dict[int, int] = {}  # by rank: the last sequence that counts
-        self._answers, self._checkpoints = (
-            ReadAnswers(self._outbox, self.shards_here, allocate),
-            TableCheckpoints(self.shards_here, shards),
-        )
-        self.snapshot_reads = SnapshotReads(self._outbox, self.shards_here, shards)
+        self._answers = ReadAnswers(self.held_answers, self.shards_here, allocate)
+        self._checkpoints = TableCheckpoints(self.shards_here, shards)
 
     # ---- decisions of the coordinator --------------------------------------------------------------------------------
 
@@ -94,25 +89,25 @@ class TableServer:
                 self._shard(shard)  # before the epoch changes: a new shard had no part in the former epoch
         self.epoch, living = epoch, frozenset(alive)
         outputs: list[TableOutput] = []
-        for shard, slot in sorted(self.shards_here.items()):
-            assigned = partial(slot.chain.on_assignment, epoch, chains[shard], copies[shard], living.__contains__)
-            outputs += self._after_chain(slot, assigned)
+        for shard, hosted in sorted(self.shards_here.items()):
+            changed = hosted.chain.on_assignment(epoch, chains[shard], copies[shard], living.__contains__)
+            outputs += self._after_chain(hosted, changed)
         return outputs + self.release_outputs()
 
     def start_shards(self, *, restored: bool) -> list[TableOutput]:
         """Start the shards that this server leads: empty, or (`restored`) with the state passed to `on_loaded`."""
         self._begins = restored
         return [
-            output for slot in list(self.shards_here.values()) for output in self._start_shard(slot)
+            output for hosted in list(self.shards_here.values()) for output in self._start_shard(hosted)
         ] + self.release_outputs()
 
     def on_loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[TableOutput]:
         """Start a shard with its state in a checkpoint (saved_tables.py)."""
-        slot = self.shards_here.get(shard)
-        if slot is None or slot.state.version is not None:
+        hosted = self.shards_here.get(shard)
+        if hosted is None or hosted.state.version is not None:
             return []
-        slot.state.begin(load(tensors, shard, self.shard_count, slot.state))
-        return [*self._after_chain(slot, slot.chain.on_first_version), *self.release_outputs()]
+        hosted.state.begin(load(tensors, shard, self.shard_count, hosted.state))
+        return [*self._after_chain(hosted, hosted.chain.on_first_version()), *self.release_outputs()]
 
     def remove_workers(self, lost: Mapping[int, int]) -> list[TableOutput]:
         """Remove workers that are lost for good: no worker waits for them any more.
@@ -122,9 +117,9 @@ class TableServer:
         """
         self._lost_workers.update(lost)
         outputs: list[TableOutput] = []
-        for slot in [slot for slot in self.shards_here.values() if slot.leads]:
-            self._add_gone_entries(slot)
-            outputs += self._apply_due(slot)
+        for hosted in [hosted for hosted in self.shards_here.values() if hosted.leads]:
+            self._add_gone_entries(hosted)
+            outputs += self._apply_due(hosted)
         return outputs + self.release_outputs()
 
     def request_checkpoint(self, step: int) -> list[TableOutput]:
@@ -132,9 +127,9 @@ class TableServer:
         self._checkpoints.wanted = step
         return self.release_outputs()
 
-    def _add_gone_entries(self, slot: HostedShard) -> None:
-        for name in slot.state.stores:
-            slot.waiting.extend(
+    def _add_gone_entries(self, hosted: HostedShard) -> None:
+        for name in hosted.state.stores:
+            hosted.waiting.extend(
                 WaitingEntry(EntryHead(name), TableEntry(rank, FOREVER, at, [], "gone"))
                 for rank, at in self._lost_workers.items()
             )
@@ -144,17 +139,18 @@ class TableServer:
     def on_server_connected(self, server: int) -> list[TableOutput]:
         """Note that a server is connected."""
         self._servers.add(server)
-        outputs = [output for slot in list(self.shards_here.values())
-                   for output in self._after_chain(slot, partial(slot.chain.on_server_connected, server))]  # fmt: skip
+        outputs: list[TableOutput] = []
+        for hosted in list(self.shards_here.values()):
+            outputs += self._after_chain(hosted, hosted.chain.on_server_connected(server))
         return outputs + self.release_outputs()
 
     def on_server_disconnected(self, server: int) -> list[TableOutput]:
         """Note that a server is disconnected."""
         self._servers.discard(server)
-        for slot in self.shards_here.values():
-            slot.chain.on_server_disconnected(server)
+        for hosted in self.shards_here.values():
+            hosted.chain.on_server_disconnected(server)
         return [
-            output for slot in list(self.shards_here.values()) for output in self._apply_due(slot)
+            output for hosted in list(self.shards_here.values()) for output in self._apply_due(hosted)
         ] + self.release_outputs()
 
     def replica_buffer_for(self, server: int, message: TableBetween, size: int) -> memoryview | None:
@@ -167,8 +163,9 @@ class TableServer:
 
     def on_server_message(self, server: int, message: TableBetween, size: int) -> list[TableOutput]:
         """Process another server's message; its payload, if any, is in the buffer of `replica_buffer_for`."""
-        slot = self._shard(message.shard)
-        return self._after_chain(slot, partial(slot.chain.on_message, server, message, size)) + self.release_outputs()
+        hosted = self._shard(message.shard)
+        outputs = self._after_chain(hosted, hosted.chain.on_message(server, message, size))
+        return outputs + self.release_outputs()
 
     def _shard(self, shard: int) -> HostedShard:
         if not 0 <= shard < self.shard_count:
@@ -178,49 +175,50 @@ class TableServer:
             self.shards_here[shard] = HostedShard(shard, self.rank, self._functions, up, self.epoch, self._copy_budget)
         return self.shards_here[shard]
 
-    def _after_chain(self, slot: HostedShard, ask: Callable[[], Sequence[Any]]) -> list[TableOutput]:
-        """Call a method of a shard's chain, then handle a change of whether the shard is led here."""
-        before = slot.chain.role
-        outputs: list[TableOutput] = [*ask(), *self._start_shard(slot)]
-        if slot.leads and not slot.announced:
-            self._on_lead(slot)
-        elif slot.announced and not slot.leads:
-            self._on_lead_lost(slot)
-        outputs += self._apply_due(slot)
-        if slot.chain.role == "none" != before and self.shards_here.get(slot.shard) is slot:
-            del self.shards_here[slot.shard]
-        return outputs
+    def _after_chain(self, hosted: HostedShard, outputs: Sequence[ChainOutput]) -> list[TableOutput]:
+        """Handle a change of whether the shard is led here, after an event of its chain; return all outputs."""
+        found: list[TableOutput] = [*outputs, *self._start_shard(hosted)]
+        if hosted.leads and not hosted.announced:
+            self._on_lead(hosted)
+        elif hosted.announced and not hosted.leads:
+            self._on_lead_lost(hosted)
+        found += self._apply_due(hosted)
+        if hosted.chain.role != "none":
+            hosted.had_role = True
+        elif hosted.had_role and self.shards_here.get(hosted.shard) is hosted:
+            del self.shards_here[hosted.shard]
+        return found
 
-    def _start_shard(self, slot: HostedShard) -> list[TableOutput]:
+    def _start_shard(self, hosted: HostedShard) -> list[TableOutput]:
         """Start a shard without a first version, if this server leads it."""
-        if self._begins is None or not slot.chain.leads or slot.state.version is not None:
+        if self._begins is None or not hosted.chain.leads or hosted.state.version is not None:
             return []
         if self._begins:
-            return [LoadTables(slot.shard)]
-        slot.state.begin([])
-        return self._after_chain(slot, slot.chain.on_first_version)
+            return [LoadTables(hosted.shard)]
+        hosted.state.begin([])
+        return self._after_chain(hosted, hosted.chain.on_first_version())
 
-    def _on_lead(self, slot: HostedShard) -> None:
-        slot.announced, self._term = True, self._term + 1
-        slot.term = self._term
+    def _on_lead(self, hosted: HostedShard) -> None:
+        hosted.announced, self._term = True, self._term + 1
+        hosted.term = self._term
         for name, opened in self.stores.items():
-            why = slot.state.failed.get(name)
+            why = hosted.state.failed.get(name)
             if why and opened.refused is None:
                 self._refuse(opened, f"a function of store {name!r} failed on server/{self.rank} alone: {why}", "")
             for worker, session in sorted(opened.sessions.items()):
-                self._add_open_entry(slot, opened, worker, session)
-                self._send_leads(opened, worker, session, [slot])
-        self._add_gone_entries(slot)
+                self._add_open_entry(hosted, opened, worker, session)
+                self._send_leads(opened, worker, session, [hosted])
+        self._add_gone_entries(hosted)
 
-    def _on_lead_lost(self, slot: HostedShard) -> None:
-        slot.announced = False
-        slot.waiting.clear()
+    def _on_lead_lost(self, hosted: HostedShard) -> None:
+        hosted.announced = False
+        hosted.waiting.clear()
         for opened in self.stores.values():
             for session in opened.sessions.values():
-                session.forget(slot.shard)
-        self._checkpoints.forget(slot.shard)
-        self._answers.forget(slot.shard)
-        self._outbox.take_back(slot.shard)
+                session.forget(hosted.shard)
+        self._checkpoints.forget(hosted.shard)
+        self._answers.forget(hosted.shard)
+        self.held_answers.withdraw(hosted.shard)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +258,7 @@ class TableServer:
         for opened in self.stores.values():
             opened.sessions.pop(worker, None)
             opened.waiting_reads = [waiting for waiting in opened.waiting_reads if waiting.worker != worker]
-        self._outbox.forget(worker)
+        self.held_answers.forget(worker)
 
     def _open(self, worker: int, message: OpenStore) -> list[TableOutput]:
         name = message.store.name
@@ -272,28 +270,28 @@ class TableServer:
             return [ToWorker(worker, opened.refused)]
         session = opened.sessions[worker] = ClientSession(message.session, message.step, message.after)
         opened.waiting_reads = [waiting for waiting in opened.waiting_reads if waiting.worker != worker]
-        self._outbox.forget(worker, name)
+        self.held_answers.forget(worker, name)
         outputs: list[TableOutput] = []
-        led = [slot for _, slot in sorted(self.shards_here.items()) if slot.leads]
-        for slot in led:
-            slot.drop_waiting(name, worker)
-            self._add_open_entry(slot, opened, worker, session)
-            outputs += self._apply_due(slot)
+        led = led_shards(self.shards_here)
+        for hosted in led:
+            hosted.drop_waiting(name, worker)
+            self._add_open_entry(hosted, opened, worker, session)
+            outputs += self._apply_due(hosted)
         self._send_leads(opened, worker, session, led)
         return outputs
 
-    def _add_open_entry(self, slot: HostedShard, opened: OpenedStore, worker: int, session: ClientSession) -> None:
+    def _add_open_entry(self, hosted: HostedShard, opened: OpenedStore, worker: int, session: ClientSession) -> None:
         entry = TableEntry(worker, session.after, session.step, [], "open")
-        slot.waiting.append(WaitingEntry(EntryHead(opened.spec.name, opened.spec), entry))
+        hosted.waiting.append(WaitingEntry(EntryHead(opened.spec.name, opened.spec), entry))
 
     def _send_leads(
         self, opened: OpenedStore, worker: int, session: ClientSession, slots: Sequence[HostedShard]
     ) -> None:
         name = opened.spec.name
         answer = StoreLeads(
-            name, session.number, self.epoch, self._term, [slot.progress(name, worker) for slot in slots]
+            name, session.number, self.epoch, self._term, [hosted.progress(name, worker) for hosted in slots]
         )
-        self._outbox.add(ToWorker(worker, answer), {slot.shard: slot.version for slot in slots})
+        self.held_answers.add(ToWorker(worker, answer), {hosted.shard: hosted.version for hosted in slots})
 
     def _refuse(self, opened: OpenedStore, reason: str, hint: str) -> list[TableOutput]:
         opened.refused = Refused(reason, hint, opened.spec.name)
@@ -320,19 +318,19 @@ class TableServer:
                 self._answers.on_read(opened, WaitingRead(worker, message, wanted))
             case DescribeTable():
                 slots = self._led_shards(message)
-                held = (slot.state.stores[message.store].tables.get(message.table)
-                        for slot in slots if message.store in slot.state.stores)  # fmt: skip
+                held = (hosted.state.stores[message.store].tables.get(message.table)
+                        for hosted in slots if message.store in hosted.state.stores)  # fmt: skip
                 spec = next((table.kind.spec for table in held if table is not None), None)
-                answer = TableDescribed(message.store, message.ticket, [slot.shard for slot in slots], spec)
-                self._outbox.add(ToWorker(worker, answer), {slot.shard: slot.version for slot in slots})
+                answer = TableDescribed(message.store, message.ticket, [hosted.shard for hosted in slots], spec)
+                self.held_answers.add(ToWorker(worker, answer), {hosted.shard: hosted.version for hosted in slots})
             case _:
                 raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")
         return []
 
     def _is_led(self, shard: int, term: int) -> bool:
         """Whether a worker's message about a shard is valid: this server leads it, and announced so in this term."""
-        slot = self.shards_here.get(shard)
-        return slot is not None and slot.leads and term >= slot.term
+        hosted = self.shards_here.get(shard)
+        return hosted is not None and hosted.leads and term >= hosted.term
 
     def _led_shards(self, message: FinishClock | MarkStep | DescribeTable) -> list[HostedShard]:
         return [self.shards_here[shard] for shard in message.shards if self._is_led(shard, message.term)]
@@ -348,34 +346,34 @@ class TableServer:
         head = EntryHead(message.store)
         for shard, each in parts.items():
             if self._is_led(shard, message.term):
-                slot = self.shards_here[shard]
-                slot.waiting.append(WaitingEntry(head, TableEntry(worker, message.sequence, message.clock, each)))
-                outputs += self._apply_due(slot)
+                hosted = self.shards_here[shard]
+                hosted.waiting.append(WaitingEntry(head, TableEntry(worker, message.sequence, message.clock, each)))
+                outputs += self._apply_due(hosted)
         return outputs
 
     def _add_entry(self, store: str, slots: Sequence[HostedShard], entry: TableEntry) -> list[TableOutput]:
         outputs: list[TableOutput] = []
-        for slot in slots:
-            slot.waiting.append(WaitingEntry(EntryHead(store), entry))
-            outputs += self._apply_due(slot)
+        for hosted in slots:
+            hosted.waiting.append(WaitingEntry(EntryHead(store), entry))
+            outputs += self._apply_due(hosted)
         return outputs
 
-    def _apply_due(self, slot: HostedShard) -> list[TableOutput]:
+    def _apply_due(self, hosted: HostedShard) -> list[TableOutput]:
         """Apply what can be applied now."""
         outputs: list[TableOutput] = []
-        if not slot.leads:
+        if not hosted.leads:
             return outputs
-        for work in slot.take_due():
+        for work in hosted.take_due():
             opened = self.stores[work.head.store]
             if opened.refused is None:
-                outputs += self._apply(slot, opened, work)
+                outputs += self._apply(hosted, opened, work)
         return outputs
 
-    def _apply(self, slot: HostedShard, opened: OpenedStore, work: WaitingEntry) -> list[TableOutput]:
-        store = slot.state.stores.get(opened.spec.name)
+    def _apply(self, hosted: HostedShard, opened: OpenedStore, work: WaitingEntry) -> list[TableOutput]:
+        store = hosted.state.stores.get(opened.spec.name)
         cut = FOREVER if store is None else store.cut
         try:
-            new = slot.state.apply_new(work.head, work.entry)
+            new = hosted.state.apply_new(work.head, work.entry)
         except UsageError as error:
             return self._refuse(opened, error.message, error.hint)
         except Exception as error:  # noqa: BLE001  a user's function may raise anything; all workers are refused
@@ -383,18 +381,18 @@ class TableServer:
             return self._refuse(opened, f"{text}: {type(error).__name__}: {error}", "the function's fault")
         if work.entry.what != "open":
             did = (opened.spec.name, work.entry.worker, work.entry.sequence)
-            self._applied.setdefault(did, {})[slot.shard] = slot.version
+            self._applied.setdefault(did, {})[hosted.shard] = hosted.version
         if not new:
             return []
         if store is not None and cut < store.cut < FOREVER:
-            self._checkpoints.add_copy(store, slot.shard)
-        return [*slot.forward(work)]
+            self._checkpoints.add_copy(store, hosted.shard)
+        return [*hosted.forward(work)]
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _acknowledged(self, shard: int) -> int:
-        slot = self.shards_here.get(shard)
-        return slot.chain.acknowledged if slot is not None else -1
+        hosted = self.shards_here.get(shard)
+        return hosted.chain.acknowledged if hosted is not None else -1
 
     def release_outputs(self) -> list[TableOutput]:
         """Queue the answers that an event has caused; return the messages that may be sent now."""
@@ -407,20 +405,20 @@ class TableServer:
             }
             if shards and worker in self.stores[name].sessions:
                 own = min(self.shards_here[shard].own_clock(name, worker) for shard in shards)
-                self._outbox.add(ToWorker(worker, Done(name, sequence, sorted(shards), own)), shards)
+                self.held_answers.add(ToWorker(worker, Done(name, sequence, sorted(shards), own)), shards)
         for opened in self.stores.values():
             if opened.spec.staleness is not None:
                 self._answers.announce_clocks(opened)
         filling = [
             output
-            for slot in self.shards_here.values()
-            if slot.followed
-            for output in slot.chain.start_waiting_copies()
+            for hosted in self.shards_here.values()
+            if hosted.has_replicas
+            for output in hosted.chain.start_waiting_copies()
         ]
         part = self._checkpoints.take_part()
-        return [*filling, *self._outbox.release(), *([part] if part is not None else [])]
+        return [*filling, *self.held_answers.release(), *([part] if part is not None else [])]
 
     def _ranks_behind(self, message: WaitQuery) -> list[int]:
-        held = [slot.state.stores.get(message.store) for slot in self.shards_here.values() if slot.leads]
+        held = [hosted.state.stores.get(message.store) for hosted in self.shards_here.values() if hosted.leads]
         clocks = [(worker, clock) for store in held if store is not None for worker, clock in store.clocks.items()]
         return sorted({worker for worker, clock in clocks if clock < message.clock})

@@ -8,7 +8,7 @@ them, so their worker sends them again to the next primary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -18,7 +18,7 @@ from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.table_messages import ShardProgress, StoreSpec
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
 from psctl.ps.tables.table_kinds import Functions
-from psctl.ps.tables.table_state import TableEntry, TableShard
+from psctl.ps.tables.table_state import ShardTable, TableEntry, TableShard
 
 LARGEST = 1 << 36
 """Bytes of one shard of all stores that are copied at most."""
@@ -162,6 +162,8 @@ class HostedShard:
         self.chain = ReplicaChain(shard, me, self.state, up, epoch, WINDOW, copying)
         self.term = -1
         """The number of shards that the server had started to lead when it started to lead this one."""
+        self.had_role = False
+        """Whether an assignment has given this server a role for the shard."""
         self.announced = False
         """Whether StoreLeads has announced to workers that this server leads the shard."""
         self.waiting: deque[WaitingEntry] = deque()
@@ -172,7 +174,7 @@ class HostedShard:
         return self.chain.leads and self.state.version is not None
 
     @property
-    def followed(self) -> bool:
+    def has_replicas(self) -> bool:
         """Whether this server leads the shard and other servers replicate it."""
         return bool(self.chain.followers) and self.leads
 
@@ -181,6 +183,11 @@ class HostedShard:
         """The version of the shard's state, which this server has."""
         assert self.state.version is not None, "it is led here"
         return self.state.version
+
+    def table(self, store: str, name: str) -> ShardTable | None:
+        """Return a table of a store; None if the shard has none of this name."""
+        found = self.state.stores.get(store)
+        return None if found is None else found.tables.get(name)
 
     def clock(self, store: str) -> int:
         """Return the number of clocks of a store that all workers have finished."""
@@ -210,11 +217,10 @@ class HostedShard:
         while self.waiting and self.chain.may_append:
             work = self.waiting.popleft()
             store = self.state.stores.get(work.head.store)
-            who = (work.head.store, work.entry.worker)
-            if who in held or (
-                store is not None and work.entry.what != "open" and store.is_held_back(work.entry.worker)
-            ):
-                held.add(who)
+            client = (work.head.store, work.entry.worker)
+            opens = work.entry.what == "open"
+            if client in held or (store is not None and not opens and store.is_held_back(work.entry.worker)):
+                held.add(client)
                 passed.append(work)
                 continue
             yield work
@@ -233,3 +239,8 @@ class HostedShard:
             return []
         head, payload = self.state.encode(work.head, work.entry)
         return self.chain.append(self.version - 1, head, payload)
+
+
+def led_shards(shards: Mapping[int, HostedShard]) -> list[HostedShard]:
+    """Return the shards that this server leads, in order of their index."""
+    return [shards[shard] for shard in sorted(shards) if shards[shard].leads]

@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 import torch
 
+from psctl.job.table_server_messages import ReadRows, ReadWanted
 from psctl.ps.outputs import ToWorker
 from psctl.ps.tables.server.read_answers import READERS
-from psctl.ps.tables.server.snapshot_reads import AT_ONCE, SnapshotAnswer, SnapshotRead
+from psctl.server.snapshot_reads import AT_ONCE, SnapshotReads
 from tests.ps.table_world import World, spec
 
 W = spec("w", (3,), "float32")
 ROWS = spec("", (2,), "float64")
 
 
-def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[SnapshotAnswer, bytes]]:
-    """Ask one server; return what it may say at once."""
-    mind = world.servers[server]
-    mind.snapshot_reads.on_read(SnapshotRead((1, 0), store, list(names), list(keys)), mind.epoch)
-    return told(world, server, mind.release_outputs())
+def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[ReadRows, bytes]]:
+    """Ask one server; return the answers that it may send at once."""
+    outputs = SnapshotReads(world.servers[server]).on_read(ReadWanted(1, store, list(names), list(keys)))
+    return answers_of(world, server, outputs)
 
 
-def told(world: World, server: int, outputs) -> list[tuple[SnapshotAnswer, bytes]]:
-    """Take out what is for readers; do the rest."""
+def answers_of(world: World, server: int, outputs) -> list[tuple[ReadRows, bytes]]:
+    """Return the answers to readers; execute the other outputs."""
     mine = [each for each in outputs if isinstance(each, ToWorker) and each.rank == READERS]
     world.follow(server, [each for each in outputs if each not in mine])
     return [(each.message, bytes(each.payload or b"")) for each in mine]
 
 
-def values(answers: list[tuple[SnapshotAnswer, bytes]]) -> dict[tuple[str, int], list[float]]:
+def values(answers: list[tuple[ReadRows, bytes]]) -> dict[tuple[str, int], list[float]]:
     """Lay answers out by (table, key)."""
     found = {}
     for seen, payload in answers:
@@ -69,7 +69,7 @@ def test_a_reader_sees_named_and_integer_keys_over_all_servers() -> None:
     assert all(seen.stores == ["s"] and not seen.rows for seen in listed)
 
 
-def test_what_is_not_on_all_replicas_is_told_only_when_it_is(behind: World) -> None:
+def test_rows_are_answered_only_when_all_replicas_have_them(behind: World) -> None:
     assert look(behind, 0, keys=range(32)) == [], "the replica has not all of it"
     answers = []
     plain = behind.follow
@@ -130,9 +130,8 @@ def range_of(elements: int) -> list[int]:
 def test_readers_that_replicas_keep_waiting_are_few(behind: World) -> None:
     for _ in range(AT_ONCE + 3):
         assert look(behind, 0, keys=[1]) == []
-    mind = behind.servers[0]
-    kept = [said.send for said in mind._outbox._queues[READERS]]
-    assert [each.message.problem for each in kept] == [""] * AT_ONCE + ["busy"] * 3
+    queue = behind.servers[0].held_answers
+    assert [each.message.problem for each in queue.queued(READERS)] == [""] * AT_ONCE + ["busy"] * 3
     behind.assign([[1, 0], [1, 0], [1, 0], [1, 0]])
-    kept = [said.send for said in mind._outbox._queues.get(READERS, ())]
-    assert not [each for each in kept if each.message.rows], "what was read of a shard is taken back when another leads"
+    kept = queue.queued(READERS)
+    assert not [each for each in kept if each.message.rows], "rows of a shard are withdrawn when another server leads"
