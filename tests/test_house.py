@@ -50,7 +50,7 @@ LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in flo
 
 DOORS = {
     "yaml": ("spec/",), "rich": ("view/",), "typer": ("cli/",), "click": ("cli/",),
-    "fabric": ("remote/ssh",), "paramiko": ("remote/ssh",), "invoke": ("remote/ssh",),
+    "paramiko": ("remote/ssh",),
     "torch": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/",
               "agent/"),
     "numpy": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/"),

@@ -143,7 +143,7 @@ class Fleet:
 def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | None, timeout: float | None) -> Shell:
     if host.local:
         return LocalShell(host.name)
-    from psctl.remote.ssh import SshShell  # fabric takes 0.4 s to load, which a cluster of `local` need not pay
+    from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay
 
     deadline = None if timeout is None else time.monotonic() + timeout
     ssh = cluster.ssh

@@ -1,8 +1,7 @@
-"""A shell on a host over SSH, on top of fabric's connection; only the modules ssh*.py import fabric.
+"""A shell on a host over SSH, on paramiko's transport; only the modules ssh*.py import paramiko.
 
-It adds what fabric lacks: each hop's host key is checked before anything is sent to the hop (ssh_hop.py); commands run
-on bare channels under psctl's guard script (fabric's `run` leaves them running after Ctrl-C); a host that vanished is
-an error within SILENCE seconds, also behind a jump host, where TCP does not notice.
+Commands run under psctl's guard script, which ends them with their channel. A host that vanished is an error within
+SILENCE seconds, also behind a jump host, where TCP does not notice.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class SshShell(PosixShell):
     def _session_on(self, chain: list[Hop]) -> tuple[paramiko.Channel, paramiko.Transport] | None:
         """Open a session; None where sshd refuses it, because the connection has as many as are allowed."""
         transport = chain[-1].transport
-        if self._closed.is_set() or transport is None or not transport.is_active():
+        if self._closed.is_set() or not transport.is_active():
             raise self.lost_error()
         try:
             with self._opening:  # paramiko mixes up the refusals of two that open at once

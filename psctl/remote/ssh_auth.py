@@ -39,7 +39,7 @@ class _Agent(AgentSSH):  # type: ignore[misc]
 
 
 class KeyLogin:
-    """Paramiko's authentication strategy: logs in over a transport whose host key was checked.
+    """Logs in over a transport whose host key was checked.
 
     Args:
         host: name for messages.
@@ -51,7 +51,7 @@ class KeyLogin:
         self._tried: list[str] = []
         self._passed: list[str] = []
 
-    def authenticate(self, transport: paramiko.Transport) -> list[str]:
+    def authenticate(self, transport: paramiko.Transport) -> None:
         """Log in with the first key that sshd accepts.
 
         Raises:
@@ -64,7 +64,7 @@ class KeyLogin:
                 self._tried.append(label)
                 try:
                     if not transport.auth_publickey(self._endpoint.user, key) and transport.is_authenticated():
-                        return self._tried
+                        return
                     allowed = "a second factor"
                 except paramiko.BadAuthenticationType as error:
                     allowed = ", ".join(error.allowed_types)

