@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT)]
 
 from psctl.launch.clusters import choose_cluster  # noqa: E402
 from psctl.launch.home import Home  # noqa: E402
-from psctl.launch.hosts.converge import look_at_all  # noqa: E402
+from psctl.launch.hosts.converge import inspect  # noqa: E402
 from psctl.launch.measure import link_measurement  # noqa: E402
 from psctl.remote.fleet import Fleet  # noqa: E402
 from tests.helpers.hosts import PATH, Hosts  # noqa: E402
@@ -54,10 +54,10 @@ def psctl(
         hosts.make_home(home)
     file = folder / "cluster.yaml"
     file.write_text(hosts.cluster_text(more=f"network: {{congestion: {congestion}}}\n"))
-    chosen = choose_cluster(Home(folder / "psctl"), str(file))
-    with Fleet.connect(chosen.spec, config=home / ".ssh" / "config") as fleet:
-        state = look_at_all(chosen, fleet)
-        return link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)
+    state = Home(folder / "psctl")
+    chosen, config = choose_cluster(state, str(file)), home / ".ssh" / "config"
+    with inspect(state, chosen, lambda chosen, _: Fleet.connect(chosen.spec, config=config)) as reached:
+        return link_measurement.measure(reached, lambda *_: None, effort)
 
 
 def compare(rate: int, runs: int, congestion: str, effort: link_measurement.MeasurementEffort) -> dict[str, float]:

@@ -258,14 +258,14 @@ def test_code_is_proved_before_it_goes_to_other_hosts(hostile: Hostile) -> None:
     found = checkpoint_actions.locate(hostile.shell, record(), "10")
     tar = b"a tar"
     name = hashlib.sha256(tar).hexdigest()[:40]
-    state: Any = type("State", (), {"sites": {"b": type("Site", (), {"codes": {name: False}})}})
+    sites: Any = {"b": type("Site", (), {"codes": {name: False}})}
     path = f"/w/code/{name}.tar.gz"
     for forged in (gzip.compress(b"another tar"), b"no archive", gzip.compress(tar)[:-6], b""):
         hostile.shell.files[path] = forged
         with pytest.raises(errors.NoSuchCheckpoint, match="its code is no longer on a as it was sent"):
-            checkpoint_actions.bring_code(hostile.shell, found, state, name)
+            checkpoint_actions.bring_code(hostile.shell, found, sites, name)
     hostile.shell.files[path] = gzip.compress(tar)
-    archive = checkpoint_actions.bring_code(hostile.shell, found, state, name)
+    archive = checkpoint_actions.bring_code(hostile.shell, found, sites, name)
     assert archive is not None
     assert gzip.decompress(archive.data) == tar
 

@@ -14,7 +14,7 @@ from psctl.errors import HostUnreachable
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home, KnownCluster
 from psctl.launch.hosts.actions import HostNeeds, MeasureLinks
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
@@ -43,7 +43,15 @@ def facts(number: int, nics: int = 1, gpus: int = 0) -> HostFacts:
     )  # fmt: skip
 
 
-def state(*names: str, nics: int = 1, gpus: int = 0) -> ClusterState:
+def reached(
+    *names: str,
+    home: Home | None = None,
+    chosen: ChosenCluster | None = None,
+    fleet: Fleet | None = None,
+    nics: int = 1,
+    gpus: int = 0,
+) -> ReachedCluster:
+    """Return a cluster of inspected hosts, all of them ready."""
     sites = {
         name: HostSite(
             name=name, facts=facts(number, nics, gpus), executable="python3", version="3.11.4", paths=[], modules={},
@@ -53,7 +61,11 @@ def state(*names: str, nics: int = 1, gpus: int = 0) -> ClusterState:
         for number, name in enumerate(names, 1)
     }  # fmt: skip
     wants = HostNeeds(code="c", code_size=1, managed=False, torch=None)
-    return ClusterState(wants, {}, sites, {name: [] for name in names}, {})
+    fleet = fleet or Fleet({}, {})
+    return ReachedCluster(
+        home or Home(Path("/nowhere")), chosen or cluster(), lambda *_: fleet, fleet, wants, {}, sites,
+        plans={name: [] for name in names}, failed={},
+    )  # fmt: skip
 
 
 def cluster(more: str = "", hosts: str = "[a, b, c]") -> ChosenCluster:
@@ -67,46 +79,45 @@ def measured(*names: str, rate: float = 9 * G, spread: float = 0.0) -> Measureme
     series = tuple(ConcurrentSamples((PairSample(a, b, rate, 2e-5, spread),)) for a, b in pairs)
     return Measurements(
         5.0, {name: f"10.0.0.{number}" for number, name in enumerate(names, 1)}, series,
-        machines={name: site.identity for name, site in state(*names).sites.items()},
+        machines={name: site.identity for name, site in reached(*names).sites.items()},
     )  # fmt: skip
 
 
 def test_without_measurements_rates_are_nominal() -> None:
-    assert link_measurement.between(cluster(), state("a", "b"), None) == tuple(
+    assert link_measurement.between(reached("a", "b"), None) == tuple(
         Between(name, "network", NOMINAL, 1e-4, via="eth0") for name in "ab"
     )
-    assert link_measurement.between(cluster(), state("a"), None) == ()
+    assert link_measurement.between(reached("a"), None) == ()
 
 
 def test_what_was_measured_stands_in_place_of_nominal_rates(tmp_path: Path) -> None:
-    home, chosen, found = Home(tmp_path), cluster(), state("a", "b", "c")
-    assert {each.rate for each in machines_of(chosen, found).values()} == {NOMINAL}
-    link_measurement.keep(home, chosen, measured("a", "b", "c"))
-    kept = link_measurement.recall(home, chosen, found)
+    found = reached("a", "b", "c", home=Home(tmp_path))
+    assert {each.rate for each in machines_of(found).values()} == {NOMINAL}
+    link_measurement.keep(found, measured("a", "b", "c"))
+    kept = link_measurement.recall(found)
     assert kept == measured("a", "b", "c")
-    assert {
-        (each.b, each.bandwidth, each.measured, each.via) for each in link_measurement.between(chosen, found, kept)
-    } == {("network", 9 * G, True, "eth0")}
-    assert {name: each.rate for name, each in machines_of(chosen, found).items()} == dict.fromkeys("abc", 9 * G)
+    assert {(each.b, each.bandwidth, each.measured, each.via) for each in link_measurement.between(found, kept)} == {
+        ("network", 9 * G, True, "eth0")
+    }
+    assert {name: each.rate for name, each in machines_of(found).items()} == dict.fromkeys("abc", 9 * G)
 
 
 def test_what_is_kept_holds_for_fewer_hosts_and_for_no_other_address(tmp_path: Path) -> None:
-    home, chosen = Home(tmp_path), cluster()
-    assert link_measurement.recall(home, chosen, state("a", "b")) is None
-    link_measurement.keep(home, chosen, measured("a", "b", "c"))
-    fewer = state("a", "b")
-    assert link_measurement.recall(home, chosen, fewer) is not None
+    fewer = reached("a", "b", home=Home(tmp_path))
+    assert link_measurement.recall(fewer) is None
+    link_measurement.keep(fewer, measured("a", "b", "c"))
+    assert link_measurement.recall(fewer) is not None
     assert fewer.rates == {"a": 9 * G, "b": 9 * G}
-    moved = state("a", "b", "c")
+    moved = reached("a", "b", "c", home=Home(tmp_path))
     moved.addresses = {name: Address("10.9.9.9", "eth1", "") for name in "abc"}
     moved.rates = {"a": 1.0}
-    assert link_measurement.recall(home, chosen, moved) is None
+    assert link_measurement.recall(moved) is None
     assert moved.rates == {}
     (tmp_path / "measured/links/lab.json").write_text("{")
-    assert link_measurement.recall(home, chosen, fewer) is None
+    assert link_measurement.recall(fewer) is None
 
 
-def rebuilt(found: ClusterState, name: str, what: str) -> ClusterState:
+def rebuilt(found: ReachedCluster, name: str, what: str) -> ReachedCluster:
     """Put another machine in the place of one, at the same name and address."""
     site = found.sites[name]
     new = {
@@ -124,30 +135,29 @@ def rebuilt(found: ClusterState, name: str, what: str) -> ClusterState:
 
 @pytest.mark.parametrize("what", ["installation", "processor", "card"])
 def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what: str) -> None:
-    home, chosen = Home(tmp_path), cluster()
+    rebooted, found = (reached("a", "b", "c", home=Home(tmp_path)) for _ in range(2))
     copies = {name: (Link("gpu0", "memory", "copy", 2e10, 1e-5, measured=True),) for name in "ab"}
-    link_measurement.keep(home, chosen, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
+    link_measurement.keep(found, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
     costs = {"gloo": calibration.FittedCosts(Costs(), 3, 0.2, 0.1)}
-    calibration.keep(home, chosen, state("a", "b", "c"), costs, {})
-    rebooted = state("a", "b", "c")
+    calibration.keep(found, costs, {})
     rebooted.sites["b"] = msgspec.structs.replace(
         rebooted.sites["b"], facts=msgspec.structs.replace(rebooted.sites["b"].facts, boot="another", time=9.0)
     )
-    assert link_measurement.recall(home, chosen, rebooted) is not None
-    assert "gloo" in calibration.recall(home, chosen, rebooted)
-    found = rebuilt(state("a", "b", "c"), "b", what)
-    assert link_measurement.recall(home, chosen, found) is None
-    assert calibration.recall(home, chosen, found) == {}
-    link_measurement.plan(home, chosen, found)
+    assert link_measurement.recall(rebooted) is not None
+    assert "gloo" in calibration.recall(rebooted)
+    rebuilt(found, "b", what)
+    assert link_measurement.recall(found) is None
+    assert calibration.recall(found) == {}
+    link_measurement.plan(found)
     assert "measure the links to 2 hosts" in actions(found)["b"]
     anew = msgspec.structs.replace(
         measured("a", "b", "c"), machines={name: site.identity for name, site in found.sites.items()}
     )
-    assert link_measurement._inside_before(home, chosen, anew) == {"a": copies["a"]}
+    assert link_measurement._inside_before(found, anew) == {"a": copies["a"]}
 
 
 def test_a_host_that_was_not_measured_keeps_its_nominal_rate() -> None:
-    edges = link_measurement.between(cluster(), state("a", "b", "c"), measured("a", "b"))
+    edges = link_measurement.between(reached("a", "b", "c"), measured("a", "b"))
     assert {edge.a: (edge.bandwidth, edge.measured) for edge in edges} == {
         "a": (9 * G, True), "b": (9 * G, True), "c": (NOMINAL, False),
     }  # fmt: skip
@@ -158,58 +168,58 @@ RACKS = "[{address: a, labels: {rack: r1}}, {address: b, labels: {rack: r2}}, {a
 
 def test_links_of_the_file_stand_above_what_was_measured() -> None:
     chosen = cluster("links: [{between: [r1, r2], bandwidth: 1 Gbit/s, latency: 50 us}]\n", RACKS)
-    edges = link_measurement.between(chosen, state("a", "b", "c"), measured("a", "b", "c"))
+    edges = link_measurement.between(reached("a", "b", "c", chosen=chosen), measured("a", "b", "c"))
     assert Between("r1", "r2", G, 5e-5) in edges
     assert {(edge.a, edge.b) for edge in edges} == {("a", "r1"), ("b", "r2"), ("c", "r2"), ("r1", "r2")}
-    alone = link_measurement.between(chosen, state("a", "b"), None)
+    alone = link_measurement.between(reached("a", "b", chosen=chosen), None)
     assert Between("r1", "r2", G, 5e-5) in alone
 
 
 def test_a_link_whose_end_is_not_there_now_is_left_out() -> None:
     chosen = cluster("links: [{between: [a, c], bandwidth: 1 Gbit/s}]\n")
-    assert {edge.b for edge in link_measurement.between(chosen, state("a", "b"), None)} == {"network"}
+    assert {edge.b for edge in link_measurement.between(reached("a", "b", chosen=chosen), None)} == {"network"}
 
 
-def actions(found: ClusterState) -> dict[str, list[str]]:
+def actions(found: ReachedCluster) -> dict[str, list[str]]:
     return {name: [str(action) for action in each] for name, each in found.plans.items()}
 
 
 def test_up_measures_what_is_not_kept_and_only_that(tmp_path: Path) -> None:
-    home, chosen, found = Home(tmp_path), cluster(), state("a", "b", "c")
-    link_measurement.plan(home, chosen, found)
+    found = reached("a", "b", "c", home=Home(tmp_path))
+    link_measurement.plan(found)
     assert actions(found) == {name: ["measure the links to 2 hosts"] for name in "abc"}
-    link_measurement.keep(home, chosen, measured("a", "b", "c"))
-    found = state("a", "b", "c")
-    link_measurement.plan(home, chosen, found)
+    link_measurement.keep(found, measured("a", "b", "c"))
+    found = reached("a", "b", "c", home=Home(tmp_path))
+    link_measurement.plan(found)
     assert actions(found) == {"a": [], "b": [], "c": []}
 
 
 def test_up_also_finds_the_network_where_hosts_have_several(tmp_path: Path) -> None:
-    found = state("a", "b", nics=2)
-    link_measurement.plan(Home(tmp_path), cluster(), found)
+    found = reached("a", "b", home=Home(tmp_path), nics=2)
+    link_measurement.plan(found)
     assert set(map(tuple, actions(found).values())) == {
         ("find the network by which the hosts reach each other", "measure the link to 1 host")
     }
 
 
 def test_up_measures_nothing_of_one_host_nor_while_a_job_runs(tmp_path: Path) -> None:
-    lone, busy = state("a"), state("a", "b")
+    lone, busy = reached("a", home=Home(tmp_path)), reached("a", "b", home=Home(tmp_path))
     busy.sites["b"] = msgspec.structs.replace(busy.sites["b"], jobs=[RunningJob("mlp-1", "/w/jobs/mlp-1", 1)])
     for found in (lone, busy):
-        link_measurement.plan(Home(tmp_path), cluster(), found)
+        link_measurement.plan(found)
         assert not any(found.plans.values())
 
 
 def test_a_measurement_that_fails_is_a_warning_and_no_action(tmp_path: Path) -> None:
-    home, chosen, found = Home(tmp_path), cluster(), state("a", "b")
-    link_measurement.plan(home, chosen, found)
     shells = {HostName(name): FakeShell(name) for name in "ab"}
+    found = reached("a", "b", home=Home(tmp_path), fleet=Fleet(dict(shells), {}))
+    link_measurement.plan(found)
     for shell in shells.values():
         shell.on("python3", CommandResult(1, b"", b"no sockets here"))
-    (warning,) = link_measurement.carry_out(home, chosen, Fleet(dict(shells), {}), found, lambda *_: None)
+    (warning,) = link_measurement.carry_out(found, lambda *_: None)
     assert warning.startswith("the links were not measured: nothing could be measured: a - b:")
     assert not any(isinstance(action, MeasureLinks) for each in found.plans.values() for action in each)
-    assert link_measurement.recall(home, chosen, found) is None
+    assert link_measurement.recall(found) is None
 
 
 def test_wide_scatter_lost_pairs_and_odd_fabrics_are_told() -> None:
@@ -256,10 +266,9 @@ def fleet_of(*hosts: Answers) -> Fleet:
 def test_every_pair_is_dialled_once_and_counted_both_ways() -> None:
     table = {f"10.0.0.{number}": number * G for number in (1, 2, 3)}
     hosts = [Answers(name, table) for name in "abc"]
-    found = link_measurement.measure(
-        cluster("network: {ports: 29400-29499, congestion: reno}\n"), fleet_of(*hosts), state("a", "b", "c"),
-        lambda *_: None, link_measurement.QUICK,
-    )  # fmt: skip
+    chosen = cluster("network: {ports: 29400-29499, congestion: reno}\n")
+    asked_of = reached("a", "b", "c", chosen=chosen, fleet=fleet_of(*hosts))
+    found = link_measurement.measure(asked_of, lambda *_: None, link_measurement.QUICK)
     rates = {(s.a, s.b): s.rate / G for one in found.series for s in one.samples}
     assert rates == {("a", "b"): 2, ("b", "a"): 1, ("a", "c"): 3, ("c", "a"): 1.5, ("b", "c"): 3, ("c", "b"): 1.5}
     assert found.addresses == {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
@@ -273,7 +282,7 @@ def test_every_pair_is_dialled_once_and_counted_both_ways() -> None:
 
 def test_a_cluster_without_pairs_has_nothing_to_measure() -> None:
     host = Answers("a", {})
-    assert link_measurement.measure(cluster(), fleet_of(host), state("a"), lambda *_: None).series == ()
+    assert link_measurement.measure(reached("a", fleet=fleet_of(host)), lambda *_: None).series == ()
     assert host.asked == []
 
 
@@ -283,16 +292,15 @@ def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
     shells = {HostName(name): FakeShell(name) for name in "ab"}
     shells[HostName("a")].on("/w/python", CommandResult(0, json.dumps({"copies": [row], "error": ""}).encode(), b""))
     shells[HostName("b")].on("/w/python", CommandResult(0, b'{"copies": [], "error": "its torch sees no GPU"}', b""))
-    found = link_measurement.inside(
-        cluster(), Fleet(dict(shells), {}), state("a", "b", gpus=1), lambda *words: said.append(words)
-    )
+    fleet = Fleet(dict(shells), {})
+    found = link_measurement.inside(reached("a", "b", fleet=fleet, gpus=1), lambda *words: said.append(words))
     assert found == {"a": (Link("CPU1", "GPU0", "copy", 2e10, 1e-5, measured=True),)}
     assert said[1:] == [
         ("a", "copies CPU1 - GPU0 varied by 31%: a device is busy"),
         ("b", "no copies measured: its torch sees no GPU"),
     ]
     assert json.loads(shells[HostName("a")].calls[-1][-1])["nodes"] == [1]
-    assert link_measurement.inside(cluster(), Fleet(dict(shells), {}), state("a", "b"), lambda *_: None) == {}
+    assert link_measurement.inside(reached("a", "b", fleet=fleet), lambda *_: None) == {}
 
 
 class Meets(Answers):
@@ -314,10 +322,10 @@ class Meets(Answers):
         return super().answer(argv, stdin)
 
 
-def probed(home: Home, rates: dict[str, float], **options: Any) -> tuple[ClusterState, list[Meets]]:
+def probed(home: Home, rates: dict[str, float], **options: Any) -> tuple[ReachedCluster, list[Meets]]:
     hosts = [Meets(name, rates) for name in "ab"]
-    found = state("a", "b", nics=2)
-    reach.find(home, cluster(), fleet_of(*hosts), found, lambda *_: None, **options)
+    found = reached("a", "b", home=home, fleet=fleet_of(*hosts), nics=2)
+    reach.find(found, lambda *_: None, **options)
     return found, hosts
 
 
@@ -332,12 +340,12 @@ def test_the_network_is_probed_once_and_remembered_for_these_addresses(tmp_path:
     again, quiet = probed(home, rates)
     assert again.addresses == found.addresses
     assert [host.asked for host in quiet] == [[], []]
-    machine = machines_of(cluster(), again)["a"]
+    machine = machines_of(again)["a"]
     assert (machine.address, machine.interface) == ("10.0.1.1", "eth1")
     assert machine.reason.startswith("all hosts meet on it, and it moves")
-    assert not reach.settled(home, cluster(), rebuilt(state("a", "b", nics=2), "a", "installation"))
-    moved = state("b", "a", nics=2)
-    assert not reach.settled(home, cluster(), moved)
+    assert not reach.settled(rebuilt(reached("a", "b", home=home, nics=2), "a", "installation"))
+    moved = reached("b", "a", home=home, nics=2)
+    assert not reach.settled(moved)
     assert moved.addresses == {}
 
 
@@ -351,10 +359,10 @@ def test_doctor_remembers_nothing_nor_does_a_probe_that_nobody_answered(tmp_path
 
 def test_one_address_a_host_is_not_probed(tmp_path: Path) -> None:
     hosts = [Meets(name, {}) for name in "ab"]
-    found = state("a", "b")
-    reach.find(Home(tmp_path), cluster(), fleet_of(*hosts), found, lambda *_: None)
+    found = reached("a", "b", home=Home(tmp_path), fleet=fleet_of(*hosts))
+    reach.find(found, lambda *_: None)
     assert [host.asked for host in hosts] == [[], []]
-    assert reach.addresses(cluster().spec, found)["a"].address == "10.0.0.1"
+    assert reach.addresses(found)["a"].address == "10.0.0.1"
 
 
 def test_no_pair_that_answers_is_an_error_that_names_one() -> None:
@@ -362,4 +370,4 @@ def test_no_pair_that_answers_is_an_error_that_names_one() -> None:
     other = Answers("b", {})
     host.shell.on("python3", lambda argv, stdin: CommandResult(1, b"", b"refused"))
     with pytest.raises(HostUnreachable, match="nothing could be measured: a - b"):
-        link_measurement.measure(cluster(), fleet_of(host, other), state("a", "b"), lambda *_: None)
+        link_measurement.measure(reached("a", "b", fleet=fleet_of(host, other)), lambda *_: None)

@@ -14,7 +14,7 @@ import pytest
 
 from psctl.launch.clusters import choose_cluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import look_at_all
+from psctl.launch.hosts.converge import ReachedCluster, inspect
 from psctl.launch.measure import link_measurement, reach
 from psctl.remote.fleet import Fleet
 from tests.helpers.hosts import PATH
@@ -60,24 +60,23 @@ class Lab:
 
     def measured(
         self, effort: link_measurement.MeasurementEffort = link_measurement.QUICK
-    ) -> tuple[Any, Any, link_measurement.Measurements]:
-        """The cluster, what was found, and what this process measures of it."""
-        with self._found() as (chosen, fleet, state):
-            return chosen, state, link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)
+    ) -> tuple[ReachedCluster, link_measurement.Measurements]:
+        """What was found, and what this process measures of it."""
+        with self._found() as reached:
+            return reached, link_measurement.measure(reached, lambda *_: None, effort)
 
     def reached(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What probing settled, and the address of each host that follows."""
-        with self._found() as (chosen, _, state):
-            return state.addresses, reach.addresses(chosen.spec, state)
+        with self._found() as reached:
+            return reached.addresses, reach.addresses(reached)
 
     @contextlib.contextmanager
-    def _found(self) -> Iterator[tuple[Any, Fleet, Any]]:
+    def _found(self) -> Iterator[ReachedCluster]:
         home = Home(self.folder / "own")
         chosen = choose_cluster(home, str(self.cluster))
-        with Fleet.connect(chosen.spec, config=self.home.config) as fleet:
-            state = look_at_all(chosen, fleet)
-            reach.find(home, chosen, fleet, state, lambda *_: None)
-            yield chosen, fleet, state
+        with inspect(home, chosen, lambda chosen, _: Fleet.connect(chosen.spec, config=self.home.config)) as reached:
+            reach.find(reached, lambda *_: None)
+            yield reached
 
     def assert_clean(self) -> None:
         until(lambda: not any(self.hosts.leftovers(name) for name in self.hosts), 10, name="nothing is left")
@@ -120,8 +119,8 @@ def iperf(hosts: Any, source: str, target: str) -> float:
 
 def test_each_host_has_the_rate_that_was_set_and_that_iperf3_sees(lab: Any) -> None:
     lab = lab(3, rate={"h1": "200mbit", "h2": "50mbit", "h3": "200mbit"})
-    chosen, state, found = lab.measured(STEADY)
-    edges = {edge.a: edge for edge in link_measurement.between(chosen, state, found)}
+    reached, found = lab.measured(STEADY)
+    edges = {edge.a: edge for edge in link_measurement.between(reached, found)}
     assert {edge.b for edge in edges.values()} == {"network"}
     rates = [edges[name].bandwidth for name in ("h1", "h2", "h3")]
     assert rates == pytest.approx(
@@ -138,8 +137,8 @@ def test_each_host_has_the_rate_that_was_set_and_that_iperf3_sees(lab: Any) -> N
 @pytest.mark.soak
 def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
     lab = lab(4, rate="100mbit", far=("h3", "h4"), trunk="50mbit")
-    chosen, state, found = lab.measured()
-    edges = {(edge.a, edge.b): edge.bandwidth for edge in link_measurement.between(chosen, state, found)}
+    reached, found = lab.measured()
+    edges = {(edge.a, edge.b): edge.bandwidth for edge in link_measurement.between(reached, found)}
     assert ("switch1", "switch2") in edges, found.series
     assert edges.pop(("switch1", "switch2")) == pytest.approx(0.956 * 50 * MBIT, rel=0.08)
     assert edges == pytest.approx(

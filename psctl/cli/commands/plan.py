@@ -34,6 +34,7 @@ def plan(
     """Predict the time of every strategy, and print which is chosen and why; change nothing."""
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
+    from psctl.launch.hosts.converge import inspect
     from psctl.launch.placement import job_planning
     from psctl.view.tables import draw_plan
 
@@ -52,8 +53,8 @@ def plan(
     else:
         asked = wanted or job_planning.any_job()
         chosen = own.cluster(cluster, asked.cluster, launching.folder_of(asked.source) if wanted else None)
-        with own.connect(chosen) as fleet:
-            made, document = job_planning.plan(own.home, chosen, fleet, asked, known, world, model)
+        with inspect(own.home, chosen, own.connect) as reached:
+            made, document = job_planning.plan(reached, asked, known, world, model)
     own.print_result(document, draw_plan)
     if own.options.verbose:
         own.detail(*job_planning.schedule_text(made))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from psctl.cli.shared.context import Context, ReportedError
 from psctl.cli.shared.global_options import PICTURES
 from psctl.cli.shared.parameters import ClusterArgument
+
+if TYPE_CHECKING:
+    from psctl.launch.measure.link_measurement import Measurements
 
 
 def topo(
@@ -47,22 +50,20 @@ def topo(
 
 def _show_live(own: Context, cluster: str | None, measure: bool, matrix: bool) -> None:
     """Probe the hosts and show them."""
-    from psctl.launch.hosts.converge import look_at_all, verdict
+    from psctl.launch.hosts.converge import inspect, verdict
     from psctl.launch.measure import survey
 
     chosen = own.cluster(cluster)
-    with own.connect(chosen) as fleet:
-        state = look_at_all(chosen, fleet)
-        for name in state.sites:
-            state.failed.pop(name, None)  # a probe needs no space on the disk
-        known: Any = None
-        if state.sites:
-            look = survey.measured_links if measure else survey.known_links
-            known, odd = look(own.home, chosen, fleet, state, own.progress)
+    with inspect(own.home, chosen, own.connect) as reached:
+        for name in reached.sites:
+            reached.failed.pop(name, None)  # a probe needs no space on the disk
+        known: Measurements | None = None
+        if reached.sites:
+            known, odd = (survey.measured_links if measure else survey.known_links)(reached, own.progress)
             for line in odd:
                 own.warn(line)
-        document = survey.topology(own.home, chosen, state, known)
-    _show(own, document, matrix, verdict(state.failed, len(chosen.spec.hosts), "seen"))
+        document = survey.topology(reached, known)
+    _show(own, document, matrix, verdict(reached.failed, len(chosen.spec.hosts), "seen"))
 
 
 def _show(own: Context, document: dict[str, Any], matrix: bool, error: Any) -> None:

@@ -19,16 +19,14 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
 
     own = Context.of(context)
     chosen = own.cluster(cluster)
-    names = [host.name for host in chosen.spec.hosts]
-    with own.connect(chosen) as fleet:
-        state = cluster_setup.decide(own.home, chosen, fleet)
+    with cluster_setup.inspect(own.home, chosen, own.connect) as reached:
         if not dry_run:
-            for warning in cluster_setup.carry_out(own.home, chosen, fleet, state, own.progress):
+            for warning in cluster_setup.carry_out(reached, own.progress):
                 own.warn(warning)
-    rows = converge.outcomes(state, names)
-    if not dry_run and len(state.failed) < len(names):
+    rows = converge.outcomes(reached)
+    if not dry_run and len(reached.failed) < len(rows):
         make_current(own.home, chosen)
-    error = converge.verdict(state.failed, len(names))
+    error = converge.verdict(reached.failed, len(rows))
     own.print_results({"cluster": chosen.spec.name, "hosts": msgspec.to_builtins(rows)}, draw_up, error)
     if dry_run:
         own.tell("nothing was touched")

@@ -18,8 +18,8 @@ from psctl.job.events import AnyEvent, Finished, Log
 from psctl.launch.bench import bench_runs, congestion
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
-from psctl.launch.jobs.submit import ReachedCluster
 from psctl.remote.fleet import Fleet
 from psctl.units import format_bytes, format_seconds
 
@@ -50,7 +50,7 @@ class BenchCall:
             PsctlError: a host cannot be used, slots are held, or a job failed.
         """
         with SignalQueue() as signals:
-            stage = self._predict()
+            reached = self._predict()
             assert self._outlook is not None, "set by _predict"
             jobs = self._outlook.jobs(self._wish)
             turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
@@ -58,7 +58,7 @@ class BenchCall:
                 code = self._measure(job, signals)
                 if code:
                     return code
-        found = bench_runs.calibrate(stage, self._outlook, self._results)
+        found = bench_runs.calibrate(reached, self._outlook, self._results)
         self._context.tell(*bench_runs.describe(found))
         return 0
 
@@ -79,11 +79,11 @@ class BenchCall:
         own, say = self._context, self._context.progress
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
             asked = bench_runs.wanted(Path(folder), self._wish, bench_runs.whole_job(self._wish))
-        with prepare.reach(own.home, self._chosen, own.connect, [], say) as stage:
-            prepare.make_ready(stage, say, own.warn)
-            self._outlook = bench_runs.BenchPlan(stage, asked)
-            self._controls = congestion.allowed(stage, self._wish.controls)
-            return stage
+        with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
+            prepare.make_ready(reached, say, own.warn)
+            self._outlook = bench_runs.BenchPlan(reached, asked)
+            self._controls = congestion.allowed(reached, self._wish.controls)
+            return reached
 
     def _measure(self, job: bench_runs.BenchJob, signals: SignalQueue) -> int:
         own, control = self._context, self._control
@@ -92,9 +92,11 @@ class BenchCall:
             asked = bench_runs.wanted(Path(folder), self._wish, job)
             request = prepare.request_of(asked, chosen, os.environ, self._detail)
             with own.home.start_lock():
-                stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
-                record = prepare.run(stage, request, None, self._detail, own.warn)
-            return BenchFollower(own, record, signals, stage.fleet, self._on_answer).run()
+                reached = stack.enter_context(
+                    prepare.reach(own.home, chosen, own.connect, [request.code], self._detail)
+                )
+                record = prepare.run(reached, request, None, self._detail, own.warn)
+            return BenchFollower(own, record, signals, reached.fleet, self._on_answer).run()
 
     def _detail(self, host: str, sentence: str) -> None:
         self._context.detail(f"{host}: {sentence}" if host else sentence)

@@ -12,8 +12,9 @@ from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
-from psctl.launch.jobs.submit import JobRequest, ReachedCluster
+from psctl.launch.jobs.submit import JobRequest
 from psctl.units import parse_size
 from psctl.view.tables import draw_dry_run
 
@@ -45,9 +46,9 @@ class JobLaunch:
             size: --size, in bytes.
         """
         request = self._request()
-        with self._reach(request) as stage:
+        with self._reach(request) as reached:
             known = size or request.job.sync.size or last_size(self.context, request.job.name)
-            document = prepare.dry_run(stage, request, known)
+            document = prepare.dry_run(reached, request, known)
         self.context.print_result(document, draw_dry_run)
 
     def run(
@@ -63,15 +64,15 @@ class JobLaunch:
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
             with self.context.home.start_lock():
-                stage = stack.enter_context(self._reach(request))
+                reached = stack.enter_context(self._reach(request))
                 if located is None:
-                    located = self._resume_from(stage, resume)
-                record = prepare.run(stage, request, located, self.context.progress, self.context.warn)
+                    located = self._resume_from(reached, resume)
+                record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
             if detach:
                 self._print_detached(record)
                 return 0
             self._print_started(record)
-            return follow(self.context, record, signals, on_interrupt, stage.fleet)
+            return follow(self.context, record, signals, on_interrupt, reached.fleet)
 
     def _request(self) -> JobRequest:
         if self._code is None:
@@ -82,12 +83,12 @@ class JobLaunch:
         own = self.context
         return prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress)
 
-    def _resume_from(self, stage: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
+    def _resume_from(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the checkpoint that --resume names, None for none."""
         if resume == NEVER:
             return None
         if resume in (AUTO, LATEST):
-            found = self._newest(stage, resume)
+            found = self._newest(reached, resume)
             if found is None:
                 self._report_none_found(resume)
             return found
@@ -96,7 +97,7 @@ class JobLaunch:
         self.context.progress("", f"verifying {resume}")
         return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
-    def _newest(self, stage: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
+    def _newest(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.
 
         A job of the same name on another cluster may be another job.
@@ -104,7 +105,7 @@ class JobLaunch:
         for record in self._earlier(here=True):
             if resume == AUTO and record.state == "done":
                 return None
-            with prepare.source_of(stage, record, self.context.connect, record.head.name) as shell:
+            with prepare.source_of(reached, record, record.head.name) as shell:
                 found = checkpoint_actions.newest(shell, record, self.context.warn)
             if found is not None:
                 return found

@@ -15,12 +15,11 @@ import msgspec
 
 from psctl import errors
 from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.prepare import RequestedJob, load_requested_job, seats_of
-from psctl.launch.jobs.submit import ReachedCluster
 from psctl.launch.measure import calibration
 from psctl.launch.measure.calibration import FittedCosts
-from psctl.launch.placement.cluster_snapshot import machines_document
-from psctl.launch.placement.roster import job_order
+from psctl.launch.placement.job_planning import order_for_plan
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
@@ -174,17 +173,12 @@ class BenchPlan:
     """Plans for the hosts of a bench job.
 
     Args:
-        stage: the hosts.
+        reached: the hosts.
         wanted: a job with all that may serve.
     """
 
-    def __init__(self, stage: ReachedCluster, wanted: RequestedJob) -> None:
-        seats, _ = seats_of(stage, wanted.job)
-        self.order: JobOrder = job_order(
-            NAME, stage.chosen.spec, wanted.job, seats,
-            topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
-            costs=calibration.recall(stage.home, stage.chosen, stage.state),
-        )  # fmt: skip
+    def __init__(self, reached: ReachedCluster, wanted: RequestedJob) -> None:
+        self.order: JobOrder = order_for_plan(reached, NAME, wanted.job, seats_of(reached, wanted.job))
         self.inputs: PlanInput = plan_input_of_job(self.order)
         self._planner = Planner(
             self.inputs,
@@ -252,7 +246,7 @@ def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[d
 # ---- calibration -----------------------------------------------------------------------------------------------------
 
 
-def calibrate(stage: ReachedCluster, outlook: BenchPlan, results: Sequence[BenchResult]) -> dict[str, FittedCosts]:
+def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[BenchResult]) -> dict[str, FittedCosts]:
     """Fit what messages cost each engine, and how fast each strategy's bytes flow, and keep it with the cluster.
 
     Returns:
@@ -269,7 +263,7 @@ def calibrate(stage: ReachedCluster, outlook: BenchPlan, results: Sequence[Bench
         flowing |= predictor.flowing(measured)
         waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(measured)}
         paces = {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
-        calibration.keep(stage.home, stage.chosen, stage.state, found, paces)
+        calibration.keep(reached, found, paces)
     return found
 
 

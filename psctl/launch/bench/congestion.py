@@ -10,7 +10,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster
-from psctl.launch.jobs.submit import ReachedCluster
+from psctl.launch.hosts.converge import ReachedCluster
 
 ALLOWED = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
 """The file that lists the congestion controls that an unprivileged socket may choose."""
@@ -38,14 +38,14 @@ def controls_of(text: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def allowed(stage: ReachedCluster, wished: Sequence[str]) -> list[str]:
+def allowed(reached: ReachedCluster, wished: Sequence[str]) -> list[str]:
     """Return those of the wished controls that every host allows.
 
     Raises:
         PsctlError: a host did not answer.
     """
     found = list(wished)
-    for outcome in stage.fleet.each(lambda name, shell: shell.run(["cat", ALLOWED]).stdout).values():
+    for outcome in reached.fleet.each(lambda _, shell: shell.run(["cat", ALLOWED]).stdout).values():
         here = {"auto", *outcome.value.decode().split()}
         found = [name for name in found if name in here]
     return found

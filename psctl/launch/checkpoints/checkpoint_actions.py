@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from psctl.launch.checkpoints.checkpoint_queries import (
 )
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.site import HostSite
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
 from psctl.types import HostName
@@ -271,18 +271,18 @@ def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostReco
     return folder
 
 
-def bring_code(source: Shell, found: LocatedCheckpoint, state: ClusterState, code: str) -> Archive | None:
+def bring_code(source: Shell, found: LocatedCheckpoint, sites: Mapping[str, HostSite], code: str) -> Archive | None:
     """Return the archive of the code that a job is to run again with, unless every host has it.
 
     Args:
         source, found: where a checkpoint lies whose job ran that code.
-        state: the hosts that are to have it.
+        sites: the hosts that are to have it.
         code: its hash, by which it is proved.
 
     Raises:
         NoSuchCheckpoint: the host that ran the job no longer has it, or something else; --job names another.
     """
-    if all(site.codes.get(code) for site in state.sites.values()):
+    if all(site.codes.get(code) for site in sites.values()):
         return None
     parts: list[bytes] = []
     try:

@@ -6,15 +6,17 @@ changed: code and environments are stored under the hash of their content, next 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
-from psctl.launch.clusters import ChosenCluster, Progress
+from psctl.launch.clusters import ChosenCluster, Connect, Progress
+from psctl.launch.home import Home, HostRecord
 from psctl.launch.host_programs import HOST_FILES, run_program
 from psctl.launch.hosts.actions import (
     AnyAction,
@@ -53,9 +55,13 @@ class HostOutcome(msgspec.Struct, frozen=True):
     error: dict[str, object] | None = None
 
 
-class ClusterState(msgspec.Struct):
-    """All hosts after inspection: what was found, what is to be done, what failed."""
+class ReachedCluster(msgspec.Struct):
+    """A cluster whose hosts were connected and inspected: what was found, what is to be done, what failed."""
 
+    home: Home
+    chosen: ChosenCluster
+    connect: Connect
+    fleet: Fleet
     wants: HostNeeds
     archives: dict[str, Archive]
     sites: dict[str, HostSite]
@@ -69,9 +75,11 @@ class ClusterState(msgspec.Struct):
         ready = next((a for a in reversed(self.plans[name]) if isinstance(a, WriteReady)), None)
         return ready.python if ready else str((self.sites[name].ready or {})["python"])
 
-    def code(self, name: str) -> str:
-        """Return the folder that holds psctl's package on a host."""
-        return f"{self.sites[name].workdir}/code/{self.wants.code}"
+    def record(self, job: str, name: str) -> HostRecord:
+        """Return a job's folders on a host."""
+        workdir = self.sites[name].workdir
+        code = f"{workdir}/code/{self.wants.code}"
+        return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.python(name), code)
 
 
 def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
@@ -102,35 +110,37 @@ def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
     return wants, archives
 
 
-def look_at_all(chosen: ChosenCluster, fleet: Fleet, codes: Sequence[str] = ()) -> ClusterState:
-    """Look at every host that was reached and decide what to do there; one round trip a host, in parallel.
+@contextlib.contextmanager
+def inspect(home: Home, chosen: ChosenCluster, connect: Connect, codes: Sequence[str] = ()) -> Iterator[ReachedCluster]:
+    """Connect to every host, inspect those that are reached and decide what to do there; nothing is changed.
 
     Args:
-        chosen: the cluster.
-        fleet: connections to its hosts; those that failed are carried over.
+        home: the records of this machine.
+        chosen, connect: the cluster, and how its hosts are connected to.
         codes: further archives to look for: a job's folder.
     """
-    wants, archives = wants_of(chosen)
-    state = ClusterState(wants, archives, {}, {}, {})
-    state.sites, state.failed = look_at_hosts(chosen.spec, fleet, [*archives, *codes])
-    for name, site in state.sites.items():
-        try:
-            state.plans[name] = decide(site, wants)
-        except errors.PsctlError as error:
-            state.failed[name] = error
-    return state
+    with connect(chosen, None) as fleet:
+        wants, archives = wants_of(chosen)
+        sites, failed = look_at_hosts(chosen.spec, fleet, [*archives, *codes])
+        reached = ReachedCluster(home, chosen, connect, fleet, wants, archives, sites, {}, failed)
+        for name, site in sites.items():
+            try:
+                reached.plans[name] = decide(site, wants)
+            except errors.PsctlError as error:
+                failed[name] = error
+        yield reached
 
 
-def check_versions(state: ClusterState) -> None:
+def check_versions(reached: ReachedCluster) -> None:
     """Refuse hosts whose Python or torch would not work together.
 
     Raises:
         VersionMismatch: it names the hosts; whoever set them up.
     """
-    sites = [state.sites[name] for name in state.plans]
+    sites = [reached.sites[name] for name in reached.plans]
     for what, versions in (
         ("Python", {site.name: site.minor for site in sites}),
-        ("torch", {site.name: torch_of(site, state.wants) for site in sites}),
+        ("torch", {site.name: torch_of(site, reached.wants) for site in sites}),
     ):
         if len(set(versions.values())) > 1:
             listed = ", ".join(f"{name} has {version or 'none'}" for name, version in versions.items())
@@ -141,24 +151,24 @@ def check_versions(state: ClusterState) -> None:
             )
 
 
-def carry_out(state: ClusterState, fleet: Fleet, progress: Progress) -> None:
+def carry_out(reached: ReachedCluster, progress: Progress) -> None:
     """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
-    busy = [HostName(name) for name, actions in state.plans.items() if actions]
-    done = fleet.each(lambda name, shell: _carry_out_host(state, shell, progress), names=busy) if busy else {}
+    busy = [HostName(name) for name, actions in reached.plans.items() if actions]
+    done = reached.fleet.each(lambda _, shell: _carry_out_host(reached, shell, progress), names=busy) if busy else {}
     for name, outcome in done.items():
         if outcome.error is not None:
-            state.failed[name] = outcome.error
+            reached.failed[name] = outcome.error
 
 
-def outcomes(state: ClusterState, names: Sequence[str]) -> list[HostOutcome]:
+def outcomes(reached: ReachedCluster) -> list[HostOutcome]:
     """Return one row a host, in the cluster file's order."""
     rows = []
-    for name in names:
-        actions = [str(action) for action in state.plans.get(name, [])]
-        if name in state.failed:
-            rows.append(HostOutcome(name, "failed", actions, dict(state.failed[name].document()["error"])))
+    for name in (host.name for host in reached.chosen.spec.hosts):
+        actions = [str(action) for action in reached.plans.get(name, [])]
+        if name in reached.failed:
+            rows.append(HostOutcome(name, "failed", actions, dict(reached.failed[name].document()["error"])))
             continue
-        fresh = state.sites[name].ready is None
+        fresh = reached.sites[name].ready is None
         rows.append(HostOutcome(name, "unchanged" if not actions else "created" if fresh else "updated", actions))
     return rows
 
@@ -185,27 +195,27 @@ def _named(host: str, error: errors.PsctlError) -> str:
     return error.message if host in error.message else f"{host}: {error.message}"
 
 
-def _carry_out_host(state: ClusterState, shell: Shell, progress: Progress) -> None:
-    site = state.sites[shell.name]
-    for action in state.plans[shell.name]:
+def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -> None:
+    site = reached.sites[shell.name]
+    for action in reached.plans[shell.name]:
         if isinstance(action, (FindNetwork, MeasureLinks)):
             continue  # all hosts together do these: `measure.carry_out`
         progress(shell.name, str(action))
         match action:
             case SendCode(hash=name):
-                _send(state, shell, site, name, "code")
+                _send(reached, shell, site, name, "code")
             case SendWheels(hash=name):
-                _send(state, shell, site, name, "wheels")
+                _send(reached, shell, site, name, "wheels")
             case MakeEnvironment():
                 _make_environment(shell, site, action)
             case Install():
-                _install(state, shell, site, action)
+                _install(reached, shell, site, action)
             case WriteReady():
                 shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
 
 
-def _send(state: ClusterState, shell: Shell, site: HostSite, name: str, folder: str) -> None:
-    send_archive(shell, site.executable, f"{site.workdir}/{folder}", state.archives[name])
+def _send(reached: ReachedCluster, shell: Shell, site: HostSite, name: str, folder: str) -> None:
+    send_archive(shell, site.executable, f"{site.workdir}/{folder}", reached.archives[name])
 
 
 def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> str:
@@ -229,24 +239,26 @@ def _make_environment(shell: Shell, site: HostSite, action: MakeEnvironment) -> 
         shell.put(lines.encode(), f"{path}/lib/python{action.minor}/site-packages/psctl-sees.pth")
 
 
-def _install(state: ClusterState, shell: Shell, site: HostSite, action: Install) -> None:
+def _install(reached: ReachedCluster, shell: Shell, site: HostSite, action: Install) -> None:
     python = python_of(site, action.key)
     options = [*action.options]
     if action.wheels:
         options += ["--find-links", f"{site.workdir}/wheels/{action.wheels}"]
-    constraints = f"{site.workdir}/code/{state.wants.code}/psctl/{CONSTRAINTS}"
-    runs = runs_of(action.packages, state.wants.pins, constraints)
-    install(shell, _pip(state, site, action, python), options, runs, None if action.wheels else state.wants.index)
+    constraints = f"{site.workdir}/code/{reached.wants.code}/psctl/{CONSTRAINTS}"
+    runs = runs_of(action.packages, reached.wants.pins, constraints)
+    install(shell, _pip(reached, site, action, python), options, runs, None if action.wheels else reached.wants.index)
     note = msgspec.json.encode({"packages": [hide_credentials(each) for each in action.packages], "python": python})
     shell.put(note, f"{site.workdir}/envs/{action.key}/psctl-ready.json")
 
 
-def _pip(state: ClusterState, site: HostSite, action: Install, python: str) -> list[str]:
+def _pip(reached: ReachedCluster, site: HostSite, action: Install, python: str) -> list[str]:
     """Return how pip is run for an environment: its own, the wheelhouse's, or the host's for it."""
-    made = next(a for a in state.plans[site.name] if isinstance(a, MakeEnvironment))
+    made = next(a for a in reached.plans[site.name] if isinstance(a, MakeEnvironment))
     if (made.pip and site.modules.get("ensurepip") is not None) or (made.sees and site.modules.get("pip")):
         return [python, "-m", "pip"]
-    wheel = next((n for n in state.archives[action.wheels].files if n.startswith("pip-")), "") if action.wheels else ""
+    wheel = (
+        next((n for n in reached.archives[action.wheels].files if n.startswith("pip-")), "") if action.wheels else ""
+    )
     if wheel:
         return [python, f"{site.workdir}/wheels/{action.wheels}/{wheel}/pip"]
     return [site.executable, "-m", "pip", "--python", python]

@@ -11,7 +11,7 @@ from psctl.launch import agent_calls
 from psctl.launch.checkpoints.checkpoint_listing import by_cluster
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
-from psctl.launch.hosts.converge import look_at_all
+from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -35,17 +35,16 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
 
 def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[str, Any]]:
     """Return `status.hosts` of a cluster: one look at each host."""
-    with connect(chosen, None) as fleet:
-        state = look_at_all(chosen, fleet)
+    with inspect(home, chosen, connect) as reached:
         rows = []
         for host in chosen.spec.hosts:
-            error = state.failed.get(host.name)
-            site = state.sites.get(host.name)
+            error = reached.failed.get(host.name)
+            site = reached.sites.get(host.name)
             problems = [finding.what for finding in site.facts.findings] if site else []
             if error is not None:
                 problems.insert(0, error.message)
             word = "unreachable" if site is None else "failed" if error else "busy" if site.jobs else "ready"
-            if word == "ready" and state.plans.get(host.name):
+            if word == "ready" and reached.plans.get(host.name):
                 word = "not set up"
             rows.append({
                 "name": host.name, "state": word, "cores": site.cores if site else None,

@@ -14,16 +14,16 @@ from psctl.launch.archive import pack_folder
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.home import Home, JobRecord
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import script_entry
-from psctl.launch.jobs.submit import JobRequest, ReachedCluster, secrets_of, submit, variables
-from psctl.launch.measure import calibration, link_measurement
+from psctl.launch.jobs.submit import JobRequest, secrets_of, submit, variables
+from psctl.launch.measure import link_measurement
 from psctl.launch.measure import reach as reach_each_other
 from psctl.launch.placement import ports
-from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
-from psctl.launch.placement.job_planning import plan_of
-from psctl.launch.placement.roster import JobHosts, Machine, Resumed, assign_workers, job_order
+from psctl.launch.placement.cluster_snapshot import machines_of
+from psctl.launch.placement.job_planning import order_for_plan, plan_of
+from psctl.launch.placement.roster import JobHosts, Resumed, assign_workers
 from psctl.launch.setup import cluster_setup
-from psctl.orders import JobOrder
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
@@ -92,31 +92,29 @@ def reach(
     Raises:
         the first host's own error when a host cannot be used: nothing has been changed then.
     """
-    with connect(chosen, None) as fleet:
-        state = cluster_setup.decide(home, chosen, fleet, codes)
-        for error in state.failed.values():
-            raise _of_all(state.failed, error)
-        reach_each_other.find(home, chosen, fleet, state, progress)
-        link_measurement.recall(home, chosen, state)
-        yield ReachedCluster(home, chosen, fleet, state, connect)
+    with cluster_setup.inspect(home, chosen, connect, codes) as reached:
+        for error in reached.failed.values():
+            raise _of_all(reached.failed, error)
+        reach_each_other.find(reached, progress)
+        link_measurement.recall(reached)
+        yield reached
 
 
-def make_ready(stage: ReachedCluster, progress: Progress, warn: Warn) -> None:
+def make_ready(reached: ReachedCluster, progress: Progress, warn: Warn) -> None:
     """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
-    for warning in cluster_setup.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, progress):
+    for warning in cluster_setup.carry_out(reached, progress):
         warn(warning)
-    for error in stage.state.failed.values():
-        raise _of_all(stage.state.failed, error)
+    for error in reached.failed.values():
+        raise _of_all(reached.failed, error)
 
 
-def seats_of(stage: ReachedCluster, job: JobSpec) -> tuple[JobHosts, dict[str, Machine]]:
+def seats_of(reached: ReachedCluster, job: JobSpec) -> JobHosts:
     """Assign workers to hosts; raises InvalidFile or JobRunning when there are too few slots."""
-    machines = machines_of(stage.chosen, stage.state)
-    return assign_workers(stage.chosen.spec, machines, job), machines
+    return assign_workers(reached.chosen.spec, machines_of(reached), job)
 
 
 def run(
-    stage: ReachedCluster,
+    reached: ReachedCluster,
     request: JobRequest,
     resume: checkpoint_actions.LocatedCheckpoint | None,
     progress: Progress,
@@ -125,63 +123,53 @@ def run(
     """Make the hosts ready and start the job.
 
     Args:
-        stage: a cluster that was reached.
+        reached: a cluster that was reached.
         request: the job.
         resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
         progress, warn: show progress, and warnings about the hosts' links.
     """
-    connect = stage.connect
-    seats, _ = seats_of(stage, request.job)  # too few slots or ports are refused before anything is touched
-    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
-    planner_for_job(_order(stage, request, seats)).check()
-    make_ready(stage, progress, warn)
-    seats, _ = seats_of(stage, request.job)  # the links' rates may have been measured since
+    seats = seats_of(reached, request.job)  # too few slots or ports are refused before anything is touched
+    ports.check(reached, seats, request.job)
+    planner_for_job(order_for_plan(reached, request.job.name, request.job, seats, request.code)).check()
+    make_ready(reached, progress, warn)
+    seats = seats_of(reached, request.job)  # the links' rates may have been measured since
     resumed = None
     if resume is not None:
-        with source_of(stage, resume.record, connect, resume.host.name) as source:
+        with source_of(reached, resume.record, resume.host.name) as source:
             if request.archive is None:
-                archive = checkpoint_actions.bring_code(source, resume, stage.state, request.code)
+                archive = checkpoint_actions.bring_code(source, resume, reached.sites, request.code)
                 request = msgspec.structs.replace(request, archive=archive)
-            resumed = Resumed(_bring(stage, seats, source, resume, progress), resume.id)
-    return submit(stage, request, seats, resumed, progress)
+            resumed = Resumed(_bring(reached, seats, source, resume, progress), resume.id)
+    return submit(reached, request, seats, resumed, progress)
 
 
 @contextlib.contextmanager
-def source_of(stage: ReachedCluster, record: JobRecord, connect: Connect, name: str) -> Iterator[Shell]:
+def source_of(reached: ReachedCluster, record: JobRecord, name: str) -> Iterator[Shell]:
     """Return a connection to a host of an earlier job; the open one where it is the same host."""
-    if _same_cluster(stage, record) and name in stage.fleet.shells:
-        yield stage.fleet.shells[HostName(name)]
+    if _same_cluster(reached, record) and name in reached.fleet.shells:
+        yield reached.fleet.shells[HostName(name)]
         return
-    with connect(recalled_cluster(stage.home, record.cluster), [name]) as fleet:
+    with reached.connect(recalled_cluster(reached.home, record.cluster), [name]) as fleet:
         for error in fleet.failed.values():
             raise error
         yield fleet.shells[HostName(name)]
 
 
-def _order(stage: ReachedCluster, request: JobRequest, seats: JobHosts) -> JobOrder:
-    """Return the job's order as far as a plan needs it."""
-    return job_order(
-        request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code,
-        topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
-        costs=calibration.recall(stage.home, stage.chosen, stage.state),
-    )  # fmt: skip
-
-
-def dry_run(stage: ReachedCluster, request: JobRequest, size: int | None) -> dict[str, Any]:
+def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
-    seats, _ = seats_of(stage, request.job)
-    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
-    order = _order(stage, request, seats)
+    seats = seats_of(reached, request.job)
+    ports.check(reached, seats, request.job)
+    order = order_for_plan(reached, request.job.name, request.job, seats, request.code)
     plan, document = plan_of(order, size)
     span = order.ports
     return {
         "job": request.job.name,
-        "cluster": stage.chosen.spec.name,
+        "cluster": reached.chosen.spec.name,
         "processes": _processes(seats, plan),
         "hosts": [
             {
                 "name": host.name, "address": host.address, "interface": host.interface,
-                "actions": [*map(str, stage.state.plans[host.name]), *_sends(stage, request, host.name)],
+                "actions": [*map(str, reached.plans[host.name]), *_sends(reached, request, host.name)],
             }
             for host in seats.hosts
         ],
@@ -234,26 +222,26 @@ def split_notes(text: str) -> tuple[str, list[str], list[str]]:
 
 
 def _bring(
-    stage: ReachedCluster,
+    reached: ReachedCluster,
     seats: JobHosts,
     source: Shell,
     resume: checkpoint_actions.LocatedCheckpoint,
     progress: Progress,
 ) -> str:
     head = seats.hosts[0].name
-    host = stage.host(resume.record.job, head)
+    host = reached.record(resume.record.job, head)
     folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
-    same = _same_cluster(stage, resume.record) and resume.host.name == head
+    same = _same_cluster(reached, resume.record) and resume.host.name == head
     if same and folder == resume.folder:
         return folder
     progress(head, f"carrying {resume.id} over from {resume.host.name}")
-    target = stage.fleet.shells[HostName(head)]
+    target = reached.fleet.shells[HostName(head)]
     return checkpoint_actions.bring(source, resume, target, host, f"{host.workdir}/checkpoints")
 
 
-def _same_cluster(stage: ReachedCluster, record: JobRecord) -> bool:
+def _same_cluster(reached: ReachedCluster, record: JobRecord) -> bool:
     """Return whether a job ran on the same hosts: it had the same cluster file."""
-    known = stage.chosen.known
+    known = reached.chosen.known
     return (known.name, known.text) == (record.cluster.name, record.cluster.text)
 
 
@@ -273,8 +261,8 @@ def _processes(seats: JobHosts, plan: Plan) -> list[dict[str, Any]]:
     return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(sitting)]
 
 
-def _sends(stage: ReachedCluster, request: JobRequest, name: str) -> list[str]:
-    there = stage.state.sites[name].codes.get(request.code)
+def _sends(reached: ReachedCluster, request: JobRequest, name: str) -> list[str]:
+    there = reached.sites[name].codes.get(request.code)
     return [] if there else [f"send the job's folder to code/{request.code[:12]}"]
 
 

@@ -17,15 +17,14 @@ import msgspec
 from psctl import errors
 from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
-from psctl.launch.clusters import ChosenCluster, Connect, Progress
-from psctl.launch.home import Home, HostRecord, JobRecord, split_job
+from psctl.launch.clusters import Progress
+from psctl.launch.home import HostRecord, JobRecord, split_job
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
-from psctl.launch.hosts.converge import ClusterState, send_archive
+from psctl.launch.hosts.converge import ReachedCluster, send_archive
 from psctl.launch.measure import calibration
 from psctl.launch.placement.cluster_snapshot import machines_document
 from psctl.launch.placement.roster import AgentKeys, JobHosts, Resumed, agent_orders, job_order
 from psctl.orders import JobOrder
-from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.spec.job import OWN_VARIABLES, JobSpec
 from psctl.transport.protocol.authority import issue, make_authority
@@ -57,21 +56,6 @@ class JobRequest(msgspec.Struct, frozen=True):
     archive: Archive | None = None
 
 
-class ReachedCluster(msgspec.Struct):
-    """A cluster whose hosts were connected and inspected."""
-
-    home: Home
-    chosen: ChosenCluster
-    fleet: Fleet
-    state: ClusterState
-    connect: Connect
-
-    def host(self, job: str, name: str) -> HostRecord:
-        """Return a job's folders on a host."""
-        workdir = self.state.sites[name].workdir
-        return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.state.python(name), self.state.code(name))
-
-
 def variables(
     job: JobSpec, runtime: Mapping[str, str], given: Mapping[str, str | None], shell: Mapping[str, str]
 ) -> dict[str, str]:
@@ -99,12 +83,12 @@ def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit(
-    stage: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, progress: Progress
+    reached: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, progress: Progress
 ) -> JobRecord:
     """Start a job and return its record; when this returns, all agents were started.
 
     Args:
-        stage: the cluster, made ready.
+        reached: the cluster, made ready.
         request: what is to run.
         seats: who runs where.
         resume: where it goes on from; the folder is the head's.
@@ -113,12 +97,12 @@ def submit(
     Raises:
         PsctlError: a host failed; nothing of the job is left anywhere.
     """
-    _send_code(stage, request, seats, progress)
-    above = _highest(stage, request.job.name)
+    _send_code(reached, request, seats, progress)
+    above = _highest(reached, request.job.name)
     while True:
-        name = stage.home.reserve_name(request.job.name, above)
-        launch = _Submission(stage, request, seats, name, resume, progress)
-        with stage.home.submission_lock(name):
+        name = reached.home.reserve_name(request.job.name, above)
+        launch = _Submission(reached, request, seats, name, resume, progress)
+        with reached.home.submission_lock(name):
             try:
                 record = launch.run() if launch.claim_head() else None
             except BaseException:
@@ -126,7 +110,7 @@ def submit(
                 raise
         if record is not None:
             return record
-        stage.home.release_name(name)
+        reached.home.release_name(name)
         split = split_job(name)
         assert split is not None
         above = split[1]
@@ -137,20 +121,20 @@ class _Submission:
 
     def __init__(
         self,
-        stage: ReachedCluster,
+        reached: ReachedCluster,
         request: JobRequest,
         seats: JobHosts,
         name: str,
         resume: Resumed | None,
         progress: Progress,
     ) -> None:
-        self.stage, self.request, self.seats, self.name, self.progress = stage, request, seats, name, progress
-        self.hosts = {host.name: stage.host(name, host.name) for host in seats.hosts}
+        self.reached, self.request, self.seats, self.name, self.progress = reached, request, seats, name, progress
+        self.hosts = {host.name: reached.record(name, host.name) for host in seats.hosts}
         self.order: JobOrder = job_order(
-            name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
+            name, reached.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
             environment=request.environment, resume=resume,
-            topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
-            costs=calibration.recall(stage.home, stage.chosen, stage.state),
+            topology=machines_document(reached, seats.names),
+            costs=calibration.recall(reached),
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)
@@ -167,14 +151,14 @@ class _Submission:
 
         The record is written first: if psctl is killed from now on, `status` still lists the job.
         """
-        self.stage.home.save_record(self._record("placing"))
-        return self._write_orders(self.stage.fleet.shells[HostName(self.head)], 0, None)
+        self.reached.home.save_record(self._record("placing"))
+        return self._write_orders(self.reached.fleet.shells[HostName(self.head)], 0, None)
 
     def run(self) -> JobRecord:
         """Start all agents; the head's orders are there."""
-        head = self.stage.fleet.shells[HostName(self.head)]
+        head = self.reached.fleet.shells[HostName(self.head)]
         self._start_agent(head)
-        self.stage.home.save_record(self._record("placing"))
+        self.reached.home.save_record(self._record("placing"))
         others = [HostName(host.name) for host in self.seats.hosts[1:]]
         if others:
             self.progress(self.head, "waiting for the coordinator's address")
@@ -186,11 +170,11 @@ class _Submission:
                 self._start_agent(shell)
 
             self.progress("", f"starting {_count(len(others), 'more agent')}")
-            for outcome in self.stage.fleet.each(start_on, names=others).values():
+            for outcome in self.reached.fleet.each(start_on, names=others).values():
                 if outcome.error is not None:
                     raise outcome.error
         record = self._record("submitted")
-        self.stage.home.save_record(record)
+        self.reached.home.save_record(record)
         return record
 
     def undo(self) -> None:
@@ -205,12 +189,12 @@ class _Submission:
             run_program(shell, host.python, HOST_STATE, "sweep", question)
             run_program(shell, host.python, HOST_FILES, "discard", {"folder": host.job_dir})
 
-        done = self.stage.fleet.each(clean, names=[HostName(name) for name in self.hosts])
+        done = self.reached.fleet.each(clean, names=[HostName(name) for name in self.hosts])
         failed = [name for name, outcome in done.items() if outcome.error is not None]
         if failed:  # an interrupt closes the connections that were at work
-            with self.stage.connect(self.stage.chosen, failed) as fleet:
+            with self.reached.connect(self.reached.chosen, failed) as fleet:
                 fleet.each(clean, names=[name for name in failed if name in fleet.shells])
-        self.stage.home.release_name(self.name)
+        self.reached.home.release_name(self.name)
 
     def _write_orders(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
         host = self.hosts[shell.name]
@@ -239,7 +223,7 @@ class _Submission:
             log=f"{host.job_dir}/agent.log",
             cwd=host.job_dir,
             env={
-                **self.stage.chosen.spec.runtime.env,
+                **self.reached.chosen.spec.runtime.env,
                 "PYTHONPATH": host.code,
                 "PYTHONUNBUFFERED": "1",
                 "PSCTL_ORDERS": f"{host.job_dir}/agent",  # by which a sweep knows it from its first moment on
@@ -273,16 +257,16 @@ class _Submission:
         request = self.request
         hosts = [self._with_process(host) for host in self.hosts.values()]
         return JobRecord(
-            job=self.name, name=request.job.name, created=self.now, cluster=self.stage.chosen.known, hosts=hosts,
+            job=self.name, name=request.job.name, created=self.now, cluster=self.reached.chosen.known, hosts=hosts,
             job_file=request.text, job_source=request.source, job_folder=str(request.folder or ""),
             code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints", state=state,
             limit=max(request.job.timeouts.start, SLOWEST), authority=self.authority.certificate_pem,
         )  # fmt: skip
 
 
-def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, progress: Progress) -> None:
+def _send_code(reached: ReachedCluster, request: JobRequest, seats: JobHosts, progress: Progress) -> None:
     """Send the job's folder to every host that lacks it, in parallel."""
-    lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
+    lacking = [HostName(name) for name in seats.names if not reached.sites[name].codes.get(request.code)]
     archive = request.archive
     if not lacking:
         return
@@ -290,10 +274,10 @@ def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, prog
     progress("", f"sending the job's folder ({_count(len(archive.files), 'file')}) to {_count(len(lacking), 'host')}")
 
     def send(name: HostName, shell: Shell) -> None:
-        site = stage.state.sites[name]
+        site = reached.sites[name]
         send_archive(shell, site.executable, f"{site.workdir}/code", archive, keep=True)
 
-    for outcome in stage.fleet.each(send, names=lacking).values():
+    for outcome in reached.fleet.each(send, names=lacking).values():
         if outcome.error is not None:
             raise outcome.error
 
@@ -302,9 +286,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _highest(stage: ReachedCluster, name: str) -> int:
+def _highest(reached: ReachedCluster, name: str) -> int:
     """Return the highest number that a job of this name has on any host, from any machine."""
-    splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
+    splits = [split_job(found) for site in reached.sites.values() for found in site.names]
     numbers = [split[1] for split in splits if split and split[0] == name]
     return max((number for number in numbers if number < MOST_JOBS), default=0)
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster
-from psctl.launch.home import Home
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
 from psctl.plan.simulation.cost_model import PACES, WAITS
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
@@ -38,52 +36,46 @@ class Calibration(msgspec.Struct, frozen=True):
     waits: dict[str, float] = {}
 
 
-def keep(
-    home: Home,
-    chosen: ChosenCluster,
-    state: ClusterState,
-    engines: Mapping[str, FittedCosts],
-    paces: Mapping[str, StrategyPace],
-) -> Calibration:
+def keep(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace]) -> Calibration:
     """Save the results of these engines and strategies, next to those of others on the same machines."""
-    machines = machines_of(chosen, state)
-    before = _kept(home, chosen)
+    machines = machines_of(reached)
+    before = _kept(reached)
     known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
     made = Calibration(
         time.time(), machines, {**known.engines, **engines},
         {**known.paces, **{name: pace.flowing for name, pace in paces.items()}},
         {**known.waits, **{name: pace.waiting for name, pace in paces.items()}},
     )  # fmt: skip
-    home.save_measurement("costs", chosen.spec.name, made)
+    reached.home.save_measurement("costs", reached.chosen.spec.name, made)
     return made
 
 
-def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> dict[str, dict[str, float]]:
+def recall(reached: ReachedCluster) -> dict[str, dict[str, float]]:
     """Return the kept costs by engine, and what `paces_of` reads, when all hosts are as they were then; else none.
 
     Call `reach.find` or `reach.settled` before.
     """
-    kept = _kept(home, chosen)
-    if kept is None or not machines_of(chosen, state).items() <= kept.machines.items():
+    kept = _kept(reached)
+    if kept is None or not machines_of(reached).items() <= kept.machines.items():
         return {}
     found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
     return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
 
 
-def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, str]:
+def machines_of(reached: ReachedCluster) -> dict[str, str]:
     """Return by what hosts are known again: a change of these makes old costs worthless."""
     try:
-        at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+        at = {name: one.address for name, one in reach.addresses(reached).items()}
     except errors.PsctlError:  # a host has no address that others could use: callers that need one raise
         at = {}
     return {
         name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"
-        for name, site in state.sites.items()
+        for name, site in reached.sites.items()
     }
 
 
-def _kept(home: Home, chosen: ChosenCluster) -> Calibration | None:
+def _kept(reached: ReachedCluster) -> Calibration | None:
     try:
-        return home.load_measurement("costs", chosen.spec.name, Calibration)
+        return reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
     except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall
         return None

@@ -16,10 +16,9 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster, Progress
-from psctl.launch.home import Home
 from psctl.launch.host_programs import GPU_COPIES, run_program
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
 from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
@@ -106,13 +105,11 @@ class Measurements(msgspec.Struct, frozen=True):
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress, effort: MeasurementEffort = THOROUGH
-) -> Measurements:
-    """Measure every pair of the hosts that were looked at.
+def measure(reached: ReachedCluster, progress: Progress, effort: MeasurementEffort = THOROUGH) -> Measurements:
+    """Measure every pair of the hosts that were inspected.
 
     Args:
-        chosen, fleet, state: the cluster, connections, and what was found on the hosts (`reach.find` was called).
+        reached: the cluster; `reach.find` was called.
         progress: shows progress.
         effort: how long.
 
@@ -122,16 +119,16 @@ def measure(
     Raises:
         InvalidFile, HostUnreachable: no address is fit, or no pair of hosts could be measured.
     """
-    at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
-    hosts = [host.name for host in chosen.spec.hosts if host.name in at and host.name in fleet.shells]
+    chosen, at = reached.chosen, _addresses(reached)
+    hosts = [host.name for host in chosen.spec.hosts if host.name in at and host.name in reached.fleet.shells]
     if len(hosts) < 2:
-        return Measurements(time.time(), at, machines=_machines(state, at))
-    work = _Work(chosen, fleet, state, {name: at[name] for name in hosts}, effort)
+        return Measurements(time.time(), at, machines=_machines(reached, at))
+    work = _Work(reached, {name: at[name] for name in hosts}, effort)
     plan: Sequence[Sequence[Pair]] = rounds(hosts)
     count = f"the links between {len(hosts)} hosts: {len(plan)} round{'s' if len(plan) > 1 else ''}"
     progress("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
     listen = {name: [at[name]] for name in hosts}
-    with serving(fleet, work.settings, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
+    with serving(reached.fleet, work.settings, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
         for pairs in plan:
             work.run(servers, pairs)
         for _ in range(TURNS):
@@ -142,24 +139,26 @@ def measure(
         a, b, why = work.missing[0]
         raise errors.HostUnreachable(f"nothing could be measured: {a} - {b}: {why}", "psctl doctor shows why", a)
     return Measurements(
-        time.time(), dict(work.at), tuple(work.series), tuple(work.missing), machines=_machines(state, work.at)
+        time.time(), dict(work.at), tuple(work.series), tuple(work.missing), machines=_machines(reached, work.at)
     )
 
 
-def _machines(state: ClusterState, names: Iterable[str]) -> dict[str, str]:
-    return {name: state.sites[name].identity for name in names}
+def _addresses(reached: ReachedCluster) -> dict[str, str]:
+    return {name: one.address for name, one in reach.addresses(reached).items()}
+
+
+def _machines(reached: ReachedCluster, names: Iterable[str]) -> dict[str, str]:
+    return {name: reached.sites[name].identity for name in names}
 
 
 class _Work:
     """One measurement in progress."""
 
-    def __init__(
-        self, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, at: Mapping[str, str], effort: MeasurementEffort
-    ) -> None:
+    def __init__(self, reached: ReachedCluster, at: Mapping[str, str], effort: MeasurementEffort) -> None:
         self.at, self.effort = at, effort
-        self.fleet = Fleet(fleet.shells, fleet.failed, len(at))  # all pairs of a round at once
-        self.settings = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
-        self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
+        self.fleet = Fleet(reached.fleet.shells, reached.fleet.failed, len(at))  # all pairs of a round at once
+        self.settings = ProbeSettings.of(reached)
+        self.speeds = {name: _nominal(reached, name, address) for name, address in at.items()}
         self.series: list[ConcurrentSamples] = []
         self.missing: list[tuple[str, str, str]] = []
         self._rounds = 0
@@ -208,33 +207,33 @@ def _sample(a: str, b: str, rates: Sequence[float], late: float) -> PairSample:
     return PairSample(a, b, middle, late, (max(rates) - min(rates)) / middle if middle else 0.0)
 
 
-def _nominal(state: ClusterState, name: str, address: str) -> float:
-    nics = state.sites[name].facts.nics
+def _nominal(reached: ReachedCluster, name: str, address: str) -> float:
+    nics = reached.sites[name].facts.nics
     return next((nic.speed or 0.0 for nic in nics if any(text.split("/")[0] == address for text in nic.addresses)), 0.0)
 
 
-def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress) -> dict[str, tuple[Link, ...]]:
+def inside(reached: ReachedCluster, progress: Progress) -> dict[str, tuple[Link, ...]]:
     """Measure the copies between the GPUs of each host, and between each GPU and the host's memory.
 
     Args:
-        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
+        reached: the cluster.
         progress: shows progress, and hosts whose Python has no torch that can copy.
 
     Returns:
         by host, links of type "copy" from device to device, their bandwidth that of one copy alone; hosts without GPUs
         are left out.
     """
-    names = [HostName(host.name) for host in chosen.spec.hosts if _copies(host.name, fleet, state)]
+    names = [HostName(host.name) for host in reached.chosen.spec.hosts if _copies(host.name, reached)]
     if not names:
         return {}
     progress("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
 
     def copy(name: HostName, shell: Shell) -> Any:
-        question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in state.sites[name].facts.gpus]}
-        return run_program(shell, state.python(name), GPU_COPIES, "measure", question, timeout=COPIES)
+        question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in reached.sites[name].facts.gpus]}
+        return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
-    for name, outcome in fleet.each(copy, names=names).items():
+    for name, outcome in reached.fleet.each(copy, names=names).items():
         why = outcome.error.message if outcome.error is not None else outcome.value["error"]
         if why:
             progress(str(name), f"no copies measured: {why}")
@@ -251,42 +250,42 @@ def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: P
     return found
 
 
-def _copies(name: str, fleet: Fleet, state: ClusterState) -> bool:
-    return name in fleet.shells and name in state.plans and bool(state.sites[name].facts.gpus)
+def _copies(name: str, reached: ReachedCluster) -> bool:
+    return name in reached.fleet.shells and name in reached.plans and bool(reached.sites[name].facts.gpus)
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def keep(home: Home, chosen: ChosenCluster, measured: Measurements) -> None:
+def keep(reached: ReachedCluster, measured: Measurements) -> None:
     """Keep measurements with the cluster; those of an embedded one are not."""
-    if not chosen.embedded:
-        home.save_measurement("links", chosen.spec.name, measured)
+    if not reached.chosen.embedded:
+        reached.home.save_measurement("links", reached.chosen.spec.name, measured)
 
 
-def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> Measurements | None:
+def recall(reached: ReachedCluster) -> Measurements | None:
     """Return what is kept, when it was measured of these very machines at the addresses that they have now; else None.
 
-    Call `reach.find` or `reach.settled` before. Sets `state.rates`.
+    Call `reach.find` or `reach.settled` before. Sets `reached.rates`.
     """
-    state.rates = {}
+    reached.rates = {}
     try:
-        kept = home.load_measurement("links", chosen.spec.name, Measurements)
-        at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+        kept = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
+        at = _addresses(reached)
     except errors.PsctlError:  # damaged, or no address fits: there is nothing to recall
         return None
     if kept is None or not at.items() <= kept.addresses.items():
         return None
-    if not _machines(state, at).items() <= kept.machines.items():  # a host was installed anew, or replaced
+    if not _machines(reached, at).items() <= kept.machines.items():  # a host was installed anew, or replaced
         return None
-    state.rates = ports(between(chosen, state, kept), at)
+    reached.rates = ports(between(reached, kept), at)
     return kept
 
 
 # ---- as a part of `up` -----------------------------------------------------------------------------------------------
 
 
-def plan(home: Home, chosen: ChosenCluster, state: ClusterState) -> None:
+def plan(reached: ReachedCluster) -> None:
     """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
 
     Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
@@ -294,40 +293,38 @@ def plan(home: Home, chosen: ChosenCluster, state: ClusterState) -> None:
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
     """
-    hosts = [name for name in state.plans if name not in state.failed]
-    settled = reach.settled(home, chosen, state)
-    reach.addresses(chosen.spec, state)
-    if len(hosts) < 2 or chosen.embedded or any(state.sites[name].jobs for name in hosts):
+    hosts = [name for name in reached.plans if name not in reached.failed]
+    settled = reach.settled(reached)
+    reach.addresses(reached)
+    if len(hosts) < 2 or reached.chosen.embedded or any(reached.sites[name].jobs for name in hosts):
         return
-    if settled and recall(home, chosen, state) is not None:
+    if settled and recall(reached) is not None:
         return
     for name in hosts:
-        state.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
+        reached.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
 
 
-def carry_out(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
-) -> tuple[str, ...]:
+def carry_out(reached: ReachedCluster, progress: Progress) -> tuple[str, ...]:
     """Carry out the actions that `plan` added and save the results; return warnings, a failure among them."""
     ours = (FindNetwork, MeasureLinks)
-    if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
+    if not any(isinstance(action, MeasureLinks) for actions in reached.plans.values() for action in actions):
         return ()
     try:
-        reach.find(home, chosen, fleet, state, progress)
-        measured = measure(chosen, fleet, state, progress, QUICK)
+        reach.find(reached, progress)
+        measured = measure(reached, progress, QUICK)
     except errors.PsctlError as error:
-        for name, actions in state.plans.items():
-            state.plans[name] = [action for action in actions if not isinstance(action, ours)]
+        for name, actions in reached.plans.items():
+            reached.plans[name] = [action for action in actions if not isinstance(action, ours)]
         return (f"the links were not measured: {error.message}",)
-    keep(home, chosen, msgspec.structs.replace(measured, inside=_inside_before(home, chosen, measured)))
-    recall(home, chosen, state)
-    return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
+    keep(reached, msgspec.structs.replace(measured, inside=_inside_before(reached, measured)))
+    recall(reached)
+    return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(reached.chosen, measured))
 
 
-def _inside_before(home: Home, chosen: ChosenCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
+def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
     """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
     try:
-        before = home.load_measurement("links", chosen.spec.name, Measurements)
+        before = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
     except errors.InvalidFile:
         return {}
     if before is None:
@@ -339,13 +336,13 @@ def _inside_before(home: Home, chosen: ChosenCluster, measured: Measurements) ->
 # ---- what it means ---------------------------------------------------------------------------------------------------
 
 
-def between(chosen: ChosenCluster, state: ClusterState, measured: Measurements | None) -> tuple[Between, ...]:
+def between(reached: ReachedCluster, measured: Measurements | None) -> tuple[Between, ...]:
     """Return the links between the hosts: those of `links:`, else measured ones, else nominal rates.
 
     Raises:
         InvalidFile, HostUnreachable: a host has no address that others could use.
     """
-    at = reach.addresses(chosen.spec, state)
+    chosen, at = reached.chosen, reach.addresses(reached)
     hosts = [host.name for host in chosen.spec.hosts if host.name in at]
     if len(hosts) < 2:
         return ()
@@ -353,7 +350,7 @@ def between(chosen: ChosenCluster, state: ClusterState, measured: Measurements |
     found = measured.fabric(hosts, labels).between if measured is not None else ()
     known = {edge.a for edge in found}
     nominal = [
-        Between(name, NETWORK, _nominal(state, name, at[name].address) * PAYLOAD or None, LATENCY)
+        Between(name, NETWORK, _nominal(reached, name, at[name].address) * PAYLOAD or None, LATENCY)
         for name in hosts
         if name not in known
     ]

@@ -12,9 +12,9 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.host_programs import LINK_PROBE, run_program
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.spec.cluster import ClusterSpec
 from psctl.types import HostName
 
 READY = 5.0
@@ -37,9 +37,10 @@ class ProbeSettings(msgspec.Struct, frozen=True):
     congestion: str
 
     @classmethod
-    def of(cls, cluster: ClusterSpec, pythons: Mapping[str, str]) -> ProbeSettings:
-        """Return how the hosts of a cluster are asked."""
-        return cls(pythons, cluster.network.ports, cluster.network.congestion)
+    def of(cls, reached: ReachedCluster) -> ProbeSettings:
+        """Return how the probe runs on the hosts of a cluster."""
+        network = reached.chosen.spec.network
+        return cls({name: site.executable for name, site in reached.sites.items()}, network.ports, network.congestion)
 
     def ask(self, shell: Shell, verb: str, question: Mapping[str, Any], token: str, timeout: float) -> Any:
         """Ask a host; the token travels on standard input."""
@@ -56,7 +57,7 @@ def serving(
 
     Args:
         fleet: connections to the hosts.
-        way: how they are asked.
+        settings: how the probe runs there.
         listen: numeric addresses by host.
         seconds: after which the servers end by themselves.
     """

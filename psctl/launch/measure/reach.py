@@ -13,14 +13,11 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster as Cluster
 from psctl.launch.clusters import Progress
-from psctl.launch.home import Home
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.spec.cluster import ClusterSpec
 from psctl.topology.network.addresses import (
     AddressCandidate,
     ChosenAddress,
@@ -49,64 +46,60 @@ class KeptAddresses(msgspec.Struct, frozen=True):
     chosen: dict[str, ChosenAddress]
 
 
-def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
+def settled(reached: ReachedCluster) -> bool:
     """Set the addresses of all hosts, from the cluster file and from saved ones; return whether no probe is needed."""
-    hosts = reaches(chosen.spec, state)
-    asked = candidates(hosts, chosen.spec.network.interface)
+    asked = candidates(reaches(reached), reached.chosen.spec.network.interface)
     if not asked:
-        state.addresses = {}
+        reached.addresses = {}
         return True
-    known = _kept(home, chosen, fingerprint(asked, state))
-    state.addresses = known.chosen if known else {}
+    known = _kept(reached, fingerprint(asked, reached))
+    reached.addresses = known.chosen if known else {}
     return known is not None
 
 
-def find(
-    home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, progress: Progress, *, keep: bool = True
-) -> None:
-    """Set the addresses by which hosts reach each other, `state.addresses`; probe them where they are not known.
+def find(reached: ReachedCluster, progress: Progress, *, keep: bool = True) -> None:
+    """Set the addresses by which hosts reach each other, `reached.addresses`; probe them where they are not known.
 
     Args:
-        home: where the answer is kept.
-        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
+        reached: the cluster.
         progress: shows progress.
         keep: remember the answer; doctor changes nothing.
     """
-    if settled(home, chosen, state):
+    if settled(reached):
         return
-    hosts = reaches(chosen.spec, state)
+    chosen, hosts = reached.chosen, reaches(reached)
     asked = candidates(hosts, chosen.spec.network.interface)
-    if any(name not in fleet.shells for name in asked):
+    if any(name not in reached.fleet.shells for name in asked):
         return
     progress("", "finding the network by which the hosts reach each other")
-    settings = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
-    found = probe(fleet, settings, asked)
+    found = probe(reached.fleet, ProbeSettings.of(reached), asked)
     default = choose_addresses(hosts, chosen.spec.network.interface)
-    state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
+    reached.addresses = {str(name): found.get(name, default[name]) for name in hosts}
     if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
-        home.save_measurement("reach", chosen.spec.name, KeptAddresses(fingerprint(asked, state), state.addresses))
+        kept = KeptAddresses(fingerprint(asked, reached), reached.addresses)
+        reached.home.save_measurement("reach", chosen.spec.name, kept)
 
 
-def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, HostReach]:
-    """Return the looked-at hosts as topology/addresses wants them."""
-    hosts = {host.name: host for host in cluster.hosts}
+def reaches(reached: ReachedCluster) -> dict[HostName, HostReach]:
+    """Return the inspected hosts as topology/addresses takes them."""
+    hosts = {host.name: host for host in reached.chosen.spec.hosts}
     return {
         HostName(name): HostReach(site.facts, hosts[name].internal_address, hosts[name].local)
-        for name, site in state.sites.items()
+        for name, site in reached.sites.items()
     }
 
 
-def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, ChosenAddress]:
+def addresses(reached: ReachedCluster) -> dict[str, ChosenAddress]:
     """Return each host's address: the one found or saved, else the one of its facts and the cluster file.
 
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
     """
-    hosts = reaches(cluster, state)
-    if not state.sites.keys() <= state.addresses.keys():
-        return {str(name): one for name, one in choose_addresses(hosts, cluster.network.interface).items()}
-    refuse_unreachable(hosts, {name: state.addresses[name] for name in hosts})
-    return {name: state.addresses[name] for name in state.sites}
+    hosts, interface = reaches(reached), reached.chosen.spec.network.interface
+    if not reached.sites.keys() <= reached.addresses.keys():
+        return {str(name): one for name, one in choose_addresses(hosts, interface).items()}
+    refuse_unreachable(hosts, {name: reached.addresses[name] for name in hosts})
+    return {name: reached.addresses[name] for name in reached.sites}
 
 
 def probe(fleet: Fleet, settings: ProbeSettings, asked: Candidates) -> dict[HostName, ChosenAddress]:
@@ -162,18 +155,18 @@ def _burst(fleet: Fleet, settings: ProbeSettings, servers: RunningServers, netwo
     return least
 
 
-def fingerprint(asked: Candidates, state: ClusterState) -> str:
+def fingerprint(asked: Candidates, reached: ReachedCluster) -> str:
     """Return a fingerprint of these machines and addresses."""
     rows = sorted(
-        (name, state.sites[name].identity, sorted((each.interface, each.address) for each in own))
+        (name, reached.sites[name].identity, sorted((each.interface, each.address) for each in own))
         for name, own in asked.items()
     )
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
-def _kept(home: Home, chosen: Cluster, wanted: str) -> KeptAddresses | None:
+def _kept(reached: ReachedCluster, wanted: str) -> KeptAddresses | None:
     try:
-        known = home.load_measurement("reach", chosen.spec.name, KeptAddresses)
+        known = reached.home.load_measurement("reach", reached.chosen.spec.name, KeptAddresses)
     except errors.InvalidFile:  # damaged: it is probed anew
         return None
     return known if known is not None and known.fingerprint == wanted else None

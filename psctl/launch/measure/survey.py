@@ -6,20 +6,18 @@ graphs become one document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster, Progress
-from psctl.launch.home import Home
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.clusters import Progress
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
-from psctl.remote.fleet import Fleet
 from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.host.copy_rates import with_copies
@@ -28,69 +26,66 @@ from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.host.worker_placement import place_workers
 
 
-def known_links(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
-) -> tuple[Measurements | None, list[str]]:
+def known_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements | None, list[str]]:
     """Find the addresses by which hosts reach each other, and recall what was measured between them.
-
-    Args:
-        home: where both are kept.
-        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
-        progress: shows progress.
 
     Returns:
         what was measured, None where nothing was; and what went wrong, in words: that is no reason to show nothing.
     """
     try:
-        reach.find(home, chosen, fleet, state, progress)
+        reach.find(reached, progress)
     except errors.PsctlError as error:
         return None, [f"how hosts reach each other was not found out: {error.message}"]
-    return link_measurement.recall(home, chosen, state), []
+    return link_measurement.recall(reached), []
 
 
-def measured_links(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
-) -> tuple[Measurements, list[str]]:
+def measured_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements, list[str]]:
     """Measure between the hosts and inside them, keep it with the cluster, and return it with what is odd about it.
 
     Raises:
         HostUnreachable and others: nothing could be measured.
     """
-    reach.find(home, chosen, fleet, state, progress)
-    found = link_measurement.measure(chosen, fleet, state, progress)
-    found = msgspec.structs.replace(found, inside=link_measurement.inside(chosen, fleet, state, progress))
-    link_measurement.keep(home, chosen, found)
-    return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(chosen, found)]
+    reach.find(reached, progress)
+    found = link_measurement.measure(reached, progress)
+    found = msgspec.structs.replace(found, inside=link_measurement.inside(reached, progress))
+    link_measurement.keep(reached, found)
+    return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(reached.chosen, found)]
 
 
-def topology(home: Home, chosen: ChosenCluster, state: ClusterState, measured: Measurements | None) -> dict[str, Any]:
-    """Return the document of `topo -o json` for hosts that were looked at; those that failed are rows with the error.
+def topology(reached: ReachedCluster, measured: Measurements | None) -> dict[str, Any]:
+    """Return the document of `topo -o json` for hosts that were inspected; those that failed are rows with the error.
 
     Args:
-        home: where is kept what `bench` found that messages cost.
-        chosen, state: the cluster, and what was found on its hosts.
-        measured: what is known of the links between and inside them.
+        reached: the cluster.
+        measured: what is known of the links between and inside its hosts.
 
     Raises:
         InvalidFile, HostUnreachable: a host has no address that others could use.
     """
-    specs = {host.name: host for host in chosen.spec.hosts}
-    copies = measured.inside if measured is not None else {}
-    nodes = tuple(
-        HostNode(
-            name,
-            with_copies(build_host_graph(site.facts.readings, site.facts), copies.get(name, ())),
-            dict(specs[name].labels),
-            tuple(specs[name].roles),
-        )
-        for name, site in state.sites.items()
-    )
-    cluster = ClusterGraph(nodes, link_measurement.between(chosen, state, measured) if len(nodes) > 1 else ())
-    facts = {name: site.facts for name, site in state.sites.items()}
-    document = _document(cluster, suggest(cluster, calibration.recall(home, chosen, state)), facts, state.failed)
-    order = list(specs)
+    cluster = cluster_graph(reached, list(reached.sites), measured)
+    facts = {name: site.facts for name, site in reached.sites.items()}
+    document = _document(cluster, suggest(cluster, calibration.recall(reached)), facts, reached.failed)
+    order = [host.name for host in reached.chosen.spec.hosts]
     document["hosts"].sort(key=lambda host: order.index(host["name"]))
     return document
+
+
+def cluster_graph(reached: ReachedCluster, names: Sequence[str], measured: Measurements | None) -> ClusterGraph:
+    """Return the graph of some of the inspected hosts, in the order of `names`; a rate that is not measured is nominal.
+
+    Raises:
+        InvalidFile, HostUnreachable: a host has no address that others could use.
+    """
+    specs = {host.name: host for host in reached.chosen.spec.hosts}
+    copies = measured.inside if measured is not None else {}
+    nodes = []
+    for name in names:
+        facts = reached.sites[name].facts
+        graph = with_copies(build_host_graph(facts.readings, facts), copies.get(name, ()))
+        nodes.append(HostNode(name, graph, dict(specs[name].labels), tuple(specs[name].roles)))
+    others = specs.keys() - set(names)
+    between = link_measurement.between(reached, measured) if len(nodes) > 1 else ()
+    return ClusterGraph(tuple(nodes), tuple(edge for edge in between if not {edge.a, edge.b} & others))
 
 
 def saved_topology(reference: str) -> dict[str, Any]:

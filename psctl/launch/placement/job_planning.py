@@ -8,19 +8,16 @@ from typing import Any
 import msgspec
 
 from psctl.errors import UsageError
-from psctl.launch.clusters import ChosenCluster
-from psctl.launch.home import Home
-from psctl.launch.hosts.converge import look_at_all
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
-from psctl.launch.placement.roster import assign_workers, job_order, servers_of, staleness_of
+from psctl.launch.placement.roster import JobHosts, assign_workers, idle, job_order, servers_of, staleness_of
 from psctl.orders import JobOrder
 from psctl.plan.by_size import size_ranges, winners
 from psctl.plan.capacity import VALUE, capacity
 from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_for_cluster, planner_for_job
 from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
-from psctl.remote.fleet import Fleet
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec, load_job
@@ -85,44 +82,42 @@ def with_capacity(
 
 
 def plan(
-    home: Home,
-    chosen: ChosenCluster,
-    fleet: Fleet,
-    job: JobSpec,
-    size: int | None,
-    world: int | None,
-    model: Model | None = None,
+    reached: ReachedCluster, job: JobSpec, size: int | None, world: int | None, model: Model | None = None
 ) -> tuple[Plan, dict[str, Any]]:
     """Return the plan for a cluster and the document of `plan -o json`; what runs on the hosts now does not count.
 
     Args:
-        home: where measured rates and the hosts' addresses are kept; what is not is nominal.
+        reached: the cluster; rates that were not measured are nominal.
+        job: what is asked for.
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: number of ranks; None: what the job asks for.
         model: adds what it asks of its servers; `size` is its gradients'.
 
     Raises:
         InvalidFile: more ranks than slots.
-        HostUnreachable and others: the first host that could not be looked at.
+        HostUnreachable and others: the first host that could not be inspected.
     """
-    state = look_at_all(chosen, fleet)
-    for name, error in state.failed.items():
-        if name not in state.sites:
+    for name, error in reached.failed.items():
+        if name not in reached.sites:
             raise error
-    reach.settled(home, chosen, state)
-    link_measurement.recall(home, chosen, state)  # sets the rates of ports
-    machines = machines_of(chosen, state)
-    idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+    reach.settled(reached)
+    link_measurement.recall(reached)  # sets the rates of ports
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
-    seats = assign_workers(chosen.spec, idle, asked)
-    known = machines_document(home, chosen, state, seats.names)
-    costs = calibration.recall(home, chosen, state)
-    order = job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs)
+    seats = assign_workers(reached.chosen.spec, idle(machines_of(reached)), asked)
+    order = order_for_plan(reached, job.name, asked, seats)
     made, document = plan_of(order, size)
     if model is None:
         return made, document
     workers = [host.name for host in order.hosts for _ in range(host.workers)]
     return made, with_capacity(document, model, job, order.hosts[0].rate, workers)
+
+
+def order_for_plan(reached: ReachedCluster, name: str, job: JobSpec, seats: JobHosts, code_hash: str = "") -> JobOrder:
+    """Return a job's order as far as a plan needs it: its hosts, and what was measured of them."""
+    return job_order(
+        name, reached.chosen.spec, job, seats, code_hash=code_hash,
+        topology=machines_document(reached, seats.names), costs=calibration.recall(reached),
+    )  # fmt: skip
 
 
 def on_paper(

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster
 from psctl.launch.host_programs import NETWORK_CHECKS, run_program
-from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.placement.roster import JobHosts, servers_of
 from psctl.orders import HostOrder
 from psctl.plan.server_placement import server_placements
-from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec
 from psctl.types import HostName
@@ -78,38 +76,39 @@ def needed(job: JobSpec, seats: JobHosts) -> dict[str, Needs]:
 
 
 def look(
-    span: tuple[int, int], fleet: Fleet, state: ClusterState, at: Mapping[str, str]
+    span: tuple[int, int], reached: ReachedCluster, at: Mapping[str, str]
 ) -> dict[str, PortUse | errors.PsctlError]:
     """Ask hosts which ports of a range are free on their addresses.
 
     Args:
         span: first and last port.
-        fleet, state: connections, and what was found on the hosts.
+        reached: the cluster.
         at: the address of each host that is asked.
     """
 
     def one(name: HostName, shell: Shell) -> PortUse:
         question = {"host": at[name], "first": span[0], "last": span[1]}
-        answer = run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "ports", question)
+        answer = run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question)
         return msgspec.convert(answer, PortUse)
 
-    found = fleet.each(one, names=[HostName(name) for name in at])
+    found = reached.fleet.each(one, names=[HostName(name) for name in at])
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}
 
 
-def check(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, seats: JobHosts, job: JobSpec) -> None:
+def check(reached: ReachedCluster, seats: JobHosts, job: JobSpec) -> None:
     """Refuse a job whose listeners do not fit into `network.ports`; without a range there is nothing to ask.
 
     Raises:
         PortTaken: it names every host that lacks ports, what needs them, and who holds the others.
         HostUnreachable and others: a host could not be asked.
     """
+    chosen = reached.chosen
     span = chosen.spec.network.ports
     if span is None:
         return
     at = {host.name: host.address for host in seats.hosts}
     seen: dict[str, PortUse] = {}
-    for name, answer in look(span, fleet, state, at).items():
+    for name, answer in look(span, reached, at).items():
         if isinstance(answer, errors.PsctlError):
             raise answer
         seen[name] = answer

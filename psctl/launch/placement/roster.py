@@ -53,6 +53,11 @@ class JobHosts(msgspec.Struct, frozen=True):
         return [host.name for host in self.hosts]
 
 
+def idle(machines: Mapping[str, Machine]) -> dict[str, Machine]:
+    """Return machines as if no job ran on them."""
+    return {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+
+
 def slots_of(host: HostSpec, machine: Machine) -> int:
     """Return how many workers a host takes in all."""
     if "worker" not in host.roles:

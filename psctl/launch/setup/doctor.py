@@ -19,13 +19,13 @@ from psctl.launch.clusters import ChosenCluster, Connect
 from psctl.launch.home import Home
 from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.actions import missing, torch_of
-from psctl.launch.hosts.converge import ClusterState, look_at_all
+from psctl.launch.hosts.converge import ReachedCluster, inspect
 from psctl.launch.hosts.site import HostSite
 from psctl.launch.measure import reach
 from psctl.launch.placement import ports
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import any_job
-from psctl.launch.placement.roster import Machine, assign_workers
+from psctl.launch.placement.roster import Machine, assign_workers, idle
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.remote.ssh import SshShell
@@ -80,20 +80,20 @@ def examine(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostRep
     """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
     reports = {host.name: HostReport(host.name) for host in chosen.spec.hosts}
     _check_names_and_ports(chosen.spec, reports)
-    with connect(chosen, None) as fleet:
+    with inspect(home, chosen, connect) as reached:
+        fleet = reached.fleet
         for host, error in fleet.failed.items():
             _note_refusal(reports[host], error)
         for host in fleet.shells:
             _note_login(reports[host], chosen.spec.host(host))
-        state = look_at_all(chosen, fleet)
-        for name, site in state.sites.items():
-            _check_host(reports[name], site, state)
+        for name, site in reached.sites.items():
+            _check_host(reports[name], site, reached)
         for host in fleet.shells:
-            if host not in state.sites:
-                reports[host].bad("python", state.failed[host])
-        _versions(reports, state)
-        reach.find(home, chosen, fleet, state, lambda *_: None, keep=False)
-        _network(chosen, fleet, state, reports)
+            if host not in reached.sites:
+                reports[host].bad("python", reached.failed[host])
+        _versions(reports, reached)
+        reach.find(reached, lambda *_: None, keep=False)
+        _network(reached, reports)
         _sessions(fleet, reports)
     return list(reports.values())
 
@@ -190,19 +190,19 @@ def _note_login(report: HostReport, host: HostSpec | None) -> None:
     report.good("auth", "logged in")
 
 
-def _check_host(report: HostReport, site: HostSite, state: ClusterState) -> None:
+def _check_host(report: HostReport, site: HostSite, reached: ReachedCluster) -> None:
     report.good("python", f"{site.version} ({site.executable})")
-    lacking = missing(site, state.wants)
+    lacking = missing(site, reached.wants)
     if not lacking:
         report.good("packages", "all there")
-    elif site.name in state.failed:
-        report.bad("packages", state.failed[site.name])
+    elif site.name in reached.failed:
+        report.bad("packages", reached.failed[site.name])
     else:
         report.good("packages", f"`psctl up` installs {', '.join(lacking)}")
     torch = site.modules.get("torch")
     report.good("torch", torch or "none yet")
     _gpus(report, site)
-    _disk(report, site, state.failed.get(site.name))
+    _disk(report, site, reached.failed.get(site.name))
     detail = f"{format_seconds(abs(site.skew))} {'ahead' if site.skew > 0 else 'behind'}" if site.skew else "as here"
     if abs(site.skew) > SKEW:
         report.bad("clock", errors.VersionMismatch(detail, "run a time service there (chrony, systemd-timesyncd)"))
@@ -254,12 +254,12 @@ def newer_driver(driver: str, cuda: str | None) -> int | None:
     return needed if needed is not None and branch.isdigit() and int(branch) < needed else None
 
 
-def _versions(reports: Mapping[str, HostReport], state: ClusterState) -> None:
+def _versions(reports: Mapping[str, HostReport], reached: ReachedCluster) -> None:
     """Python's minor version and torch must be the same everywhere: the odd ones out are wrong."""
-    sites = list(state.sites.values())
+    sites = list(reached.sites.values())
     for what, of in (
         ("Python", lambda site: site.minor),
-        ("torch", lambda site: torch_of(site, state.wants)),
+        ("torch", lambda site: torch_of(site, reached.wants)),
     ):
         versions = {site.name: of(site) for site in sites}
         usual = max(versions.values(), key=list(versions.values()).count, default="")
@@ -270,9 +270,9 @@ def _versions(reports: Mapping[str, HostReport], state: ClusterState) -> None:
                 reports[name].bad("same versions", errors.VersionMismatch(message, cure))
 
 
-def _network(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, reports: Mapping[str, HostReport]) -> None:
+def _network(reached: ReachedCluster, reports: Mapping[str, HostReport]) -> None:
     try:
-        machines = machines_of(chosen, state)
+        machines = machines_of(reached)
     except errors.PsctlError as error:
         if error.where in reports:
             reports[error.where].bad("interface", error)
@@ -281,25 +281,23 @@ def _network(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, reports: 
         at = f"{machine.interface} {machine.address}" if machine.interface else machine.address
         why = f"{machine.reason}; psctl's own traffic is sealed, Gloo's and NCCL's is not"
         reports[name].good("interface", f"{at}: {why}")
-    if chosen.spec.network.ports is not None:
-        _ports(chosen.spec.network.ports, chosen, fleet, state, machines, reports)
+    span = reached.chosen.spec.network.ports
+    if span is not None:
+        _ports(span, reached, machines, reports)
     if len(machines) > 1:
-        _reach(chosen.spec.network.ports, fleet, state, machines, reports)
+        _reach(span, reached, machines, reports)
 
 
 def _ports(
     span: tuple[int, int],
-    chosen: ChosenCluster,
-    fleet: Fleet,
-    state: ClusterState,
+    reached: ReachedCluster,
     machines: Mapping[str, Machine],
     reports: Mapping[str, HostReport],
 ) -> None:
     """Compare what is free with what a job of no particular wishes needs, on hosts where no job holds ports already."""
     at = {name: machine.address for name, machine in machines.items()}
-    seen = ports.look(span, fleet, state, at)
-    idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
-    needs = ports.needed(any_job(), assign_workers(chosen.spec, idle, any_job()))
+    chosen, seen = reached.chosen, ports.look(span, reached, at)
+    needs = ports.needed(any_job(), assign_workers(chosen.spec, idle(machines), any_job()))
     total = span[1] - span[0] + 1
     for name, answer in seen.items():
         if isinstance(answer, errors.PsctlError):
@@ -307,7 +305,7 @@ def _ports(
             continue
         wanted = sum(needs.get(name, {}).values())
         short = ports.lacking(span, {name: needs.get(name, {})}, {name: answer}, at, chosen.known.source)
-        if short is not None and not state.sites[name].jobs:
+        if short is not None and not reached.sites[name].jobs:
             reports[name].bad("ports", short)
         else:
             detail = f"{answer.free} of {total} free in {span[0]}-{span[1]}; a job needs about {wanted} here"
@@ -316,8 +314,7 @@ def _ports(
 
 def _reach(
     span: tuple[int, int] | None,
-    fleet: Fleet,
-    state: ClusterState,
+    reached: ReachedCluster,
     machines: Mapping[str, Machine],
     reports: Mapping[str, HostReport],
 ) -> None:
@@ -325,19 +322,19 @@ def _reach(
     low, high = span or (20000, 60000)
     at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
     names = [HostName(name) for name in machines]
-    all_hosts = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all connect
+    all_hosts = Fleet(reached.fleet.shells, reached.fleet.failed, len(names))  # all listen while all connect
 
     def listen(name: HostName, shell: Shell) -> None:
         host, port = at[name]
         question = {"host": host, "port": port, "peers": len(names) - 1, "seconds": REACH}
         # A port that is taken shows in the other hosts' rows; the listener ends by itself either way.
         with contextlib.suppress(errors.CommandFailed):
-            run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "listen", question)
+            run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "listen", question)
 
     def connect_to_others(name: HostName, shell: Shell) -> dict[str, str]:
         others = {other: at[other] for other in names if other != name}
         question = {"to": others, "seconds": REACH - 2}
-        return dict(run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "reach", question))
+        return dict(run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "reach", question))
 
     listening = threading.Thread(target=lambda: all_hosts.each(listen, names=names), daemon=True)
     listening.start()
