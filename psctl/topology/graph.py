@@ -1,68 +1,73 @@
-"""A machine and a cluster as graphs: devices, the cables and slots between them, and what a matrix says of pairs.
+"""Hosts and clusters as graphs: devices, the cables and slots between them, and the link types of a matrix.
 
-One list has two kinds of links, as `topo -o json` prints them. An *edge* is a cable or a slot: full duplex, its
-bandwidth holds in each direction and is shared by all flows across it. A *relation* is a pair's word in a
-matrix (PIX, SYS, NV12 through a switch ...): its bandwidth is that of the pair alone, not a capacity.
-Paths and capacities are found on edges only. Between hosts everything is an edge; its ends are hosts, or network
-switches by any name.
+One list has two kinds of links, as `psctl topo -o json` prints them. An *edge* is a cable or a slot: full duplex, its
+bandwidth holds in each direction and is shared by all flows across it. A *relation* is a pair's link type in a
+matrix (PIX, SYS, NV12 through a switch ...): its bandwidth is that of the pair without other traffic, not a capacity.
+Paths and capacities are found on edges only. All links between hosts are edges; their ends are hosts or network
+switches, which may have any name.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+import sys
+from typing import Annotated, Literal
 
 import msgspec
 
 from psctl.topology.findings import Finding
 
 DeviceKind = Literal["gpu", "nic", "cpu", "switch"]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""A finite number, 0 or more. `document` checks these types when it reads a document."""
 
 EDGE_TYPES = frozenset({"PCIe", "NVLink", "xGMI", "SMP", "Ethernet", "InfiniBand"})
-"""Types of edges; NVn that is not switched is one too. SMP joins the processors of a machine (QPI, UPI and their kin;
-where it is known to be AMD's, xGMI)."""
+"""Types of edges, besides NVn that is not switched. SMP joins the processors of a host (QPI, UPI and similar links; AMD's
+are xGMI)."""
 
 NETWORK = "network"
-"""The switch that all hosts hang on where nothing more is known of the network."""
+"""The switch that joins all hosts where nothing more is known of the network."""
 
 _BONDED = re.compile(r"NV([1-9][0-9]?)")
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device of a host. `id` is the word that the machine's own output uses: GPU0, NIC0, mlx5_0, eth0, CPU0, SW0."""
+    """A device of a host. `id` is its name in the host's own output: GPU0, NIC0, mlx5_0, eth0, CPU0, SW0."""
 
-    id: str
+    id: Name
     kind: DeviceKind
-    numa: int | None = None
+    numa: Count | None = None
     name: str = ""  # for people: "NVIDIA A100-SXM4-80GB", "mlx5_0", "PCIe switch", "NVSwitch"
-    derived: bool = False  # no output lists it: it follows from what was said of others
+    derived: bool = False  # no output lists it: it follows from the links of others
     bus: str = ""  # PCI address: "0000:3b:00.0"
-    cores: int | None = None
-    memory: int | None = None  # bytes
-    interface: str = ""  # of a nic: its network interface
+    cores: Count | None = None
+    memory: Count | None = None  # bytes
+    interface: str = ""  # network interface of a NIC
     addresses: tuple[str, ...] = ()
-    bandwidth: float | None = None  # of a nic: its port, payload bytes/s in each direction
+    bandwidth: Rate | None = None  # of a NIC's port, payload bytes/s in each direction
 
 
 class Link(msgspec.Struct, frozen=True):
     """An edge or a relation between two devices of one host.
 
-    `bandwidth` is payload bytes/s in each direction, 0.0 where nothing is known. `switched` is set for NVn alone.
-    `derived`: it follows from a matrix; nothing lists it.
+    `bandwidth` is payload bytes/s in each direction, 0.0 where it is unknown. `switched` is set for NVn only.
+    `derived`: no output lists the link; it follows from a matrix.
     """
 
-    a: str
-    b: str
-    type: str
-    bandwidth: float = 0.0
-    latency: float | None = None  # seconds one way
+    a: Name
+    b: Name
+    type: Name
+    bandwidth: Rate = 0.0
+    latency: Rate | None = None  # seconds one way
     switched: bool | None = None
     measured: bool = False
     derived: bool = False
 
     @property
     def edge(self) -> bool:
-        """Whether it is a cable or a slot, with a capacity; else it only describes a pair."""
+        """Whether the link is a cable or a slot, which has a capacity; else it only describes a pair."""
         return self.type in EDGE_TYPES or (bonded(self.type) > 0 and self.switched is False)
 
     @property
@@ -90,7 +95,7 @@ class HostGraph(msgspec.Struct, frozen=True):
 
     @property
     def relations(self) -> tuple[Link, ...]:
-        """What a matrix says of pairs."""
+        """The link types of pairs, from a matrix."""
         return tuple(link for link in self.links if not link.edge)
 
     def of_kind(self, kind: DeviceKind) -> tuple[Device, ...]:
@@ -98,20 +103,20 @@ class HostGraph(msgspec.Struct, frozen=True):
         return tuple(device for device in self.devices if device.kind == kind)
 
     def device(self, id: str) -> Device | None:
-        """Return the device of this id."""
+        """Return the device with this id, None if there is none."""
         return next((device for device in self.devices if device.id == id), None)
 
 
 class Between(msgspec.Struct, frozen=True):
-    """A cable between two hosts, or a host and a network switch, or two switches: an edge.
+    """A cable between two hosts, a host and a network switch, or two switches.
 
-    `via` is the id of the nic of host `a` that it leaves through, "" where that is not known.
+    `via` is the id of the NIC of host `a` that the cable is plugged into, "" where it is unknown.
     """
 
-    a: str
-    b: str
-    bandwidth: float | None = None  # payload bytes/s in each direction; None: not known
-    latency: float | None = None  # seconds one way
+    a: Name
+    b: Name
+    bandwidth: Rate | None = None  # payload bytes/s in each direction; None: unknown
+    latency: Rate | None = None  # seconds one way
     measured: bool = False
     via: str = ""
     type: str = "Ethernet"
@@ -133,15 +138,15 @@ class ClusterGraph(msgspec.Struct, frozen=True):
     between: tuple[Between, ...] = ()
 
     def host(self, name: str) -> HostNode | None:
-        """Return the host of this name."""
+        """Return the host with this name, None if there is none."""
         return next((host for host in self.hosts if host.name == name), None)
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """Which strategy suits a topology, as `topo -o json`'s `strategy`.
+    """The strategy that suits a topology: `strategy` of `psctl topo -o json`.
 
-    `groups` holds the device ids of each ring in order; behind a host's name and "/" where there are several hosts.
-    `shares` is the part of the bytes that each group carries, as long as `groups`, summing to 1. For packed trees,
+    `groups` holds the device ids of each ring in order, each preceded by its host's name and "/" where there are
+    several hosts. `shares` holds the part of the bytes that each group carries; the parts sum to 1. For packed trees,
     `trees` holds the (parent, child) edges of each group's tree from its root outwards.
     """
 
@@ -153,6 +158,6 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 def bonded(word: str) -> int:
-    """Return the number of NVLinks of a matrix's word: 12 for NV12; 0 for another word."""
+    """Return the number of NVLinks of a link type: 12 for NV12, 0 for types other than NVn."""
     match = _BONDED.fullmatch(word)
     return int(match[1]) if match else 0

@@ -14,7 +14,7 @@ from psctl.topology.facts import HostFacts
 from psctl.topology.findings import Finding
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link, Suggestion
 from psctl.topology.host import host_graph
-from psctl.topology.host.document import cluster_document, host_document, read_cluster_document, read_host_document
+from psctl.topology.host.document import cluster_document, host_document, read_cluster_document
 from psctl.topology.readers.matrix import read_matrix
 from psctl.topology.readers.nccl_xml import read_nccl
 
@@ -31,7 +31,7 @@ def test_what_is_printed_is_read_again(path: Path) -> None:
     printed = json.loads(json.dumps(cluster_document(cluster)))
     assert read_cluster_document(printed) == cluster
     assert cluster_document(read_cluster_document(printed)) == printed
-    assert read_host_document(printed["hosts"][0]).graph == graph
+    assert read_cluster_document(printed["hosts"][0]).hosts[0].graph == graph
 
 
 CLUSTER = ClusterGraph(
@@ -106,9 +106,9 @@ def test_nvn_by_hand_is_switched_by_the_rule_when_it_does_not_say() -> None:
     gpus = [{"id": f"GPU{i}", "kind": "gpu"} for i in range(4)]
     pairs = [{"a": f"GPU{i}", "b": f"GPU{j}", "bandwidth": 3e11} for i in range(4) for j in range(i)]
     body: dict[str, Any] = {"devices": gpus, "links": [{**pair, "type": "NV12"} for pair in pairs]}
-    assert {link.switched for link in read_host_document(body).graph.links} == {True}
+    assert {link.switched for link in read_cluster_document(body).hosts[0].graph.links} == {True}
     body["links"] = [{**pair, "type": "NV2"} for pair in pairs]
-    assert {link.switched for link in read_host_document(body).graph.links} == {False}
+    assert {link.switched for link in read_cluster_document(body).hosts[0].graph.links} == {False}
 
 
 def test_more_keys_are_passed_over() -> None:
