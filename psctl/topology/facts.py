@@ -1,4 +1,4 @@
-"""What a probe found out about one host, as frozen values."""
+"""The facts that a probe found about one host, as frozen values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Nic(msgspec.Struct, frozen=True):
     name: str
     addresses: tuple[str, ...] = ()
     up: bool = True
-    mtu: int | None = None
-    speed: float | None = None  # nominal, bytes/s in each direction; None where the driver does not say
+    speed: float | None = None  # nominal, bytes/s in each direction; None where the driver does not report it
     driver: str = ""
     kind: NicKind = "physical"
     numa: int | None = None
@@ -41,28 +40,24 @@ class NumaNode(msgspec.Struct, frozen=True):
 
     index: int
     cores: int
-    cpus: str = ""  # their numbers as the kernel lists them: "0-15,32-47"
+    cpus: str = ""  # numbers of the cores as the kernel lists them: "0-15,32-47"
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """The facts of one host. Fields are 0, "" or None where the probe found none."""
+    """The facts of one host. Unknown facts are 0, "" or None."""
 
-    hostname: str
-    kernel: str
     machine: str  # x86_64, aarch64
-    cores: int  # that a process may use
-    cpu: str  # the processor's name
+    cores: int  # available to a process
+    cpu: str  # name of the processor
     numa: tuple[NumaNode, ...]
-    memory: int  # bytes, the container's limit where there is one
-    memory_available: int  # bytes
+    memory: int  # bytes; the container's limit where there is one
     nics: tuple[Nic, ...]
     gpus: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
-    disk_free: int | None  # bytes, where the home folder lies
-    time: float | None  # seconds since the epoch, of the probe
-    default_interface: str  # of the default route
-    connected: str  # the address of this host that its SSH connection came in at
-    boot: str = ""  # the kernel's boot id: hosts that share it share a kernel
-    netns: str = ""  # its network namespace; containers on one kernel may have equal addresses and no route between
+    time: float | None  # of the probe, seconds since the epoch
+    default_interface: str  # interface of the default route
+    connected: str  # the address of this host to which psctl's SSH connection leads
+    boot: str = ""  # boot id of the kernel: hosts with the same id share a kernel
+    netns: str = ""  # network namespace: containers on one kernel may have equal addresses and no route between them
     sockets: int = 0  # physical processors
-    readings: tuple[Reading, ...] = ()  # its tools' outputs, read as saved files are
+    readings: tuple[Reading, ...] = ()  # the outputs of its tools, read like saved files

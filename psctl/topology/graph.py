@@ -24,8 +24,8 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """A finite number, 0 or more. `document` checks these types when it reads a document."""
 
 EDGE_TYPES = frozenset({"PCIe", "NVLink", "xGMI", "SMP", "Ethernet", "InfiniBand"})
-"""Types of edges, besides NVn that is not switched. SMP joins the processors of a host (QPI, UPI and similar links; AMD's
-are xGMI)."""
+"""Types of edges, besides NVn that is not switched. SMP joins the processors of a host (QPI, UPI and similar links);
+AMD's such links are xGMI."""
 
 NETWORK = "network"
 """The switch that joins all hosts where nothing more is known of the network."""

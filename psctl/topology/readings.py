@@ -1,7 +1,7 @@
-"""The contents of each command's output, as frozen values that are independent of files, hosts and other outputs.
+"""Readings: the contents of each command's output, as frozen values independent of files, hosts and other outputs.
 
-Every reader is `read_X(text) -> Reading`; it never raises on what a machine may print. What could not be read, is cut,
-or contradicts itself is in `findings`, for people; a value that was not read is missing.
+Every reader is `read_X(text) -> Reading`; no output of a machine raises an error. Values that could not be read, are
+cut, or contradict others are missing and reported in `findings`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from psctl.topology.findings import Finding
 
 
 class Affinity(msgspec.Struct, frozen=True):
-    """The processors that a device is near, as the matrix words them; "" where it does not say."""
+    """The processors near a device, as the matrix prints them; "" where it does not."""
 
     cpus: str = ""  # "0-19,40-59"
     numa: str = ""  # "0", "0-1", "N/A"
-    gpu_numa: str = ""  # the node that the GPU's own memory is, "N/A" for most
+    gpu_numa: str = ""  # the NUMA node of the GPU's own memory, "N/A" for most
 
 
 class Matrix(msgspec.Struct, frozen=True, tag=True):
-    """`nvidia-smi topo -m`, or another matrix of the same making: one word a pair of devices.
+    """`nvidia-smi topo -m`: one link type a pair of devices.
 
-    `devices` in the order of the columns, by the words of the header: GPU0, GPU0/GI0, NIC0, mlx5_0. `words` has every
-    cell that was read, by (row, column), as it stands: "NV12", "SYS", "X" left out. `legend` maps NIC0 to mlx5_0 where
-    the output does; `meanings` the words to what the output itself says of them.
+    `devices` are in the order of the columns, named as in the header: GPU0, GPU0/GI0, NIC0, mlx5_0. `words` has every
+    cell that was read but X, as printed, by (row, column): "NV12", "SYS". `legend` maps NIC0 to mlx5_0 where the output
+    does.
     """
 
     devices: tuple[str, ...]
     words: dict[tuple[str, str], str]
     affinity: dict[str, Affinity] = {}
     legend: dict[str, str] = {}
-    meanings: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
 
 
@@ -44,7 +43,7 @@ class PeerMatrix(msgspec.Struct, frozen=True, tag=True):
 
 
 class NvlinkGpu(msgspec.Struct, frozen=True):
-    """A GPU of `nvidia-smi nvlink -s`: its links in order, bytes/s in one direction each, None for one that is down."""
+    """A GPU of `nvidia-smi nvlink -s`: the rate of each link in order, bytes/s in one direction, None where down."""
 
     index: int
     name: str
@@ -60,7 +59,7 @@ class NvlinkStatus(msgspec.Struct, frozen=True, tag=True):
 
 
 class GpuRow(msgspec.Struct, frozen=True):
-    """A GPU of `nvidia-smi --query-gpu=... --format=csv`; None or "" for what was not asked or is N/A."""
+    """A GPU of `nvidia-smi --query-gpu=... --format=csv`; fields that were not queried or are N/A are None or ""."""
 
     index: int
     name: str = ""
@@ -68,9 +67,9 @@ class GpuRow(msgspec.Struct, frozen=True):
     memory: int | None = None  # bytes
     driver: str = ""
     bus: str = ""  # "0000:3b:00.0"
-    generation: int | None = None  # of PCIe, now
+    generation: int | None = None  # current PCIe generation
     generation_max: int | None = None
-    width: int | None = None  # lanes, now
+    width: int | None = None  # current lanes
     width_max: int | None = None
     mig: bool | None = None
     persistence: bool | None = None
@@ -84,7 +83,7 @@ class GpuTable(msgspec.Struct, frozen=True, tag=True):
 
 
 class PciDevice(msgspec.Struct, frozen=True):
-    """A PCI function and the slot it sits in. `path` are the addresses of the bridges above it, the root port first."""
+    """A PCI function and its slot. `path` holds the addresses of the bridges above it, the root port first."""
 
     address: str  # "0000:3b:00.0"
     pci_class: int | None = None  # 0x030200 -> 0x0302
@@ -92,9 +91,9 @@ class PciDevice(msgspec.Struct, frozen=True):
     device: int | None = None
     name: str = ""
     path: tuple[str, ...] = ()
-    speed: float | None = None  # GT/s a lane, now
+    speed: float | None = None  # current GT/s a lane
     speed_max: float | None = None
-    width: int | None = None  # lanes, now
+    width: int | None = None  # current lanes
     width_max: int | None = None
     numa: int | None = None
 
@@ -107,7 +106,7 @@ class PciTree(msgspec.Struct, frozen=True, tag=True):
 
 
 class RdmaPort(msgspec.Struct, frozen=True):
-    """A port of /sys/class/infiniband: "mlx5_0", port 1, its nominal rate, and the interface that it shows as."""
+    """A port of /sys/class/infiniband: device "mlx5_0", port 1, its nominal rate, and its network interface."""
 
     device: str
     port: int
@@ -127,30 +126,28 @@ class RdmaPorts(msgspec.Struct, frozen=True, tag=True):
 
 
 class RocmTopology(msgspec.Struct, frozen=True, tag=True):
-    """`rocm-smi --showtopo`, `amd-smi topology`: weight, hops and link type ("XGMI", "PCIE") a pair, a node a GPU."""
+    """`rocm-smi --showtopo`, `amd-smi topology`: hops and link type ("XGMI", "PCIE") a pair, a NUMA node a GPU."""
 
     devices: tuple[str, ...]  # GPU0 ...
     types: dict[tuple[str, str], str]
-    weights: dict[tuple[str, str], int] = {}
     hops: dict[tuple[str, str], int] = {}
     numa: dict[str, int] = {}
-    bandwidths: dict[tuple[str, str], float] = {}  # bytes/s in one direction, where the driver tells
+    bandwidths: dict[tuple[str, str], float] = {}  # bytes/s in one direction, where the driver reports it
     buses: dict[str, str] = {}  # GPU0 -> "0000:0c:00.0", from amd-smi
     findings: tuple[Finding, ...] = ()
 
 
 class NcclGpu(msgspec.Struct, frozen=True):
-    """A gpu element of an NCCL or RCCL topology file: its links by the target's PCI address."""
+    """A gpu element of an NCCL or RCCL topology file, with its links by the target's PCI address."""
 
     dev: int
     bus: str
-    sm: int | None = None
     nvlinks: tuple[tuple[str, int, int | None], ...] = ()  # target address, count, class of the target (0x0680: switch)
     xgmis: tuple[tuple[str, int], ...] = ()
 
 
 class NcclNet(msgspec.Struct, frozen=True):
-    """A net element: a NIC by its name, its nominal speed, and the PCI slot that it sits in ("" when under none)."""
+    """A net element: the name of a NIC, its nominal speed, and the address of its PCI slot ("" if it has none)."""
 
     name: str
     speed: float | None  # bytes/s in one direction
@@ -159,7 +156,7 @@ class NcclNet(msgspec.Struct, frozen=True):
 
 
 class NcclTopology(msgspec.Struct, frozen=True, tag=True):
-    """An NCCL topology file: its PCI tree, GPUs and NICs. `cpus` are the numaid values with vendor words."""
+    """An NCCL topology file: its PCI tree, GPUs and NICs. `cpus` maps each numaid to the vendor's name."""
 
     pci: tuple[PciDevice, ...]
     gpus: tuple[NcclGpu, ...]
@@ -169,13 +166,13 @@ class NcclTopology(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedOutput(msgspec.Struct, frozen=True, tag=True):
-    """The output of a command that printed errors instead of an answer, or could not be found."""
+    """The output of a command that printed only errors or was not found."""
 
     findings: tuple[Finding, ...]
 
 
 class UnknownOutput(msgspec.Struct, frozen=True, tag=True):
-    """Text without any known output; `first` is its first line that is not blank."""
+    """A text without any known output; `first` is its first line that is not blank."""
 
     first: str
 

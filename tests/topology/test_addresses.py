@@ -17,8 +17,8 @@ DOCKER = Nic("docker0", ("172.17.0.1/16",), kind="bridge")
 
 def facts(*nics: Nic, connected: str = "", default: str = "", boot: str = "") -> HostFacts:
     return HostFacts(
-        hostname="h", kernel="6", machine="x86_64", cores=2, cpu="", numa=(), memory=1, memory_available=1,
-        nics=(LO, DOCKER, *nics), gpus=(), findings=(), disk_free=None, time=None, default_interface=default,
+        machine="x86_64", cores=2, cpu="", numa=(), memory=1,
+        nics=(LO, DOCKER, *nics), gpus=(), findings=(), time=None, default_interface=default,
         connected=connected, boot=boot,
     )  # fmt: skip
 

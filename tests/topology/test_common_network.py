@@ -18,8 +18,8 @@ def facts(number: int, *nics: Nic, readings: tuple[Reading, ...] = ()) -> HostFa
     lo = Nic("lo", ("127.0.0.1/8",), kind="loopback")
     docker = Nic("docker0", ("172.17.0.1/16",), kind="bridge")
     return HostFacts(
-        hostname="h", kernel="6", machine="x86_64", cores=2, cpu="", numa=(), memory=1, memory_available=1,
-        nics=(lo, docker, *nics), gpus=(), findings=(), disk_free=None, time=None, default_interface="eth0",
+        machine="x86_64", cores=2, cpu="", numa=(), memory=1,
+        nics=(lo, docker, *nics), gpus=(), findings=(), time=None, default_interface="eth0",
         connected=f"10.0.0.{number}", boot=f"boot-{number}", readings=readings,
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_a_cluster_with_all_that_there_is() -> None:
 
 
 def test_every_promised_key_is_there() -> None:
-    facts = HostFacts("node", "", "x86_64", 8, "", (), 1 << 34, 1, (), (), (), None, None, "", "")
+    facts = HostFacts("x86_64", 8, "", (), 1 << 34, (), (), (), None, "", "")
     body = host_document("node", host_graph.build_host_graph([], facts), facts, {"rack": "r1"})
     assert {key: body[key] for key in ("name", "cores", "memory", "labels", "problems")} == {
         "name": "node", "cores": 8, "memory": 1 << 34, "labels": {"rack": "r1"}, "problems": [],

@@ -76,14 +76,14 @@ def test_a_gpu_that_answers_with_an_error_is_a_finding_and_the_others_stay() -> 
     table = read_query(text)
     assert [(gpu.index, gpu.memory) for gpu in table.gpus] == [(0, 40960 << 20), (1, None), (2, None)]
     assert [finding.what for finding in table.findings] == [
-        "GPU 1 says [Unknown Error] for memory.total", "GPU 2 says [GPU is lost] for memory.total",
+        "GPU 1 returns [Unknown Error] for memory.total", "GPU 2 returns [GPU is lost] for memory.total",
     ]  # fmt: skip
 
 
 def test_a_cut_row_is_a_finding() -> None:
     table = read_query(csv(QUERY) + "1, NVIDIA H100 80GB HBM3, GPU-77")
     assert len(table.gpus) == 1
-    assert "cut or mangled: 1, NVIDIA H100" in table.findings[0].what
+    assert "cut or malformed: 1, NVIDIA H100" in table.findings[0].what
 
 
 def test_an_index_that_was_not_asked_is_counted() -> None:

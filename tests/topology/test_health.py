@@ -34,7 +34,7 @@ CAPTURED = Path(__file__).resolve().parent.parent / "captured"
 def said(*readings: Reading, nics: tuple[Nic, ...] | None = None) -> list[str]:
     facts = None
     if nics is not None:
-        facts = HostFacts("node", "", "x86_64", 8, "", (), 1, 1, nics, (), (), None, None, "", "")
+        facts = HostFacts("x86_64", 8, "", (), 1, nics, (), (), None, "", "")
     findings = host_graph.build_host_graph(readings, facts).findings
     assert all(one.what and one.cure for one in findings)
     return [one.what for one in findings if "where they lead" not in one.what]  # test_hostile.py holds that one

@@ -301,9 +301,9 @@ def test_what_rocm_smi_says_of_pairs() -> None:
 
 def facts(**other: object) -> HostFacts:
     some = {
-        "hostname": "node", "kernel": "6.8", "machine": "x86_64", "cores": 64, "cpu": "AMD EPYC 7282 16-Core",
-        "numa": (NumaNode(0, 32), NumaNode(1, 32)), "memory": 1 << 38, "memory_available": 1 << 37, "nics": (),
-        "gpus": (), "findings": (), "disk_free": None, "time": None, "default_interface": "", "connected": "",
+        "machine": "x86_64", "cores": 64, "cpu": "AMD EPYC 7282 16-Core",
+        "numa": (NumaNode(0, 32), NumaNode(1, 32)), "memory": 1 << 38, "nics": (),
+        "gpus": (), "findings": (), "time": None, "default_interface": "", "connected": "",
     }  # fmt: skip
     return HostFacts(**{**some, **other})  # type: ignore[arg-type]
 

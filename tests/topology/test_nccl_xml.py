@@ -59,7 +59,7 @@ def test_slots_gpus_and_nics_know_their_place() -> None:
     assert (card.pci_class, card.path, card.speed, card.width, card.numa) == (0x0300, (bridge.address,), None, None, 1)
     assert (port.speed, port.width, port.pci_class) == (8.0, 8, 0x0207)
     assert found.gpus == (
-        NcclGpu(3, "0000:4e:00.0", 90, (
+        NcclGpu(3, "0000:4e:00.0", (
             ("0000:b3:00.0", 8, 0x0680), ("fffffff:ffff:ff", 10, 0x0680), ("0000:4f:00.0", 2, None),
         )),
     )  # fmt: skip

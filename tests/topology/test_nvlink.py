@@ -71,7 +71,7 @@ def test_rates_are_bytes_per_second(line: str, rate: float | None) -> None:
 def test_a_state_that_nobody_knows_is_said_and_is_no_link() -> None:
     status = read_nvlink(HEAD + "Link 0: 26.562 GB/s\nLink 1: asleep\nLink 2: 26.562 GB/s\n")
     assert status.gpus[0].links == (26.562e9, 26.562e9)
-    assert [finding.what for finding in status.findings] == ["the output does not tell the rate of GPU0's NVLink 1"]
+    assert [finding.what for finding in status.findings] == ["the output does not show the rate of GPU0's NVLink 1"]
 
 
 def test_gpus_without_nvlink_and_with_all_links_down_differ() -> None:

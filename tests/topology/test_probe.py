@@ -105,12 +105,9 @@ def test_the_probe_answers_about_this_machine() -> None:
     done = subprocess.run(["sh"], input=PROBE, capture_output=True, text=True, check=True, timeout=60)
     facts = parse_probe(done.stdout)
     assert done.stderr == ""
-    assert facts.hostname == os.uname().nodename
-    assert facts.kernel == os.uname().release
+    assert facts.machine == os.uname().machine
     assert facts.cores == len(os.sched_getaffinity(0))
     assert facts.memory > 1 << 28
-    assert 0 < facts.memory_available <= facts.memory
-    assert facts.disk_free is not None
     assert facts.time is not None
     assert [nic.name for nic in facts.nics if nic.kind == "loopback"] == ["lo"]
     assert any(address.startswith("127.0.0.1") for nic in facts.nics for address in nic.addresses)
@@ -313,7 +310,7 @@ def test_interfaces_from_ip_and_sys() -> None:
     assert list(nics) == ["lo", "eth0", "ens1f0", "docker0"]
     assert nics["eth0"].addresses == ("10.0.0.5/24", "2001:db8::5/64")
     fast = nics["ens1f0"]
-    assert (fast.speed, fast.mtu, fast.driver, fast.kind, fast.numa) == (3.125e9, 9000, "mlx5_core", "physical", 1)
+    assert (fast.speed, fast.driver, fast.kind, fast.numa) == (3.125e9, "mlx5_core", "physical", 1)
     assert (nics["docker0"].kind, nics["docker0"].up) == ("bridge", False)
     assert (nics["lo"].kind, nics["lo"].up, nics["lo"].speed) == ("loopback", True, None)
     assert facts.default_interface == "eth0"
@@ -329,8 +326,8 @@ def test_interfaces_of_another_namespace_in_sys_are_not_this_hosts() -> None:
     links = "1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue\n9: veth7@if8: <BROADCAST,UP,LOWER_UP> mtu 1400 q\n"
     address = "9: veth7@if8    inet 10.9.0.2/24 scope global veth7\\   valid_lft forever"
     facts = parse_probe(answer(netdev=netdev, iplink=links, ipaddr=address, sysnet=SYSNET))
-    assert [(nic.name, nic.mtu, nic.up, nic.addresses) for nic in facts.nics] == [
-        ("lo", 65536, True, ()), ("veth7", 1400, True, ("10.9.0.2/24",)),
+    assert [(nic.name, nic.up, nic.addresses) for nic in facts.nics] == [
+        ("lo", True, ()), ("veth7", True, ("10.9.0.2/24",)),
     ]  # fmt: skip
 
 
@@ -339,7 +336,7 @@ def test_an_interface_without_its_cable_is_down() -> None:
     assert not parse_probe(answer(netdev="h|h\n eth0: 0\n", iplink=links)).nics[0].up
 
 
-def test_processor_memory_and_disk() -> None:
+def test_processor_and_memory() -> None:
     facts = parse_probe(
         answer(
             uname="node-a\n6.8.0\nx86_64",
@@ -348,17 +345,16 @@ def test_processor_memory_and_disk() -> None:
             numa="0\t0-7,16-23\n1\t8-15,24-31\n2\t\n",
             memory="MemTotal:       264000000 kB\nMemAvailable:   250000000 kB\n",
             memorylimit="17179869184\nmax\n",
-            disk="Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 100 40 60 40% /\n",
             time="1795175807.868447896",
             connection="192.0.2.9 50022 10.0.0.5 22",
             boot="2f8f7e6c-0000-4000-8000-000000000001",
         )
     )
-    assert (facts.hostname, facts.kernel, facts.machine, facts.cores) == ("node-a", "6.8.0", "x86_64", 32)
+    assert (facts.machine, facts.cores) == ("x86_64", 32)
     assert facts.cpu == "AMD EPYC 7282 16-Core Processor"
     assert [(node.index, node.cores) for node in facts.numa] == [(0, 16), (1, 16)]
-    assert facts.memory == facts.memory_available == 17_179_869_184, "the container's limit"
-    assert (facts.disk_free, facts.time, facts.connected) == (60 * 1024, 1795175807.868447896, "10.0.0.5")
+    assert facts.memory == 17_179_869_184, "the container's limit"
+    assert (facts.time, facts.connected) == (1795175807.868447896, "10.0.0.5")
 
 
 def test_busybox_has_no_nanoseconds_and_no_model_name() -> None:
@@ -421,7 +417,8 @@ def test_the_other_gpus_of_a_broken_host_are_still_seen() -> None:
         ({"nvidia": ("", 127), "pci": slot("0000:01:00.0", "0x10de", 0) + slot("0000:02:00.0", "0x10de", 0)},
          ["2 NVIDIA GPUs in this host, and no nvidia-smi"]),
         ({"nvidia": ("", 124)}, ["nvidia-smi did not answer within 20 s"]),
-        ({"nvidia": ("Segmentation fault", 139)}, ["nvidia-smi ended with 139 and said: Segmentation fault"]),
+        ({"nvidia": ("Segmentation fault", 139)},
+         ["nvidia-smi exited with status 139 and printed: Segmentation fault"]),
     ],
 )  # fmt: skip
 def test_a_missing_tool_is_a_finding_only_where_there_is_a_gpu(

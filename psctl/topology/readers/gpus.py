@@ -1,14 +1,16 @@
-"""Reads what nvidia-smi prints of its GPUs (`--query-gpu`, `-q`, `-L`, the banner), and errors, each with its remedy.
+"""Reads the GPUs in the outputs of nvidia-smi (`--query-gpu`, `-q`, `-L`, the table), and errors with their remedies.
 
-Broken machines answer on either stream, with any exit status, and mix errors with data: every line is judged alone.
+Tools on broken hosts print errors on either stream, with any exit status, between the data, so every line is examined
+by itself.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from psctl.topology.facts import Gpu
 from psctl.topology.findings import Finding
@@ -22,10 +24,10 @@ QUERY = (
     "index", "name", "uuid", "memory.total", "driver_version", "pci.bus_id", "pcie.link.gen.current",
     "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max", "mig.mode.current", "persistence_mode",
 )  # fmt: skip
-"""What the probe asks each GPU."""
+"""Fields of each GPU that the probe queries."""
 
 SHORT = ("index", "name", "memory.total", "driver_version", "pci.bus_id")
-"""What it asks where the driver is too old for that: one field that it does not know spoils the whole answer."""
+"""Fields that the probe queries with old drivers: one unknown field makes the whole query fail."""
 
 _KNOWN = {
     "index": "index", "name": "name", "gpu_name": "name", "uuid": "uuid", "gpu_uuid": "uuid",
@@ -75,12 +77,12 @@ _TROUBLES: tuple[tuple[str, str], ...] = (
     (r"Invalid combination of input arguments|Option \S+ is not recognized",
      "this version of the command does not know that option: update the driver"),
 )  # fmt: skip
-"""What a line says -> what to do; the first that fits counts."""
+"""Patterns of error lines and their remedies; the first match counts."""
 
 _ANY_TROUBLE = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _TROUBLES), re.IGNORECASE)
 
 _LATER_LINE = re.compile(r"NVML library version|Failed to properly shut down NVML", re.IGNORECASE)
-"""Lines that only add to the one before."""
+"""Lines that only continue the error before."""
 
 _ON = {"enabled": True, "on": True, "disabled": False, "off": False}
 _FIELD = re.compile(r"([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[^\]]*\])?")
@@ -91,13 +93,13 @@ _LOG = {
     "PCIe Generation/Max": "generation_max", "PCIe Generation/Current": "generation",
     "Link Width/Max": "width_max", "Link Width/Current": "width", "FB Memory Usage/Total": "memory",
 }  # fmt: skip
-"""Key of `nvidia-smi -q`, behind its heading where other headings have the same -> field of GpuRow."""
+"""Key of `nvidia-smi -q`, with its heading where several headings have the key -> field of GpuRow."""
 
 _BANNER = re.compile(r"\|\s+([0-9]{1,3})\s+(\S.*?)\s+(On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)")
 
 
 def trouble(line: str) -> Finding | None:
-    """Return what is wrong and its cure when a line says that something is, else None."""
+    """Return the error that a line reports, with its remedy; None if it reports none."""
     line = line.strip()
     if not _ANY_TROUBLE.search(line) or _LATER_LINE.search(line):
         return None
@@ -106,25 +108,25 @@ def trouble(line: str) -> Finding | None:
 
 
 def troubles(lines: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the troubles of many lines, each once."""
+    """Return the errors that lines report, each once."""
     return tuple(dict.fromkeys(found for line in lines if (found := trouble(line)) is not None))
 
 
 def is_query(line: str) -> bool:
-    """Whether a line is the header of a query, or a row of one of the probe's own."""
-    return is_header(line) or (line.count(",") >= len(SHORT) - 1 and _own(_cells(line)) is not None)
+    """Return whether a line is the header of a query, or a row of one of the probe's queries."""
+    return is_header(line) or (line.count(",") >= len(SHORT) - 1 and _probe_columns(_cells(line)) is not None)
 
 
 def is_header(line: str) -> bool:
-    """Whether a line is the header of a query."""
+    """Return whether a line is the header of a query."""
     return any(field in _KNOWN for field in _header(line) or ())
 
 
 def read_query(text: str) -> GpuTable:
-    """Read `nvidia-smi --query-gpu=... --format=csv`: any columns in any order with a header, or the probe's without.
+    """Read `nvidia-smi --query-gpu=... --format=csv`: any columns with a header, or those of the probe without one.
 
     Returns:
-        A row a GPU. Without an index column the rows count from 0. What is N/A is None or "".
+        A row for each GPU. Without an index column the rows are numbered from 0. N/A becomes None or "".
     """
     fields: Sequence[str] | None = None
     rows: list[GpuRow] = []
@@ -133,11 +135,12 @@ def read_query(text: str) -> GpuTable:
         cells = _cells(line)
         if is_header(line):
             fields = _header(line)
-        elif (columns := fields if fields and len(fields) == len(cells) else _own(cells)) is not None:
-            rows.append(_row(dict(zip(columns, cells, strict=True)), len(rows)))
-            findings += _silent(rows[-1].index, dict(zip(columns, cells, strict=True)))
+        elif (columns := fields if fields and len(fields) == len(cells) else _probe_columns(cells)) is not None:
+            values = dict(zip(columns, cells, strict=True))
+            rows.append(_row(GpuRow(len(rows)), ((_KNOWN.get(field, ""), cell) for field, cell in values.items())))
+            findings += _without_value(rows[-1].index, values)
         elif line.strip() and trouble(line) is None:
-            findings.append(Finding(f"a line of the GPU table is cut or mangled: {line.strip()[:80]}", _AGAIN))
+            findings.append(Finding(f"a line of the GPU table is cut or malformed: {line.strip()[:80]}", _AGAIN))
     if not rows and not findings:
         findings.append(Finding("the table of GPUs is empty", _AGAIN))
     return GpuTable(tuple(rows), tuple(dict.fromkeys(findings)))
@@ -164,8 +167,8 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in rows[0]] if rows else []
 
 
-def _own(cells: list[str]) -> Sequence[str] | None:
-    """The columns of a row of the probe's own queries; an index, a memory and an address stand where they must."""
+def _probe_columns(cells: list[str]) -> Sequence[str] | None:
+    """Return the columns of a row of the probe's queries, recognized by its index, memory and address; else None."""
     for columns in (QUERY, SHORT):
         if len(cells) == len(columns) and cells[0].isdecimal():
             of = dict(zip(columns, cells, strict=True))
@@ -174,17 +177,14 @@ def _own(cells: list[str]) -> Sequence[str] | None:
     return None
 
 
-def _row(cells: dict[str, str], position: int) -> GpuRow:
-    values: dict[str, Any] = {}
-    for field, cell in cells.items():
-        name = _KNOWN.get(field, "")
-        if name and (value := _value(name, cell)) is not None:
-            values[name] = value
-    return GpuRow(**{"index": position} | values)
+def _row(row: GpuRow, cells: Iterable[tuple[str, str]]) -> GpuRow:
+    """Return a row with the values of the cells, each given as (field of GpuRow or "", text)."""
+    values = {name: _value(name, cell) for name, cell in cells if name}
+    return replace(row, **{name: value for name, value in values.items() if value is not None})
 
 
 def _value(name: str, cell: str) -> int | str | bool | None:
-    """A cell by the sort of its column; None for "[N/A]", "[Not Supported]", "[Unknown Error]" and the like."""
+    """Return the value of a cell; None for "[N/A]", "[Not Supported]", "[Unknown Error]" and similar texts."""
     if re.fullmatch(r"\[.*\]|N/A|ERR!|", cell):
         return None
     if name in ("mig", "persistence"):
@@ -200,92 +200,92 @@ def _value(name: str, cell: str) -> int | str | bool | None:
     return int(match[1]) if match else None
 
 
-def _silent(index: int, cells: dict[str, str]) -> Iterator[Finding]:
-    """A GPU that answers with an error instead of a value."""
+def _without_value(index: int, cells: dict[str, str]) -> Iterator[Finding]:
+    """Yield a finding if a GPU returns an error in place of a value."""
     for field, cell in cells.items():
         if re.fullmatch(r"\[?(Unknown Error|GPU is lost|GPU requires reset|Insufficient Permissions)\]?|ERR!", cell):
-            yield Finding(f"GPU {index} says {cell} for {field}", f"the GPU does not answer: {_RESET}")
+            yield Finding(f"GPU {index} returns {cell} for {field}", f"the GPU does not answer: {_RESET}")
             return
 
 
 def is_listed(line: str) -> bool:
-    """Whether a line names a GPU as `nvidia-smi -L` and `nvidia-smi nvlink -s` do."""
+    """Return whether a line names a GPU as `nvidia-smi -L` and `nvidia-smi nvlink -s` do."""
     return bool(_LISTED.match(line.strip()))
 
 
 def read_listed(text: str) -> GpuTable:
-    """Read `nvidia-smi -L`; MIG devices under a GPU say that it is split."""
+    """Read `nvidia-smi -L`; MIG is on for a GPU with MIG devices below it."""
     rows: list[GpuRow] = []
     for line in text.splitlines():
         match = _LISTED.match(line.strip())
         if match:
             rows.append(GpuRow(int(match[1]), match[2], match[3]))
         elif rows and line.strip().startswith("MIG "):
-            last = rows[-1]
-            rows[-1] = GpuRow(last.index, last.name, last.uuid, mig=True)
+            rows[-1] = replace(rows[-1], mig=True)
     return GpuTable(tuple(rows))
 
 
 def is_banner(line: str) -> bool:
-    """Whether a line is a GPU of the table that a bare `nvidia-smi` prints, or that table's head."""
+    """Return whether a line is a GPU, or the header, of the table that `nvidia-smi` prints without options."""
     return bool(_BANNER.match(line.strip())) or bool(re.match(r"\| NVIDIA-SMI ", line.strip()))
 
 
 def read_banner(text: str) -> GpuTable:
-    """Read the table of a bare `nvidia-smi`: three lines a GPU; names may be cut there."""
-    driver = re.search(r"Driver Version: ([0-9.]+)", text)
-    rows: list[dict[str, Any]] = []
-    silent: list[int] = []
+    """Read the table of `nvidia-smi` without options: three lines a GPU; names may be cut there."""
+    rows: list[GpuRow] = []
+    broken: list[int] = []
     for line in text.splitlines():
         if "ERR!" in line and rows:
-            silent.append(rows[-1]["index"])
-        match = _BANNER.match(line.strip())
-        if match:
-            rows.append({"index": int(match[1]), "name": match[2], "bus": address(match[4]),
-                         "driver": driver[1] if driver else "", "persistence": _ON.get(match[3].lower())})  # fmt: skip
-        elif rows and "memory" not in rows[-1] and (memory := re.search(r"/\s*([0-9]{1,9})MiB", line)):
-            rows[-1]["memory"] = int(memory[1]) << 20
-        elif rows and "mig" not in rows[-1] and (mig := re.search(r"\| +(Enabled|Disabled)\*? +\|$", line.strip())):
-            rows[-1]["mig"] = _ON[mig[1].lower()]
-    findings = [Finding(f"GPU {index} shows ERR!", f"the GPU does not answer: {_RESET}") for index in silent]
-    return GpuTable(tuple(GpuRow(**row) for row in rows), tuple(dict.fromkeys(findings)))
+            broken.append(rows[-1].index)
+        if match := _BANNER.match(line.strip()):
+            rows.append(GpuRow(int(match[1]), match[2], driver=_driver(text), bus=address(match[4]),
+                               persistence=_ON.get(match[3].lower())))  # fmt: skip
+        elif rows and rows[-1].memory is None and (memory := re.search(r"/\s*([0-9]{1,9})MiB", line)):
+            rows[-1] = replace(rows[-1], memory=int(memory[1]) << 20)
+        elif rows and rows[-1].mig is None and (mig := re.search(r"\| +(Enabled|Disabled)\*? +\|$", line.strip())):
+            rows[-1] = replace(rows[-1], mig=_ON[mig[1].lower()])
+    findings = [Finding(f"GPU {index} shows ERR!", f"the GPU does not answer: {_RESET}") for index in broken]
+    return GpuTable(tuple(rows), tuple(dict.fromkeys(findings)))
+
+
+def _driver(text: str) -> str:
+    match = re.search(r"Driver Version *: ([0-9.]+)", text)
+    return match[1] if match else ""
 
 
 def is_log(line: str) -> bool:
-    """Whether a line begins the output of `nvidia-smi -q`, or a GPU in it."""
+    """Return whether a line begins the output of `nvidia-smi -q`, or a GPU in it."""
     return bool(re.match(r"=+NVSMI LOG=+\s*$", line)) or bool(_LOGGED.match(line))
 
 
 def read_log(text: str) -> GpuTable:
-    """Read `nvidia-smi -q`: a GPU begins with its address; "key : value" stand under headings without a colon."""
-    driver = re.search(r"^\s*Driver Version\s*: (\S+)", text, re.MULTILINE)
-    rows: list[dict[str, Any]] = []
+    """Read `nvidia-smi -q`: a GPU begins with its address; lines "key : value" follow headings without a colon."""
+    buses: list[str] = []
+    rows: list[dict[str, str]] = []
     heading = ""
     for line in text.splitlines():
         key, colon, value = (part.strip() for part in line.partition(" : "))
         if match := _LOGGED.match(line):
-            rows.append({"bus": address(match[1]), "driver": driver[1] if driver else ""})
+            buses.append(match[1])
+            rows.append({})
         elif not colon:
             heading = key or heading
-        elif rows and (name := _LOG.get(key) or _LOG.get(f"{heading}/{key}")) and name not in rows[-1]:
-            rows[-1][name] = _value(name, value)
-    return GpuTable(tuple(_filled(index, row) for index, row in enumerate(rows)))
-
-
-def _filled(index: int, row: dict[str, Any]) -> GpuRow:
-    return GpuRow(index, **{name: value for name, value in row.items() if value is not None})
+        elif rows and (name := _LOG.get(key) or _LOG.get(f"{heading}/{key}")):
+            rows[-1].setdefault(name, value)
+    read = (GpuRow(i, driver=_driver(text), bus=address(bus)) for i, bus in enumerate(buses))
+    return GpuTable(tuple(_row(row, cells.items()) for row, cells in zip(read, rows, strict=True)))
 
 
 def read_gpus(
     lines: list[str], status: int, cards: Sequence[PciDevice], nodes: list[str]
 ) -> tuple[tuple[Gpu, ...], tuple[Finding, ...]]:
-    """Return the GPUs that answer, and what is broken.
+    """Return the GPUs that nvidia-smi reports, and problems.
 
     Args:
         lines: nvidia-smi's output and errors.
-        status: its exit status; 127: there is no nvidia-smi, 124: it did not answer.
-        cards: what is on the host's PCI buses.
-        nodes: the GPU files under /dev.
+        status: its exit status; 127: there is no nvidia-smi, 124: it timed out.
+        cards: the devices on the host's PCI buses.
+        nodes: the device files of GPUs under /dev.
     """
     numa = {card.address: card.numa for card in cards}
     table = read_query("\n".join(lines)) if status not in (124, 127) else GpuTable(())
@@ -308,7 +308,9 @@ def _findings(lines: list[str], status: int, answering: int, present: int) -> li
     elif status == 124:
         found.append(Finding("nvidia-smi did not answer within 20 s", "look for Xid in dmesg, then reboot the host"))
     elif status != 0 or not answering:
-        said = lines[-1].strip()[:120] if lines and not answering else "nothing"
+        printed = lines[-1].strip()[:120] if lines and not answering else "nothing"
         if status != 0 or present:
-            found.append(Finding(f"nvidia-smi ended with {status} and said: {said}", "run nvidia-smi on the host"))
+            found.append(
+                Finding(f"nvidia-smi exited with status {status} and printed: {printed}", "run nvidia-smi on the host")
+            )
     return found

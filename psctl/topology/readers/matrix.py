@@ -1,7 +1,7 @@
 """Reads the matrices of nvidia-smi.
 
-`topo -m` has the link between each two devices and the processors near each; `topo -p2p`, whether each GPU can access
-the memory of each other, and why not.
+`topo -m` prints the link type of each pair of devices and the processors near each device; `topo -p2p` prints whether
+each GPU can access the memory of each other, and why not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from psctl.topology.readers.column_alignment import AGAIN, AlignedTable, align
 from psctl.topology.readers.text_tables import TextTable, tables
 from psctl.topology.readings import Affinity, Matrix, PeerMatrix
 
-_MEANING = re.compile(r"(?:(?<=\s)|^)([A-Z][A-Z0-9]{0,5}#?)\s*= (?=\S)")
 _NIC = re.compile(r"(?<!\S)(NIC\d+)\s*:\s*([\w.:-]+)")
 
 
 def read_matrix(text: str) -> Matrix:
-    """Return the matrix in the output of `nvidia-smi topo -m`; one without devices where the text has none.
+    """Return the matrix in the output of `nvidia-smi topo -m`; without devices if the text has no matrix.
 
-    Words stand as they were printed, those that are not known too. What is missing, moved or cut is left out, and the
-    findings say so. Where the text holds several matrices the first counts.
+    Link types are kept as printed, unknown ones too. Cells that are missing, shifted or cut are left out and reported
+    as findings. If the text has several matrices, the first is read.
     """
     cleaned = clean(text)
     found = [table for table in tables(cleaned, LINK_WORDS) if table.rows and _is_of_links(table)]
@@ -33,17 +32,17 @@ def read_matrix(text: str) -> Matrix:
     grid = align(table, LINK_WORDS)
     findings = grid.findings
     affinity = _affinity(grid, table.tails, findings)
-    legend, meanings = _legend(table.after, _ends_open(cleaned), findings)
+    legend = _legend(table.after, not cleaned.endswith("\n"), findings)
     if len(found) > 1:
         what = f"the text holds {len(found)} matrices; the first of them is read"
         findings.append(Finding(what, "save the output of each machine in a file of its own"))
-    return Matrix(grid.devices, grid.words, affinity, legend, meanings, tuple(findings))
+    return Matrix(grid.devices, grid.words, affinity, legend, tuple(findings))
 
 
 def read_peers(text: str) -> PeerMatrix:
-    """Return the matrix in the output of `nvidia-smi topo -p2p r` (or w, n, a, p); else one without devices.
+    """Return the matrix in the output of `nvidia-smi topo -p2p r` (or w, n, a, p); without devices if there is none.
 
-    The words stand as they were printed; what is missing, moved or cut is left out and said in the findings.
+    Codes are kept as printed. Cells that are missing, shifted or cut are left out and reported as findings.
     """
     for table in tables(clean(text), PEER_WORDS):
         if table.rows and _is_of_peers(table):
@@ -52,12 +51,8 @@ def read_peers(text: str) -> PeerMatrix:
     return PeerMatrix((), {})
 
 
-def _ends_open(text: str) -> bool:
-    return not text.endswith("\n")
-
-
 def _header_only(cleaned: str) -> Matrix:
-    """Return the matrix of a text that ends behind the header; a last name without anything behind it may be cut."""
+    """Return the matrix of a text that ends after the header of its table."""
     for table in tables(cleaned, LINK_WORDS):
         if not table.rows and table.tails and table.devices:
             what = "the matrix has a header and no rows; no link is known"
@@ -66,7 +61,7 @@ def _header_only(cleaned: str) -> Matrix:
 
 
 def _is_of_links(table: TextTable) -> bool:
-    """Return whether a table's rows are of links, not of peers: some word besides X is one, or there is only X."""
+    """Return whether a table holds link types, not peer codes: a cell is a link type, or all cells are X."""
     if not table.has_cross() and not table.tails:
         return False
     words = table.words()
@@ -75,16 +70,16 @@ def _is_of_links(table: TextTable) -> bool:
 
 
 def _is_of_peers(table: TextTable) -> bool:
-    """Whether the table has no titles, as that of links does, and a word of peers, or X alone and their legend."""
+    """Return whether a table holds peer codes: no affinity columns, and a peer code or just X and their legend."""
     words = table.words()
     ours = any(map(PEER_WORDS.match, words)) or (not words and table.of_peers())
     return not table.tails and table.has_cross() and ours
 
 
 def _affinity(grid: AlignedTable, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:
-    """Return what stands behind each row's words, by the header's titles.
+    """Return the values after each row's cells, by the header's titles.
 
-    A row of less values than others have has lost one, or two of them stick together: which is it must be certain.
+    A row with fewer values than others has lost one, or two of them are joined; an ambiguous row is left out.
     """
     counts = {label: {len(_values(tokens)) for tokens in ways} for label, ways in grid.tails.items()}
     told = [min(count) for label, count in counts.items() if label != grid.open_end]
@@ -103,7 +98,7 @@ def _affinity(grid: AlignedTable, titles: Sequence[str], findings: list[Finding]
         else:
             value = certain.get(label) or _resolved(ways, titles, certain)
         if value is None:
-            what = f"which processors {label} is near cannot be told: its values are not whole, or two stick together"
+            what = f"the processors near {label} are unknown: its values are incomplete, or two of them are joined"
             findings.append(Finding(what, AGAIN))
         elif value != Affinity():
             found[label] = value
@@ -113,7 +108,7 @@ def _affinity(grid: AlignedTable, titles: Sequence[str], findings: list[Finding]
 def _of_end(
     label: str, tokens: Sequence[str], titles: Sequence[str], certain: dict[str, Affinity], findings: list[Finding]
 ) -> Affinity:
-    """Return the values of a row that the text ends in, without the last one where that may be cut."""
+    """Return the values of the row in which the text ends, without the last one where it may be cut."""
     values = _values(tokens)[: len(titles)]
     value = _titled(values, titles)
     if value in certain.values() or (len(values) == len(titles) and NOT_SAID.fullmatch(values[-1])):
@@ -124,7 +119,7 @@ def _of_end(
 
 
 def _values(tokens: Iterable[str]) -> list[str]:
-    """Return the values that a row ends in, without what else stands behind them."""
+    """Return the leading tokens that are affinity values."""
     values: list[str] = []
     for token in tokens:
         if not is_tail(token):
@@ -134,10 +129,10 @@ def _values(tokens: Iterable[str]) -> list[str]:
 
 
 def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
-    """Return the values under their titles.
+    """Return the values by their titles.
 
-    Where there are less values than titles, N/A at the end belongs to the last title, which always has a value; the
-    others fill from the left.
+    Where there are fewer values than titles, N/A at the end belongs to the last title, which always has a value; the
+    other values fill the titles from the left.
     """
     values = _values(tokens)
     named: dict[str, str] = {}
@@ -149,7 +144,7 @@ def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
 
 
 def _resolved(ways: list[list[str]], titles: Sequence[str], certain: dict[str, Affinity]) -> Affinity | None:
-    """Return the one reading that other rows bear out, or that alone makes sense; None when there are several."""
+    """Return the only reading that equals another row's, or the only plausible one; None if several remain."""
     known = set(certain.values())
     readings = {_titled(tokens, titles) for tokens in ways if len(_values(tokens)) == len(titles)}
     if len(readings) > 1:
@@ -171,10 +166,10 @@ def _is_sound(value: Affinity) -> bool:
 
 
 def _unglued(value: Affinity, known: set[Affinity]) -> Affinity | None:
-    """Return an affinity whose processors and node stick together taken apart; None where it may have lost its node.
+    """Return an affinity whose processors and NUMA node were joined, split; None where the node may be missing.
 
-    That it is glued follows from another row that has what comes of it, or from ranges that are of different length as
-    they stand and of the same when taken apart, as the threads of the same cores are.
+    A split is accepted if another row has its result, or if it makes ranges of different length equally long, as the
+    ranges of both threads of the same cores are.
     """
     ways = [Affinity(cpus, node, value.gpu_numa) for cpus, node in unglue_node(value.cpus)]
     borne = [way for way in ways if way in known]
@@ -187,11 +182,9 @@ def _is_even(cpus: str) -> bool:
     return len({last - first for first, last in ranges(cpus) or []}) == 1
 
 
-def _legend(lines: list[str], open_end: bool, findings: list[Finding]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the names of NICs, and what the output says its words mean."""
+def _legend(lines: list[str], open_end: bool, findings: list[Finding]) -> dict[str, str]:
+    """Return the system's names of NICs, by their names in the matrix."""
     legend: dict[str, str] = {}
-    meanings: dict[str, str] = {}
-    word = ""
     for number, line in enumerate(lines):
         last = open_end and number == len(lines) - 1
         for nic in _NIC.finditer(line):
@@ -200,18 +193,11 @@ def _legend(lines: list[str], open_end: bool, findings: list[Finding]) -> tuple[
                 findings.append(Finding(what, AGAIN))
             else:
                 legend.setdefault(nic[1], nic[2])
-        keys = [] if _NIC.search(line) else list(_MEANING.finditer(line))
-        for at, key in enumerate(keys):
-            word = key[1]
-            stop = keys[at + 1].start() if at + 1 < len(keys) else len(line)
-            meanings.setdefault(word, line[key.end() : stop].strip())
-        if not keys:
-            word = ""
-    return legend, meanings
+    return legend
 
 
 def _follows(name: str, before: list[str]) -> bool:
-    """Whether the last name of a text is whole: its number is 0, or one more than that of the name before it."""
+    """Return whether the last name of a text is complete: its number is 0, or follows that of the name before it."""
     match = re.fullmatch(r"(.*?)(\d+)", name)
     if not match or match[2] == "0":
         return bool(match)

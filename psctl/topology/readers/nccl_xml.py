@@ -1,17 +1,18 @@
-"""Reads topology files of NCCL and RCCL: XML in which processors hold PCI slots, and slots hold GPUs and NICs.
+"""Reads topology files of NCCL and RCCL: XML in which processors contain PCI slots, and slots contain GPUs and NICs.
 
-The text is foreign, so it may not define entities, and no more than 8 MB of it are read. A file that is cut, or wrong
-in the middle, is read up to there.
+The text is untrusted: it may not define entities, and at most 8 MB of it are read. A file that is cut or malformed is
+read up to that point.
 """
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from typing import Any
+
+from msgspec.structs import replace
 
 from psctl.topology.findings import Finding
-from psctl.topology.readers.pci import address, gigatransfers, lanes
+from psctl.topology.readers.pci import address, gigatransfers, hexadecimal, lanes
 from psctl.topology.readings import NcclGpu, NcclNet, NcclTopology, PciDevice
 
 LARGEST = 8_000_000
@@ -21,24 +22,24 @@ DEEPEST = 32
 """Levels of elements; a GPU behind two switches stands at level 7."""
 
 BEGIN = re.compile(r"<system\b|<cpu\s[^>]*numaid=|<pci\s[^>]*busid=")
-"""What no other XML has."""
+"""Elements that no other XML has."""
 
 _WHOLE = "save the file again, whole: NCCL_TOPO_DUMP_FILE=topo.xml"
 
 
 class _Builder:
-    """Collects what the elements say; an element's place tells which slot and processor it belongs to."""
+    """Collects the elements as the parser's target; the open elements are the slot and processor of each element."""
 
     def __init__(self) -> None:
         self.open: list[tuple[str, dict[str, str]]] = []
         self.pci: list[PciDevice] = []
-        self.gpus: list[dict[str, Any]] = []
+        self.gpus: list[NcclGpu] = []
         self.nets: list[NcclNet] = []
         self.cpus: dict[int, str] = {}
         self.hosts: set[str] = set()
 
     def start(self, tag: str, of: dict[str, str]) -> None:
-        """Take the beginning of an element; ParseError where elements are nested deeper than any machine's."""
+        """Handle the start of an element; raise ParseError if elements are nested deeper than in any machine's file."""
         if len(self.open) >= DEEPEST:
             raise ET.ParseError(f"more than {DEEPEST} levels of elements")
         slots = [_bus(attributes) for name, attributes in self.open if name == "pci"]
@@ -52,15 +53,14 @@ class _Builder:
             self.pci.append(_slot(of, tuple(slots), numa))
         elif tag == "gpu":
             dev = _number(of.get("dev"))
-            self.gpus.append({"dev": len(self.gpus) if dev is None else dev, "bus": slots[-1] if slots else "",
-                              "sm": _number(of.get("sm")), "nvlinks": [], "xgmis": []})  # fmt: skip
+            self.gpus.append(NcclGpu(len(self.gpus) if dev is None else dev, slots[-1] if slots else ""))
         elif tag in ("nvlink", "xgmi") and self.gpus and any(name == "gpu" for name, _ in self.open):
             target = address(of.get("target", "")) or of.get("target", "").lower()
-            count = _number(of.get("count")) or 0
+            gpu, count = self.gpus[-1], _number(of.get("count")) or 0
             if tag == "xgmi":
-                self.gpus[-1]["xgmis"].append((target, count))
+                self.gpus[-1] = replace(gpu, xgmis=(*gpu.xgmis, (target, count)))
             else:
-                self.gpus[-1]["nvlinks"].append((target, count, _class(of.get("tclass", ""))))
+                self.gpus[-1] = replace(gpu, nvlinks=(*gpu.nvlinks, (target, count, _class(of.get("tclass", "")))))
         elif tag == "net":
             speed = _number(of.get("speed"))
             rate = speed * 1e6 / 8 if speed else None  # Mbit/s
@@ -68,36 +68,33 @@ class _Builder:
         self.open.append((tag, of))
 
     def end(self, _: str) -> None:
-        """Take the end of the element that is open."""
+        """Handle the end of the innermost open element."""
         self.open.pop()
 
     def close(self) -> None:
-        """Take the end of the text."""
+        """Handle the end of the text."""
 
     def result(self, findings: tuple[Finding, ...]) -> NcclTopology:
-        """Return all that was taken."""
-        gpus = [
-            NcclGpu(gpu["dev"], gpu["bus"], gpu["sm"], tuple(gpu["nvlinks"]), tuple(gpu["xgmis"])) for gpu in self.gpus
-        ]
-        return NcclTopology(tuple(self.pci), tuple(gpus), tuple(self.nets), self.cpus, findings)
+        """Return the elements that were read."""
+        return NcclTopology(tuple(self.pci), tuple(self.gpus), tuple(self.nets), self.cpus, findings)
 
 
 def read_nccl(text: str) -> NcclTopology:
-    """Read a topology file; never raises.
+    """Read a topology file; no text raises an error.
 
     Returns:
-        Slots, GPUs and NICs in the order of the text. Speeds of NICs are nominal bytes/s in one direction; of slots,
-        the GT/s and lanes that both ends can do, which is what NCCL writes.
+        Slots, GPUs and NICs in the order of the text. Speeds of NICs are nominal bytes/s in one direction; speeds of
+        slots are the GT/s and lanes that both ends support, as NCCL writes them.
     """
     if len(text) > LARGEST:
         what = f"this XML has {len(text):,} characters, more than any machine's topology"
-        return NcclTopology((), (), (), {}, (Finding(what, "give a file that NCCL_TOPO_DUMP_FILE wrote"),))
+        return _unread(what, "give a file that NCCL_TOPO_DUMP_FILE wrote")
     if re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         what = "this XML defines entities, which NCCL's files never do; it is not read"
-        return NcclTopology((), (), (), {}, (Finding(what, "give a file that NCCL_TOPO_DUMP_FILE wrote"),))
+        return _unread(what, "give a file that NCCL_TOPO_DUMP_FILE wrote")
     begin = BEGIN.search(text)
     if begin is None:
-        return NcclTopology((), (), (), {}, (Finding("this XML is no topology file of NCCL", _WHOLE),))
+        return _unread("this XML is no topology file of NCCL", _WHOLE)
     builder = _Builder()
     problem = _feed(text[begin.start() :], builder)
     findings = [Finding(problem, _WHOLE)] if problem else []
@@ -107,8 +104,12 @@ def read_nccl(text: str) -> NcclTopology:
     return builder.result(tuple(findings))
 
 
+def _unread(what: str, cure: str) -> NcclTopology:
+    return NcclTopology((), (), (), {}, (Finding(what, cure),))
+
+
 def _feed(text: str, builder: _Builder) -> str:
-    """Hand over the elements as they come; say what is wrong with the text."""
+    """Parse the text; return a description of its error, "" if there is none."""
     headless = not text.startswith("<system")
     end = text.rfind("</system>")
     whole = ("<system>" if headless else "") + (text if end < 0 else text[: end + len("</system>")])
@@ -128,8 +129,8 @@ def _slot(of: dict[str, str], path: tuple[str, ...], numa: int | None) -> PciDev
     return PciDevice(
         address=_bus(of),
         pci_class=_class(of.get("class", "")),
-        vendor=_hex(of.get("vendor", "")),
-        device=_hex(of.get("device", "")),
+        vendor=hexadecimal(of.get("vendor", "")),
+        device=hexadecimal(of.get("device", "")),
         path=path,
         speed=gigatransfers(of.get("link_speed", "")),
         width=lanes(of.get("link_width", "")),
@@ -143,15 +144,11 @@ def _bus(of: dict[str, str]) -> str:
 
 
 def _class(text: str) -> int | None:
-    """ "0x030200" is class 0x0302; where NCCL knows no more it writes "0x03"."""
-    number = _hex(text)
+    """Return class 0x0302 of "0x030200"; where NCCL knows only the base class it writes "0x03"."""
+    number = hexadecimal(text)
     if number is None:
         return None
     return number >> 8 if number > 0xFF else number << 8
-
-
-def _hex(text: str) -> int | None:
-    return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
 
 
 def _number(text: str | None) -> int | None:

@@ -1,7 +1,7 @@
-"""Interfaces and their addresses, from `ip` where the host has it, else from /proc alone.
+"""Reads network interfaces and their addresses, from `ip` where the host has it, else from /proc.
 
-Without `ip`, /proc/net/fib_trie lists the host's own IPv4 addresses without saying which interface each is on; the
-interface is the one whose subnet in /proc/net/route holds the address.
+/proc/net/fib_trie lists the host's IPv4 addresses without their interfaces; the interface of an address is the one
+whose subnet in /proc/net/route contains it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple, get_args
 from psctl.topology.facts import Nic, NicKind
 
 BRIDGES = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr|br-)[0-9a-z]*")
-"""Interfaces that lead to containers of this host alone, by their makers' names."""
+"""Names of interfaces that lead only to containers of this host."""
 
 
 class _Sys(NamedTuple):
-    """A line of /sys/class/net: state, mtu, speed in Mbit/s, driver, kind, NUMA node."""
+    """A row of /sys/class/net; `speed` is in Mbit/s."""
 
     state: str
     mtu: str
@@ -30,10 +30,11 @@ class _Sys(NamedTuple):
 
 
 def read_nics(parts: Mapping[str, list[str]]) -> tuple[Nic, ...]:
-    """Return the interfaces of the asker's network namespace, in the kernel's order.
+    """Return the interfaces of the probe's network namespace, in the kernel's order.
 
     Args:
-        parts: lines of the probe's sections netdev, sysnet, iplink, ipaddr, fibtrie, inet6 and route, as far as there.
+        parts: lines of the probe's sections netdev, sysnet, iplink, ipaddr, fibtrie, inet6 and route; each may be
+            missing.
     """
     sys = dict(_sys_lines(parts.get("sysnet", [])))
     links = dict(_ip_links(parts.get("iplink", [])))
@@ -44,21 +45,19 @@ def read_nics(parts: Mapping[str, list[str]]) -> tuple[Nic, ...]:
 
 
 def default_interface(route: list[str]) -> str:
-    """Return the interface of the default route with the least metric, from /proc/net/route; "" when there is none."""
+    """Return the interface of the default route with the lowest metric in /proc/net/route, "" if there is none."""
     lines = [line.split() for line in route]
     routes = [words for words in lines if len(words) >= 8 and words[1] == words[7] == "00000000"]
     best = min(routes, key=lambda words: int(words[6]) if words[6].isdecimal() else 0, default=None)
     return best[0] if best else ""
 
 
-def _nic(name: str, sys: _Sys | None, link: tuple[bool, int] | None, addresses: tuple[str, ...]) -> Nic:
-    up, mtu = link if link else (sys is None or sys.state != "down", None)
+def _nic(name: str, sys: _Sys | None, up: bool | None, addresses: tuple[str, ...]) -> Nic:
     speed = int(sys.speed) if sys and sys.speed.isdecimal() else 0
     return Nic(
         name=name,
         addresses=addresses,
-        up=up,
-        mtu=mtu or (int(sys.mtu) if sys and sys.mtu.isdecimal() else None),
+        up=(sys is None or sys.state != "down") if up is None else up,
         speed=speed * 125_000.0 if 0 < speed < 2**31 else None,
         driver=sys.driver if sys else "",
         kind=_kind(name, sys),
@@ -71,7 +70,7 @@ def _kind(name: str, sys: _Sys | None) -> NicKind:
         return "loopback"
     if BRIDGES.fullmatch(name):
         return "bridge"
-    # A bridge of an administrator's own (br0) carries the host's address: it is no container bridge.
+    # A bridge that an administrator made (br0) has the host's address: it is not a bridge of containers.
     return next((kind for kind in get_args(NicKind) if sys and kind == sys.kind and kind != "bridge"), "virtual")
 
 
@@ -82,17 +81,17 @@ def _sys_lines(lines: list[str]) -> Iterator[tuple[str, _Sys]]:
             yield name, _Sys(*(word.strip() for word in rest))
 
 
-def _ip_links(lines: list[str]) -> Iterator[tuple[str, tuple[bool, int]]]:
-    """`ip -o link`: "2: eth0@if5: <BROADCAST,UP,LOWER_UP> mtu 1500 ..." -> is it up, and its MTU."""
+def _ip_links(lines: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield interfaces of `ip -o link` and whether each is up: "2: eth0@if5: <BROADCAST,UP,LOWER_UP> mtu 1500 ..."."""
     for line in lines:
-        match = re.match(r"[0-9]+: ([^:@\s]+)(?:@[^:]*)?: <([^>]*)>(?:.*? mtu ([0-9]+))?", line)
+        match = re.match(r"[0-9]+: ([^:@\s]+)(?:@[^:]*)?: <([^>]*)>", line)
         if match:
             flags = match[2].split(",")
-            yield match[1], ("UP" in flags and "NO-CARRIER" not in flags, int(match[3] or 0))
+            yield match[1], "UP" in flags and "NO-CARRIER" not in flags
 
 
 def _addresses(parts: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    """Numeric addresses with prefix length by interface, IPv4 first; link-local ones are left out."""
+    """Return the addresses with prefix lengths of each interface, IPv4 first, without link-local addresses."""
     pairs = list(_from_ip(parts.get("ipaddr", [])))
     if not pairs:
         pairs = [*_from_fib(parts.get("fibtrie", []), parts.get("route", [])), *_from_inet6(parts.get("inet6", []))]
@@ -108,7 +107,10 @@ def _addresses(parts: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _from_ip(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """`ip -o addr`: "2: eth0    inet 10.0.0.5/24 brd ..."; a peer's address follows with the prefix."""
+    """Yield interfaces and addresses of `ip -o addr`: "2: eth0    inet 10.0.0.5/24 brd ...".
+
+    On a point-to-point link the prefix length follows the peer's address.
+    """
     for line in lines:
         match = re.match(r"[0-9]+:\s+(\S+?)(?:@\S+)?\s+inet6?\s+(\S+)(?: peer \S+/([0-9]+))?", line)
         if match:
@@ -116,7 +118,7 @@ def _from_ip(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _from_fib(trie: list[str], route: list[str]) -> Iterator[tuple[str, str]]:
-    """An address is the host's own where "/32 host LOCAL" follows it."""
+    """Yield interfaces and addresses of fib_trie: the line after a host's own address is "/32 host LOCAL"."""
     subnets = list(_subnets(route))
     for before, line in itertools.pairwise(trie):
         match = re.search(r"\|-- ([0-9.]+)", before)
@@ -133,7 +135,7 @@ def _from_fib(trie: list[str], route: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _subnets(route: list[str]) -> Iterator[tuple[ipaddress.IPv4Network, str]]:
-    """/proc/net/route: interface, destination, gateway ... mask; in hex of the machine's (little) byte order."""
+    """Yield the directly connected subnets of /proc/net/route, whose numbers are hexadecimal and little-endian."""
     for words in (line.split() for line in route):
         if len(words) < 8 or not re.fullmatch(r"[0-9A-F]{8}", words[1]) or words[2] != "0" * 8 or words[1] == "0" * 8:
             continue
@@ -142,7 +144,7 @@ def _subnets(route: list[str]) -> Iterator[tuple[ipaddress.IPv4Network, str]]:
 
 
 def _from_inet6(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """/proc/net/if_inet6: address, index, prefix length, scope, flags, name; numbers in hex."""
+    """Yield interfaces and addresses of if_inet6: address, index, prefix length (hexadecimal), scope, flags, name."""
     for words in (line.split() for line in lines):
         if len(words) == 6 and re.fullmatch(r"[0-9a-f]{32}", words[0]):
             yield words[5], f"{ipaddress.IPv6Address(bytes.fromhex(words[0]))}/{int(words[2], 16)}"

@@ -1,4 +1,4 @@
-"""Reads `nvidia-smi nvlink -s`: the NVLinks of each GPU, how fast each is, and which are down."""
+"""Reads `nvidia-smi nvlink -s`: the NVLinks of each GPU, the rate of each, and the links that are down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DOWN = re.compile(r"<?\s*inactive\s*>?", re.IGNORECASE)
 _ALL_DOWN = re.compile(r"all links are inactive", re.IGNORECASE)
 _NONE = re.compile(r"NVML:|not (?:have|support)", re.IGNORECASE)
 _SOLDERED = re.compile(r"SXM|HBM3|\bGB\d{3}|\b[HB]\d{2,3}$")
-"""Names of GPUs that sit on a board with NVLinks; others have none up without a bridge, as their makers mean it."""
+"""Names of GPUs on boards with NVLinks; other GPUs have no link up without a bridge, which is normal."""
 
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -30,15 +30,15 @@ class _GpuLines:
         self.links: dict[int, float | None] = {}
         self.unread: list[int] = []
         self.all_down = False
-        self.said = False  # that it has none, or that they cannot be read
+        self.none = False  # the output states that the GPU has no links, or that they cannot be read
 
 
 def read_nvlink(text: str) -> NvlinkStatus:
-    """Return the GPUs in the output of `nvidia-smi nvlink -s`, each with its links in order: bytes/s in one direction.
+    """Return the GPUs in the output of `nvidia-smi nvlink -s`, each with the rates of its links in order.
 
-    A link that says <inactive> is None. A GPU without NVLink, or of which the output only says that all are down, has
-    no links; the findings say the latter where it is no card without a bridge. A machine without NVLink prints nothing:
-    no GPUs, no findings.
+    An <inactive> link is None. A GPU has no links if it has no NVLink, or if the output only states that all are down,
+    which is a finding unless the GPU is a card without a bridge. A host without NVLink prints nothing: no GPUs, no
+    findings.
     """
     found: dict[int, _GpuLines] = {}
     here: _GpuLines | None = None
@@ -58,9 +58,9 @@ def read_nvlink(text: str) -> NvlinkStatus:
 
 
 def _take(gpu: _GpuLines, line: str) -> None:
-    """Add what a line says of this GPU's links."""
+    """Add the links on one line to this GPU."""
     gpu.all_down = gpu.all_down or bool(_ALL_DOWN.search(line))
-    gpu.said = gpu.said or bool(_NONE.search(line))
+    gpu.none = gpu.none or bool(_NONE.search(line))
     for link in _LINK.finditer(line):
         number, state = int(link[1]), link[2]
         if rate := _RATE.match(state):
@@ -72,7 +72,7 @@ def _take(gpu: _GpuLines, line: str) -> None:
 
 
 def _of_links(gpus: list[_GpuLines]) -> list[Finding]:
-    """Return the findings on single GPUs: links of which nothing certain is said, gaps, less links than the others."""
+    """Return the findings on single GPUs: links without a rate, gaps, fewer links than the other GPUs."""
     findings = []
     most = max((len(gpu.links) for gpu in gpus), default=0)
     for gpu in gpus:
@@ -81,9 +81,9 @@ def _of_links(gpus: list[_GpuLines]) -> list[Finding]:
             findings += _dark(gpu, gpus)
         elif gaps:
             links = listed(str(at) for at in gaps)
-            findings.append(Finding(f"the output does not tell the rate of GPU{gpu.index}'s NVLink {links}", AGAIN))
-        elif not gpu.links and not gpu.said:
-            findings.append(Finding(f"the output says nothing of the NVLinks of GPU{gpu.index}", AGAIN))
+            findings.append(Finding(f"the output does not show the rate of GPU{gpu.index}'s NVLink {links}", AGAIN))
+        elif not gpu.links and not gpu.none:
+            findings.append(Finding(f"the output does not show the NVLinks of GPU{gpu.index}", AGAIN))
         elif 0 < len(gpu.links) < most:
             what = f"GPU{gpu.index} has {len(gpu.links)} NVLinks in the output where others have {most}."
             findings.append(Finding(what, AGAIN))
@@ -91,7 +91,7 @@ def _of_links(gpus: list[_GpuLines]) -> list[Finding]:
 
 
 def _dark(gpu: _GpuLines, gpus: list[_GpuLines]) -> list[Finding]:
-    """Return the finding on a GPU without any link up: none on a card that has no bridge, and no twin with links."""
+    """Return the finding on a GPU with no link up; a card without a bridge, and without a twin with links, has none."""
     twins = [other.index for other in gpus if other.name == gpu.name and any(other.links.values())]
     if _SOLDERED.search(gpu.name):
         cure = "look for Xid errors in dmesg and whether nvidia-fabricmanager runs, then reset the GPU"
@@ -105,9 +105,9 @@ def _dark(gpu: _GpuLines, gpus: list[_GpuLines]) -> list[Finding]:
 
 
 def _of_gpus(gpus: list[_GpuLines], elided: bool) -> list[Finding]:
-    """Return the finding on GPUs that the output leaves out between those that it has."""
-    there = {gpu.index for gpu in gpus}
-    absent = [f"GPU{at}" for at in range(min(there, default=0), max(there, default=0)) if at not in there]
+    """Return the finding on GPUs missing from the output between its first and its last."""
+    present = {gpu.index for gpu in gpus}
+    absent = [f"GPU{at}" for at in range(min(present, default=0), max(present, default=0)) if at not in present]
     if absent:
         return [Finding(f"the NVLinks of {listed(absent)} are not in the output", AGAIN)]
     if elided:

@@ -1,8 +1,8 @@
 """Reads PCI trees: `lspci` in its forms (plain, -n, -nn, -v, -vv, -t, -tv), and the probe's rows of /sys.
 
-The tree comes from three sources of equal worth: /sys nests folders as bridges nest; `lspci -t` draws it; `lspci -v`
-gives every bridge the range of bus numbers behind it, so that the bridges above a device are those whose range holds
-its bus, the widest range first.
+The tree comes from one of three sources: /sys nests folders as bridges nest; `lspci -t` draws it; `lspci -v` prints the
+range of bus numbers behind every bridge, so that the bridges above a device are those whose range contains its bus, the
+widest range first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psctl.topology.findings import Finding
 from psctl.topology.readings import PciDevice, PciTree
 
 BRIDGE = 0x0604
-"""PCI class: PCI-to-PCI bridge, which root ports and the ports of switches are too."""
+"""PCI class of PCI-to-PCI bridges, which include root ports and the ports of switches."""
 
 _CLASSES = {
     "PCI bridge": BRIDGE, "Host bridge": 0x0600, "VGA compatible controller": 0x0300, "3D controller": 0x0302,
@@ -25,16 +25,16 @@ _CLASSES = {
     "InfiniBand controller": 0x0207, "Fabric controller": 0x0208, "Network controller": 0x0280, "Bridge": 0x0680,
     "Processing accelerators": 0x1200, "Non-Volatile memory controller": 0x0108,
 }  # fmt: skip
-"""Classes that matter here, by the words of lspci."""
+"""PCI classes that psctl uses, by lspci's names of them."""
 
 _VENDORS = {
     "NVIDIA Corporation": 0x10DE, "Advanced Micro Devices": 0x1002, "Mellanox": 0x15B3, "Intel": 0x8086,
     "ASPEED": 0x1A03, "Matrox": 0x102B, "Amazon.com": 0x1D0F, "Broadcom": 0x14E4,
 }  # fmt: skip
-"""Vendors by how lspci's names of them begin."""
+"""PCI vendors by the beginning of lspci's names of them."""
 
 _AMD_BRIDGES = 0x1022
-"""AMD's other number, for all that is no GPU."""
+"""AMD's second vendor number, for devices other than GPUs."""
 
 _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([01][0-9a-fA-F])\.([0-7])")
 _LINE = re.compile(rf"({_ADDRESS.pattern}) (\S.*)")
@@ -49,9 +49,9 @@ _TOKEN = re.compile(
 
 
 def address(text: str) -> str:
-    """Return a PCI address as /sys writes it ("0000:3b:00.0"), from any notation; "" when it is none.
+    """Return a PCI address as /sys writes it ("0000:3b:00.0"), from any notation; "" if the text is no address.
 
-    nvidia-smi writes a domain of eight digits in capitals, lspci often none.
+    nvidia-smi prints a domain of eight digits in capitals, lspci often none.
     """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:
@@ -60,19 +60,19 @@ def address(text: str) -> str:
 
 
 def gigatransfers(text: str) -> float | None:
-    """Return the GT/s of a lane from "16.0 GT/s PCIe", "8GT/s (downgraded)" and the like; None for unknown."""
+    """Return the GT/s a lane of "16.0 GT/s PCIe", "8GT/s (downgraded)" and similar texts; None if unknown."""
     match = re.search(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?GT/s", text)
     return float(match[1]) or None if match else None
 
 
 def lanes(text: str) -> int | None:
-    """Return the lanes of "16" or "x16"; None for 0 and 255, which stand for no link and for unknown."""
+    """Return the number of lanes of "16" or "x16"; None for 0 (no link) and 255 (unknown)."""
     match = re.fullmatch(r"x?([0-9]{1,3})", text.strip())
     return int(match[1]) if match and 0 < int(match[1]) <= 64 else None
 
 
 def form(line: str) -> str:
-    """Return which form a line can only belong to: "pci-rows" of the probe, "pci-tree", "pci-list" of lspci; or ""."""
+    """Return the only form that has such a line: "pci-rows" of the probe, "pci-tree", "pci-list" of lspci; else ""."""
     if _SYSFS.match(line):
         return "pci-rows"
     if _TREE.match(line):
@@ -81,22 +81,19 @@ def form(line: str) -> str:
 
 
 def read_pci(text: str) -> PciTree:
-    """Read the output of `lspci` or the probe's rows; never raises.
+    """Read the output of `lspci` or the probe's rows; no output raises an error.
 
     Returns:
-        The devices in the order of the text; each with the bridges above it where the text tells them.
+        The devices in the order of the text; each with the bridges above it where the text shows them.
     """
     lines = text.splitlines()
     if any(_SYSFS.match(line) for line in lines):
         return _tree(list(_rows(lines)), ())
-    drawn = [line for line in lines if _TREE.match(line)]
-    if drawn:
-        return _drawn(lines)
-    return _listed(lines)
+    return _drawn(lines) if any(_TREE.match(line) for line in lines) else _listed(lines)
 
 
 def _tree(devices: list[PciDevice], findings: tuple[Finding, ...]) -> PciTree:
-    """A device that is told of twice counts once, by the fuller telling."""
+    """Return the tree of these devices; of two entries with one address, the one with a class."""
     found: dict[str, PciDevice] = {}
     for device in devices:
         before = found.get(device.address)
@@ -106,7 +103,10 @@ def _tree(devices: list[PciDevice], findings: tuple[Finding, ...]) -> PciTree:
 
 
 def _rows(lines: list[str]) -> Iterator[PciDevice]:
-    """Rows of the probe: address, class, vendor, device, node, speed, its maximum, width, its maximum, folder."""
+    """Yield the devices of the probe's rows.
+
+    A row is address, class, vendor, device, NUMA node, speed, its maximum, width, its maximum, folder.
+    """
     for line in lines:
         cells = [cell.strip() for cell in line.split("\t")]
         if not _SYSFS.match(line):
@@ -116,9 +116,9 @@ def _rows(lines: list[str]) -> Iterator[PciDevice]:
         path = tuple(above for part in cells[9].split("/") if (above := address(part)) and above != at)
         yield PciDevice(
             address=at,
-            pci_class=_hex(cells[1], 8),
-            vendor=_hex(cells[2]),
-            device=_hex(cells[3]),
+            pci_class=hexadecimal(cells[1], 8),
+            vendor=hexadecimal(cells[2]),
+            device=hexadecimal(cells[3]),
             path=path,
             speed=gigatransfers(cells[5]),
             speed_max=gigatransfers(cells[6]),
@@ -128,12 +128,13 @@ def _rows(lines: list[str]) -> Iterator[PciDevice]:
         )
 
 
-def _hex(text: str, shift: int = 0) -> int | None:
+def hexadecimal(text: str, shift: int = 0) -> int | None:
+    """Return the number "0x10de", shifted right; None for other text."""
     return int(text, 16) >> shift if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
 
 
 def _listed(lines: list[str]) -> PciTree:
-    """Plain lspci, or -v and -vv with what they tell of each device in the lines under it."""
+    """Return the devices of plain lspci, or of -v and -vv with the indented lines under each device."""
     blocks: list[tuple[PciDevice, list[str]]] = []
     for line in lines:
         match = _LINE.fullmatch(line.rstrip())
@@ -154,7 +155,7 @@ def _listed(lines: list[str]) -> PciTree:
 
 
 def _head(at: str, text: str) -> PciDevice:
-    """The first line of a device: "3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"."""
+    """Return the device of a first line: "3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"."""
     kind, _, name = text.partition(": ")
     number = re.search(r"\[([0-9a-f]{4})\]$", kind) or re.fullmatch(r"([0-9a-f]{4})", kind)
     ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", name) or re.match(r"([0-9a-f]{4}):([0-9a-f]{4})\b", name)
@@ -170,7 +171,7 @@ def _vendor(name: str, pci_class: int | None) -> int | None:
 
 
 def _clean(name: str) -> str:
-    """The name without numbers, revision and programming interface."""
+    """Return the name without numbers, revision and programming interface."""
     return re.sub(r" (\((rev|prog-if) [^)]*\)|\[[0-9a-f]{4}:[0-9a-f]{4}\])", "", name).strip()
 
 
@@ -194,7 +195,7 @@ def _width(line: str) -> int | None:
 
 
 def _span(at: str, below: list[str]) -> tuple[str, int, int] | None:
-    """Which buses are behind a bridge: domain, first and last; "Bus: primary=00, secondary=01, subordinate=03"."""
+    """Return the buses behind a bridge (domain, first, last): "Bus: primary=00, secondary=01, subordinate=03"."""
     for line in below:
         match = re.match(r"Bus: primary=[0-9a-f]+, secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", line)
         if match:
@@ -212,8 +213,8 @@ def _above(at: str, spans: dict[str, tuple[str, int, int]]) -> tuple[str, ...]:
     return tuple(bridge for _, bridge in sorted(holding, key=lambda one: -one[0]))
 
 
-class _Place(NamedTuple):
-    """Where a branch of the drawn tree is: the bus, and the bridges that lead to it."""
+class _Branch(NamedTuple):
+    """A branch of the drawn tree: its bus, and the bridges above it."""
 
     domain: str = ""
     bus: str = ""
@@ -221,8 +222,8 @@ class _Place(NamedTuple):
 
 
 def _drawn(lines: list[str]) -> PciTree:
-    """`lspci -t`: a line that begins in column c goes on from the last fork that was drawn in that column."""
-    forks: dict[int, _Place] = {}
+    """Return the devices of `lspci -t`: a line that begins in column c continues the last fork in that column."""
+    forks: dict[int, _Branch] = {}
     devices: list[PciDevice] = []
     unread = 0
     for line in lines:
@@ -234,9 +235,9 @@ def _drawn(lines: list[str]) -> PciTree:
     return _tree(devices, findings if unread else ())
 
 
-def _branch(line: str, forks: dict[int, _Place]) -> tuple[list[PciDevice], bool]:
-    """The devices of a line, and whether all of it was read; new forks are noted in `forks`."""
-    place, at = _Place(), 0
+def _branch(line: str, forks: dict[int, _Branch]) -> tuple[list[PciDevice], bool]:
+    """Return the devices of a line, and whether the whole line was read; add its forks to `forks`."""
+    here, at = _Branch(), 0
     devices: list[PciDevice] = []
     bridge: PciDevice | None = None
     while at < len(line):
@@ -244,22 +245,20 @@ def _branch(line: str, forks: dict[int, _Place]) -> tuple[list[PciDevice], bool]
         if token is None:
             return devices, False
         if token["fork"]:
-            place = forks.get(at, place) if place == _Place() else place
-            forks[at] = place
+            here = forks.get(at, here) if here == _Branch() else here
+            forks[at] = here
         elif token["bus"]:
-            path = place.path
+            path = here.path
             if bridge is not None:
                 devices[-1] = msgspec.structs.replace(bridge, pci_class=BRIDGE)
                 path = (*path, bridge.address)
-            place, bridge = _Place(token["domain"] or place.domain or "0000", token["bus"], path), None
-        elif token["slot"] and place.bus:
-            bridge = _leaf(address(f"{place.domain}:{place.bus}:{token['slot']}"), token["name"] or "", place.path)
+            here, bridge = _Branch(token["domain"] or here.domain or "0000", token["bus"], path), None
+        elif token["slot"] and here.bus:
+            bridge = _leaf(address(f"{here.domain}:{here.bus}:{token['slot']}"), token["name"] or "", here.path)
             devices.append(bridge)
         at = token.end()
     return devices, True
 
 
 def _leaf(at: str, name: str, path: tuple[str, ...]) -> PciDevice:
-    ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", name)
-    vendor = int(ids[1], 16) if ids else _vendor(name.strip(), None)
-    return PciDevice(at, None, vendor, int(ids[2], 16) if ids else None, _clean(name.strip()), path)
+    return msgspec.structs.replace(_head(at, f": {name.strip()}"), path=path)

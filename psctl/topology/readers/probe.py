@@ -1,15 +1,16 @@
-"""The one question that is put to a host: a fixed POSIX-sh text, and `parse_probe` for its answer.
+"""The probe: a fixed shell script that runs on each host, and the reader of its output.
 
-The text holds nothing foreign and needs no root, no systemd and no tool beyond a shell and coreutils: what is missing
-leaves its section empty, and sections replace each other (`ip` and /proc/net; lscpu and /proc/cpuinfo). Interfaces are
-read from /proc/net/dev, which is of the caller's network namespace, while /sys may show another one's. A section begins
-with a line "== psctl NAME" and ends with "== status N", the exit status of its last command.
+The script is POSIX sh and contains no input from users. It needs no root, no systemd and no tool beyond a shell and
+coreutils: the section of a missing tool is empty, and other sections replace it (`ip` and /proc/net; lscpu and
+/proc/cpuinfo). Interfaces are read from /proc/net/dev, which belongs to the caller's network namespace; /sys may show
+another namespace. A section begins with a line "== psctl NAME" and ends with "== status N", the exit status of its last
+command.
 
-/sys is read by the shell's `read`: a process for each file would take a second where there are 300 PCI devices. The
-vendor's tools take up to 2 s each, so they run at the same time, as a pipeline in which every stage first runs its own
-tool and then copies the output of the stages before it: no file is left behind.
+/sys is read by the shell's `read`: a process for each file would take a second on a host with 300 PCI devices. The
+vendors' tools take up to 2 s each, so they run at the same time, as a pipeline in which every stage first runs its own
+tool and then copies the output of the stages before it. The script creates no file.
 
-The reader never fails on what a host prints: facts of a section that is missing or mangled stay unknown.
+The reader raises no error on any output: facts of a section that is missing or malformed stay unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ word() { word=; { IFS= read -r word <"$1"; } 2>/dev/null; }
 last() { link=$(readlink "$1" 2>/dev/null) && printf '%s' "${link##*/}"; }
 patient() { if have timeout; then timeout 20 "$@"; else "$@"; fi; }
 
-begin uname; uname -n; uname -r; uname -m; end
+begin uname; uname -m; end
 begin time; date +%s.%N; end
 begin connection; printf '%s\n' "${SSH_CONNECTION:-}"; end
 begin boot; cat /proc/sys/kernel/random/boot_id 2>/dev/null; end
@@ -69,7 +70,6 @@ begin ipaddr; have ip && ip -o addr show 2>/dev/null; end
 begin fibtrie; cat /proc/net/fib_trie 2>/dev/null; end
 begin inet6; cat /proc/net/if_inet6 2>/dev/null; end
 begin route; cat /proc/net/route 2>/dev/null; end
-begin disk; df -Pk "${HOME:-/}" 2>/dev/null; end
 begin gpunodes; ls -d /dev/nvidia[0-9]* 2>/dev/null; end
 """
 
@@ -136,29 +136,28 @@ elif have amd-smi; then say rocm patient amd-smi topology; fi
 """
 
 PROBE = _BASE + _SYS + _TOOLS.replace("{QUERY}", ",".join(QUERY)).replace("{SHORT}", ",".join(SHORT))
-"""Give it to `sh` on its standard input, or as the one argument behind `sh -c`; some hosts need up to 20 s."""
-
+"""The script, for the standard input of `sh` or as the argument of `sh -c`; it takes up to 20 s on some hosts."""
 
 BEGIN, END = "== psctl ", "== status "
-"""How lines begin that open and close a section of the answer."""
+"""Prefixes of the lines that open and close a section of the output."""
 
 TOOLS = {
     "nvidia": "nvidia-smi --query-gpu", "nvidiatopo": "nvidia-smi topo -m", "nvidiapeers": "nvidia-smi topo -p2p r",
     "nvlink": "nvidia-smi nvlink -s", "pci": "", "rdma": "", "rocm": "rocm-smi --showtopo",
     "rocmcards": "rocm-smi --showproductname",
 }  # fmt: skip
-"""Sections that are read as saved outputs are, and the command of each that may hang."""
+"""Sections that are read like saved outputs, with the command of each that may hang."""
 
 WRONG_USE = 2
-"""nvidia-smi's exit status when it does not know an option: an old driver, and nothing that is broken."""
+"""nvidia-smi's exit status for an unknown option, which means an old driver and no fault."""
 
 
 class ProbeSection(NamedTuple):
-    """What one part of the probe printed, and its exit status."""
+    """The output of one section of the probe, and its exit status."""
 
-    lines: list[str]  # without the blank ones
+    lines: list[str]  # without blank lines
     status: int = 127
-    text: str = ""  # as it was printed
+    text: str = ""  # the unchanged output
 
     @property
     def first(self) -> str:
@@ -167,7 +166,7 @@ class ProbeSection(NamedTuple):
 
 
 def sections(text: str) -> dict[str, ProbeSection]:
-    """Split the probe's output."""
+    """Return the sections of the probe's output by name."""
     found: dict[str, ProbeSection] = {}
     name, lines = "", list[str]()
     for line in text.splitlines():
@@ -183,15 +182,14 @@ def sections(text: str) -> dict[str, ProbeSection]:
 
 
 def parse_probe(text: str) -> HostFacts:
-    """Read the output of PROBE; never raises on what a host may print."""
+    """Return the facts in the output of PROBE; no output raises an error."""
     parts = sections(text)
 
     def part(name: str) -> ProbeSection:
         return parts.get(name, ProbeSection([]))
 
-    uname = [*part("uname").lines, "", "", ""]
-    memory = _table(part("memory").lines)
-    total = _kilobytes(memory.get("MemTotal", ""))
+    machine = part("uname").lines[-1:] or [""]  # the last line: `uname -n` and `-r` stand first in older outputs
+    total = (_number(_table(part("memory").lines).get("MemTotal", "").removesuffix("kB")) or 0) * 1024
     limit = min([total, *(n for n in map(_number, part("memorylimit").lines) if n and n > 0)])
     numa = _numa(part("numa").lines)
     lscpu = _table(part("lscpu").lines)
@@ -200,18 +198,14 @@ def parse_probe(text: str) -> HostFacts:
     nvidia = part("nvidia")
     gpus, broken = read_gpus(nvidia.lines, nvidia.status, cards, part("gpunodes").lines)
     return HostFacts(
-        hostname=uname[0].strip(),
-        kernel=uname[1].strip(),
-        machine=uname[2].strip(),
+        machine=machine[0].strip(),
         cores=_number(part("cores").first) or sum(node.cores for node in numa) or 1,
         cpu=_cpu(lscpu.get("Model name", ""), part("cpuinfo").first),
         numa=numa,
         memory=limit,
-        memory_available=min(limit, _kilobytes(memory.get("MemAvailable", "")) or limit),
         nics=_nics(parts),
         gpus=gpus,
         findings=tuple(dict.fromkeys((*broken, *_failures(parts, readings)))),
-        disk_free=_disk(part("disk").lines),
         time=_time(part("time").first),
         default_interface=default_interface(part("route").lines),
         connected=_connected(part("connection").first),
@@ -223,7 +217,7 @@ def parse_probe(text: str) -> HostFacts:
 
 
 def _failures(parts: Mapping[str, ProbeSection], readings: Mapping[str, tuple[Reading, ...]]) -> Iterator[Finding]:
-    """Yield the errors of the tools besides the query, and the tools that hang while it answers."""
+    """Yield the errors of all tools but the query, and the tools that hang although the query succeeds."""
     for name in [name for name, command in TOOLS.items() if command and name != "nvidia" and name in parts]:
         if parts[name].status == 124 and parts.get("nvidia", ProbeSection([])).status != 124:
             yield Finding(f"{TOOLS[name]} did not answer within 20 s", "look in dmesg, then reboot the host")
@@ -243,7 +237,7 @@ def _cpu(name: str, cpuinfo: str) -> str:
 
 
 def _numa(lines: list[str]) -> tuple[NumaNode, ...]:
-    """Lines "0<tab>0-15,32-47"; a node without cores is memory alone."""
+    """Return the nodes of lines "0<tab>0-15,32-47", without nodes that have memory and no cores."""
     nodes = []
     for line in lines:
         index, _, cpus = line.partition("\t")
@@ -254,20 +248,14 @@ def _numa(lines: list[str]) -> tuple[NumaNode, ...]:
     return tuple(sorted(nodes, key=lambda node: node.index))
 
 
-def _disk(lines: list[str]) -> int | None:
-    """The last line of `df -Pk`: file system, blocks of 1,024, used, available, share, where."""
-    match = re.search(r"\s\d+\s+\d+\s+(\d+)\s+\d+%", lines[-1]) if lines else None
-    return int(match[1]) * 1024 if match else None
-
-
 def _time(line: str) -> float | None:
-    """Seconds; busybox prints no nanoseconds."""
+    """Return seconds since the epoch; busybox prints no nanoseconds."""
     match = re.match(r"[0-9]{9,11}(\.[0-9]+)?", line.strip())
     return float(match[0]) if match else None
 
 
 def _connected(line: str) -> str:
-    """SSH_CONNECTION: client's address and port, this host's address and port."""
+    """Return this host's address in SSH_CONNECTION: client's address and port, this host's address and port."""
     words = line.split()
     address = words[2].partition("%")[0].removeprefix("::ffff:") if len(words) == 4 else ""
     try:
@@ -279,10 +267,6 @@ def _connected(line: str) -> str:
 def _table(lines: list[str]) -> dict[str, str]:
     pairs = (line.partition(":") for line in lines)
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
-
-
-def _kilobytes(text: str) -> int:
-    return (_number(text.removesuffix("kB")) or 0) * 1024
 
 
 def _number(text: str) -> int | None:

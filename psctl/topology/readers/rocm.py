@@ -1,14 +1,15 @@
 """Reads `rocm-smi --showtopo` and `amd-smi topology`: one table a property, over all pairs of GPUs.
 
-The two differ in their titles ("Link Type between two GPUs" between rulers, "LINK TYPE TABLE:") and in what a row is
-called (GPU0, 0000:0c:00.0). In both a row may be wrapped by the terminal, within a word too.
+The two differ in their titles ("Link Type between two GPUs" between rulers, "LINK TYPE TABLE:") and in the names of the
+rows (GPU0, 0000:0c:00.0). In both, the terminal may wrap a row, even within a word.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+
+from msgspec.structs import replace
 
 from psctl.topology.findings import Finding
 from psctl.topology.readers.pci import address
@@ -31,7 +32,7 @@ _AGAIN = "save the output of rocm-smi --showtopo whole"
 
 
 def form(line: str) -> tuple[str, str]:
-    """Return which tool a line can only be of, "rocm" or "amd" or "", and the title that it is, which comes once."""
+    """Return the only tool that prints such a line ("rocm", "amd" or ""), and the line's title, which occurs once."""
     line = line.strip()
     if re.fullmatch(r"=+ *(ROCm System Management Interface|.*ROCm SMI Log) *=+", line):
         return "rocm", line.strip("= ")
@@ -42,15 +43,15 @@ def form(line: str) -> tuple[str, str]:
 
 
 def ends_rocm(line: str) -> bool:
-    """Whether rocm-smi ends its output with this line."""
+    """Return whether rocm-smi ends its output with this line."""
     return bool(_END.fullmatch(line.strip()))
 
 
 def read_rocm(text: str) -> RocmTopology:
-    """Read the tables of a topology; never raises.
+    """Read the tables of a topology; no output raises an error.
 
     Returns:
-        GPUs in the order of the columns, as GPU0 ...; what the sections say, sections that are missing left empty.
+        The GPUs in the order of the columns, as GPU0 ..., and the tables; the table of a missing section is empty.
     """
     sections = _sections(text)
     findings: list[Finding] = []
@@ -66,12 +67,15 @@ def read_rocm(text: str) -> RocmTopology:
     numa = dict(_numa(text.splitlines()))
     devices = tuple(names.values()) or tuple(numa)
     if not types and len(devices) > 1:
-        findings.append(Finding("there is no table of link types: how the GPUs are joined is not known", _AGAIN))
+        findings.append(Finding("there is no table of link types: the links between the GPUs are unknown", _AGAIN))
     return RocmTopology(
         devices=devices,
         types=types,
-        weights=_numbers(tables["weight"]),
-        hops=_numbers(tables["hops"]),
+        hops={
+            pair: int(word)
+            for pair, word in tables["hops"].items()
+            if pair[0] != pair[1] and re.fullmatch("[0-9]{1,6}", word)
+        },
         numa=numa,
         bandwidths=dict(_bandwidths(tables["bandwidth"])),
         buses={name: address(bus) for bus, name in names.items() if address(bus)},
@@ -86,24 +90,21 @@ _WORDS = {
 
 def read_cards(text: str) -> GpuTable:
     """Read names, addresses and memory from `rocm-smi --showproductname --showbus --showmeminfo vram`."""
-    rows: dict[int, dict[str, Any]] = {}
-    for line in text.splitlines():
-        match = _ABOUT.match(line.strip())
-        if match is None:
-            continue
-        key, value = match[2].strip().lower(), match[3].strip()
-        row = rows.setdefault(int(match[1]), {})
+    rows: dict[int, GpuRow] = {}
+    for match in filter(None, map(_ABOUT.match, map(str.strip, text.splitlines()))):
+        index, key, value = int(match[1]), match[2].strip().lower(), match[3].strip()
+        row = rows.get(index, GpuRow(index))
         if key in ("card series", "device name") and value and value != "N/A":
-            row["name"] = row.get("name") or value
+            rows[index] = replace(row, name=row.name or value)
         elif key == "pci bus":
-            row["bus"] = address(value)
+            rows[index] = replace(row, bus=address(value))
         elif key == "vram total memory (b)" and re.fullmatch(r"[0-9]{1,15}", value):
-            row["memory"] = int(value)
-    return GpuTable(tuple(GpuRow(index, **row) for index, row in sorted(rows.items()) if row))
+            rows[index] = replace(row, memory=int(value))
+    return GpuTable(tuple(row for _, row in sorted(rows.items())))
 
 
 def _sections(text: str) -> dict[str, list[str]]:
-    """Lines under each title; the first of a title counts."""
+    """Return the lines under each title; of several sections with one title, the first."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
@@ -118,7 +119,7 @@ def _sections(text: str) -> dict[str, list[str]]:
 
 
 def _table(lines: list[str]) -> tuple[list[str], dict[tuple[str, str], str], list[str]]:
-    """Columns, cells, and what is wrong. The columns are all the GPUs before the first that comes a second time."""
+    """Return columns, cells and errors. The columns are all GPUs before the first that occurs a second time."""
     columns: list[str] = []
     cells: dict[tuple[str, str], str] = {}
     wrong: list[str] = []
@@ -141,7 +142,7 @@ def _table(lines: list[str]) -> tuple[list[str], dict[tuple[str, str], str], lis
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """Rows as they were before the terminal broke them: a piece that begins with no GPU goes on without a blank."""
+    """Return the rows without the terminal's line breaks: a line that begins with no GPU continues the line before."""
     lines = [line for line in lines if not re.match(r"\s*(GPU\[|WARNING|ERROR)", line)]
     width = max((len(line) for line in lines), default=0)
     found: list[str] = []
@@ -154,12 +155,8 @@ def _unwrapped(lines: list[str]) -> list[str]:
     return found
 
 
-def _numbers(table: dict[tuple[str, str], str]) -> dict[tuple[str, str], int]:
-    return {pair: int(word) for pair, word in table.items() if pair[0] != pair[1] and re.fullmatch("[0-9]{1,6}", word)}
-
-
 def _bandwidths(table: dict[tuple[str, str], str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """ "50000-50000" are the least and the most, in MB/s."""
+    """Yield the maximum of each "50000-50000" (minimum and maximum in MB/s)."""
     for pair, word in table.items():
         match = re.fullmatch(r"[0-9]{1,7}-([0-9]{1,7})", word)
         if match and int(match[1]) and pair[0] != pair[1]:
@@ -175,7 +172,7 @@ def _barred(table: dict[tuple[str, str], str]) -> Iterator[Finding]:
 
 
 def _numa(lines: list[str]) -> Iterator[tuple[str, int]]:
-    """ "GPU[0]   : (Topology) Numa Node: 0"; -1: none."""
+    """Yield each GPU and its NUMA node: "GPU[0]   : (Topology) Numa Node: 0"; -1 stands for none."""
     for line in lines:
         match = re.match(r"\s*GPU ?\[?([0-9]{1,3})\]?\s*:\s*\(Topology\) Numa Node:\s*([0-9]{1,4})\s*$", line)
         if match:
