@@ -125,8 +125,6 @@ COORDINATION = Permits(
         Permit(training.WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` has no model
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
-        Permit(tables.TablesCaughtUp, (SERVER,), INSIDE),
-        Permit(tables.TablesHandedOver, (SERVER,), INSIDE),
         Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
         # ---- to a worker or server
         Permit(training.Welcome, (TO_WORKER, TO_SERVER), size=LAYOUTS),

@@ -92,11 +92,15 @@ class NextClock(JobMessage, frozen=True):
 
 
 class ShardCaughtUp(JobMessage, frozen=True):
-    """A primary reports that `server`, which it fills for this shard since assignment `epoch`, has the newest clock."""
+    """A primary reports that `server`, which it fills for this shard since assignment `epoch`, has the newest clock.
+
+    `tables`: it is a shard of tables, not of parameters.
+    """
 
     epoch: int
     shard: Size
     server: Count
+    tables: bool = False
 
 
 class ShardHandedOver(JobMessage, frozen=True):
@@ -104,6 +108,7 @@ class ShardHandedOver(JobMessage, frozen=True):
 
     epoch: int
     shard: Size
+    tables: bool = False
 
 
 class StepUnfit(JobMessage, frozen=True):

@@ -51,21 +51,6 @@ class TablesAt(JobMessage, frozen=True):
     hint: str = ""
 
 
-class TablesCaughtUp(JobMessage, frozen=True):
-    """A server to the coordinator: as membership.CaughtUp, of a shard of tables."""
-
-    epoch: int
-    shard: int
-    server: int
-
-
-class TablesHandedOver(JobMessage, frozen=True):
-    """A server to the coordinator: as membership.HandedOver, of a shard of tables."""
-
-    epoch: int
-    shard: int
-
-
 class TablesSave(JobMessage, frozen=True):
     """The coordinator to servers: send your part of the checkpoint of `step`, when all workers have marked it."""
 

@@ -20,14 +20,20 @@ from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.examples import step_mark
-from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone
+from psctl.job.membership_messages import (
+    CountUntil,
+    Members,
+    ProtocolViolation,
+    ServerUnreachable,
+    ShardCaughtUp,
+    ShardHandedOver,
+    WorkerGone,
+)
 from psctl.job.table_server_messages import (
     ReadRows,
     ReadWanted,
     ServeTables,
     TablesAssigned,
-    TablesCaughtUp,
-    TablesHandedOver,
     TablesReady,
     TablesSave,
 )
@@ -263,9 +269,9 @@ class TableConnections(PeerConnections):
                     if peer is not None:
                         peer.send(output.message, output.payload)
                 case ReplicaCaughtUp():
-                    self._tell(TablesCaughtUp(output.epoch, output.shard, output.server))
+                    self._tell(ShardCaughtUp(output.epoch, output.shard, output.server, tables=True))
                 case LeadMoved():
-                    self._tell(TablesHandedOver(output.epoch, output.shard))
+                    self._tell(ShardHandedOver(output.epoch, output.shard, tables=True))
                 case SaveSlices():
                     self._save(output)
                 case LoadTables():

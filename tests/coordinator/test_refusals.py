@@ -11,7 +11,7 @@ from psctl.job import events
 from psctl.job.checkpoint_messages import SaveBegin
 from psctl.job.membership_messages import LostWorkerClocks, ProtocolViolation, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import EndProcesses
-from psctl.job.table_server_messages import TablesHandedOver, TablesReady, TablesWanted
+from psctl.job.table_server_messages import TablesReady, TablesWanted
 from psctl.job.training_messages import Heartbeat, Join, Prepare, ScriptFinished, StepReport, WorkerReport
 from psctl.types import Address, Layout, Member, ParameterInfo
 from tests.coordinator.driven_job import (
@@ -120,7 +120,7 @@ def test_tables_shards_are_bounded_too() -> None:
     job.receive(W0, TablesWanted())
     for server in S:
         job.receive(server, TablesReady(Address("10.0.0.1", 4100 + server.rank)))
-    assert "shard 12 of 12" in refused(job, S[0], TablesHandedOver(0, 12))
+    assert "shard 12 of 12" in refused(job, S[0], ShardHandedOver(0, 12, tables=True))
 
 
 def test_a_model_too_large_for_any_job_is_refused_before_it_is_planned() -> None:

@@ -7,13 +7,12 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.table_placement import hosts_for_tables
+from psctl.job.membership_messages import ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import ProcessStarted
 from psctl.job.table_server_messages import (
     ServeTables,
     TablesAssigned,
     TablesAt,
-    TablesCaughtUp,
-    TablesHandedOver,
     TablesReady,
     TablesWanted,
 )
@@ -124,7 +123,7 @@ def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> Non
     copies = filled[again].assignment.copies
     assert copies == [[0]] * 8
     for shard in range(8):
-        new = job.receive(S1, TablesCaughtUp(filled[again].assignment.epoch, shard, 0))
+        new = job.receive(S1, ShardCaughtUp(filled[again].assignment.epoch, shard, 0, tables=True))
     job.wait(1)
     newest = sent(job.instructions, TablesAssigned)[-1][1].assignment
     assert all(sorted(chain) == [0, 1] for chain in newest.chains)
@@ -132,7 +131,7 @@ def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> Non
     assert job.machine.job.tables.placement.transfers
     for shard, chain in enumerate(newest.chains):
         if chain[0] == 0:
-            job.receive(S1, TablesHandedOver(newest.epoch, shard))
+            job.receive(S1, ShardHandedOver(newest.epoch, shard, tables=True))
     assert sent(job.instructions, TablesAt)[-1][1].epoch == newest.epoch
     assert job.machine.job.restart is None
     assert job.machine.job.losses.survived == 1

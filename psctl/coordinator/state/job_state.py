@@ -98,9 +98,8 @@ class JobState:
         step = resume.step if resume else 0
         self.startup = Startup()
         self.progress = JobProgress(now, step)
-        self.checkpoints = JobCheckpoints(
-            order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now
-        )
+        every = order.checkpoint.every_seconds
+        self.checkpoints = JobCheckpoints(order.name, resume.checkpoint if resume else None, every, now + every)
         self.shards = Shards()
         self.tables = TableServers()
         self.division = ExampleDivision()

@@ -8,6 +8,8 @@ only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from psctl.coordinator.state import (
     checkpoints,
     deadlines,
@@ -60,8 +62,7 @@ from psctl.job.process_messages import (
     Stacks,
     StopWanted,
 )
-from psctl.job.shard_placement import ShardPlacement
-from psctl.job.table_server_messages import TablesCaughtUp, TablesHandedOver, TablesReady, TablesWanted
+from psctl.job.table_server_messages import TablesReady, TablesWanted
 from psctl.job.training_messages import (
     Heartbeat,
     Join,
@@ -73,7 +74,7 @@ from psctl.job.training_messages import (
     WorkerReport,
 )
 from psctl.orders import JobOrder
-from psctl.types import Layout, Member
+from psctl.types import Member
 
 MOST_BYTES = 1 << 42
 """Bytes of parameters, at four bytes an element: 10^12 elements. More would be millions of shards."""
@@ -129,7 +130,27 @@ class JobStateMachine:
 
     def why_refused(self, member: Member, message: JobMessage) -> str:
         """Return why a message cannot be true of the job as it is, or ""; may be called on any thread."""
-        return _why_refused(self.job, member, message)
+        job = self.job
+        match message:
+            case SaveBegin(step=step):
+                return _save_refused(job, member, step)
+            case Prepare(layout=layout):
+                many = 4 * sum(each.size for each in layout.parameters) > MOST_BYTES
+                return f"parameters of more than {MOST_BYTES} bytes" if many else ""
+            case WorkerReport(steps=steps):
+                waiting = job.progress.reports.kept + len(steps)
+                return "" if waiting <= MOST_WAITING else f"numbers of {waiting} steps, more than {MOST_WAITING}"
+            case LostWorkerClocks():
+                return _shards_refused(job, {*message.clocks, *message.versions, *message.separate_clocks})
+            case ShardCaughtUp(shard=shard, server=server, tables=tables):
+                known = job.newest_incarnation("server", server) is not None
+                why = _shards_refused(job, [shard], tables=tables)
+                return why or ("" if known else f"server/{server}, which the job never had")
+            case ShardHandedOver(shard=shard, tables=tables):
+                return _shards_refused(job, [shard], tables=tables)
+            case ProtocolViolation(member=other):
+                return "" if other.role == "worker" else f"a complaint about {other}"
+        return ""
 
     def start(self, now: float) -> list[Instruction]:
         """Begin; return the first instructions."""
@@ -277,7 +298,7 @@ class JobStateMachine:
             case WorkerListens():
                 startup.on_listens(job, worker, message)
             case TablesWanted():
-                table_placement.on_tables_wanted(job, worker, lambda hosts: startup.add_servers(job, hosts))
+                table_placement.on_tables_wanted(job, worker)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
             case ScriptFinished(step=step):
@@ -294,8 +315,8 @@ class JobStateMachine:
                 server_changes.on_caught_up(job, message)
             case ShardHandedOver():
                 server_changes.on_handed_over(job, server, message)
-            case TablesReady() | TablesCaughtUp() | TablesHandedOver():
-                table_placement.on_table_server(job, server, message)
+            case TablesReady():
+                table_placement.on_ready(job, server, message)
             case _:
                 self._notice_unexpected(server.member, message)
 
@@ -304,33 +325,7 @@ class JobStateMachine:
         self.job.notice_once(("unasked", str(member)), text)
 
 
-def _why_refused(job: JobState, member: Member, message: JobMessage) -> str:
-    shards = len(job.shards.ranges)
-    match message:
-        case SaveBegin(step=step):
-            return _save(job, member, step)
-        case Prepare():
-            return _layout(message.layout)
-        case WorkerReport():
-            waiting = job.progress.reports.kept + len(message.steps)
-            return "" if waiting <= MOST_WAITING else f"numbers of {waiting} steps, more than {MOST_WAITING}"
-        case LostWorkerClocks():
-            named = {*message.clocks, *message.versions, *message.separate_clocks}
-            return _shard(max(named, default=0), shards) or _shard(min(named, default=0), shards)
-        case ShardCaughtUp(shard=shard, server=server):
-            return _shard(shard, shards) or _server(job, server)
-        case ShardHandedOver(shard=shard):
-            return _shard(shard, shards)
-        case TablesCaughtUp(shard=shard, server=server):
-            return _shard(shard, _shard_count(job.tables.placement)) or _server(job, server)
-        case TablesHandedOver(shard=shard):
-            return _shard(shard, _shard_count(job.tables.placement))
-        case ProtocolViolation():
-            return "" if message.member.role == "worker" else f"a complaint about {message.member}"
-    return ""
-
-
-def _save(job: JobState, member: Member, step: int) -> str:
+def _save_refused(job: JobState, member: Member, step: int) -> str:
     """Called on the threads of connections too: it reads one attribute, and copies the set in one operation."""
     reported = job.progress.reports.step
     if step > reported + AHEAD:
@@ -339,24 +334,9 @@ def _save(job: JobState, member: Member, step: int) -> str:
     return "" if member.role == "server" or member.rank in sources else "it has no part in checkpoints"
 
 
-def _layout(layout: Layout) -> str:
-    total = 0
-    for each in layout.parameters:
-        total += 4 * each.size
-        if total > MOST_BYTES:
-            return f"parameters of more than {MOST_BYTES} bytes"
-    return ""
-
-
-def _shard_count(placement: ShardPlacement | None) -> int:
-    return len(placement.chains) if placement is not None else 0
-
-
-def _shard(index: int, shards: int) -> str:
-    if not shards:
+def _shards_refused(job: JobState, shards: Iterable[int], *, tables: bool = False) -> str:
+    placement = server_changes.placement_of(job, tables=tables)
+    if placement is None or not placement.chains:
         return ""  # no shards are placed yet, or all processes start again
-    return "" if 0 <= index < shards else f"shard {index} of {shards}"
-
-
-def _server(job: JobState, rank: int) -> str:
-    return "" if job.newest_incarnation("server", rank) is not None else f"server/{rank}, which the job never had"
+    count = len(placement.chains)
+    return next((f"shard {shard} of {count}" for shard in sorted(shards) if not 0 <= shard < count), "")

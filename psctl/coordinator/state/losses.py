@@ -130,10 +130,8 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
         if job.ending.phase == "cutting":
             job.notice(f"{job.describe(rank)} failed while the job was stopped: {error}")
             ending.kill(job, job.grace, "a worker failed at the stop")
-    checkpoints.remove_worker(job, rank.member)
+    (checkpoints.remove_worker if rank.connected else checkpoints.remove_sender)(job, rank.member)
     example_division.remove_worker(job, rank.member)
-    if not rank.connected:
-        checkpoints.drop_waiting_for(job, rank.member)
 
 
 def _on_failed(job: JobState, rank: Rank, failure: ProcessFailure) -> None:
@@ -153,8 +151,7 @@ def on_connection_lost(job: JobState, member: Member, reason: str) -> None:
     elif member in job.ranks:
         rank = job.ranks[member]
         rank.connected, rank.lost_at = False, job.now
-        checkpoints.remove_worker(job, member)
-        checkpoints.drop_waiting_for(job, member)
+        checkpoints.remove_sender(job, member)
 
 
 def on_protocol_broken(job: JobState, member: Member, reason: str) -> None:
@@ -178,8 +175,7 @@ def _on_host_lost(job: JobState, host: int, reason: str) -> None:
     ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
     for rank in ranks:
         job.move_rank(rank, "lost", f"{name} is lost")
-        checkpoints.remove_worker(job, rank.member)
-        checkpoints.drop_waiting_for(job, rank.member)
+        checkpoints.remove_sender(job, rank.member)
     if ranks:
         text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there died: {reason}"
         failure = job.failure_of(ranks[0], text)

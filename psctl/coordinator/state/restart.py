@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state import checkpoints, ending, losses, startup, table_placement
 from psctl.coordinator.state.example_division import ExampleDivision
-from psctl.coordinator.state.instructions import DiscardCheckpoint, FindRestorable, RestorableFound
+from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.table_placement import TableServers
@@ -107,8 +107,7 @@ def _decide(job: JobState, restart: Restart) -> None:
 
 def _end_processes(job: JobState, restart: Restart) -> None:
     checkpoints.commit_complete(job, at_once=True)
-    for step in job.checkpoints.restart(job.now):
-        job.instructions.append(DiscardCheckpoint(step))
+    checkpoints.restart(job)
     restart.move("end", job.now + job.grace + ending.SLACK)
     running = job.running()
     for agent in job.agents:

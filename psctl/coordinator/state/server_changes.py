@@ -76,6 +76,16 @@ def start_server(job: JobState, number: int, host: int) -> None:
     start_rank(job, rank, server_environment(job.order, job.order.hosts[host], local_rank + 1))
 
 
+def add_servers(job: JobState, hosts: list[int]) -> None:
+    """Start further servers on these hosts, before training."""
+    taken = [rank.host for rank in job.ranks_of("server")]
+    every = taken + hosts
+    for number, host in enumerate(hosts, len(taken)):
+        rank = job.add_rank("server", number, host, taken.count(host))
+        taken.append(host)
+        start_rank(job, rank, server_environment(job.order, job.order.hosts[host], every.count(host)))
+
+
 def start_rank(job: JobState, rank: Rank, environment: dict[str, str]) -> None:
     """Have a rank's process started."""
     job.append_state(rank)
@@ -126,16 +136,23 @@ def on_lost(job: JobState, ranks: list[Rank], reason: str) -> None:
             start_server(job, rank.member.rank, host)
 
 
+def placement_of(job: JobState, *, tables: bool) -> ShardPlacement | None:
+    """Return the placement of the shards of tables, or of parameters."""
+    return job.tables.placement if tables else job.shards.placement
+
+
 def on_caught_up(job: JobState, message: ShardCaughtUp) -> None:
     """A server that is being filled with a shard has the newest clock."""
-    if job.shards.placement is not None:
-        job.shards.placement.on_caught_up(message.epoch, message.shard, message.server)
+    placement = placement_of(job, tables=message.tables)
+    if placement is not None:
+        placement.on_caught_up(message.epoch, message.shard, message.server)
 
 
 def on_handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
-    """A server has stopped to answer for a shard that moved."""
-    if job.shards.placement is not None:
-        job.shards.placement.on_transferred(message.shard, rank.member.rank)
+    """A server no longer answers for a shard that moved."""
+    placement = placement_of(job, tables=message.tables)
+    if placement is not None:
+        placement.on_transferred(message.shard, rank.member.rank)
 
 
 def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import losses, lost_workers, server_changes, sum_order, table_placement
+from psctl.coordinator.state import losses, lost_workers, server_changes, sum_order
 from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
-from psctl.job.environment import server_environment, worker_environment
+from psctl.job.environment import worker_environment
 from psctl.job.layout_comparison import difference
 from psctl.job.process_messages import StopProcesses
 from psctl.job.training_messages import Go, Leave, MemberReady, Prepare, Welcome, WorkerAt, WorkerListens, WorkersAt
@@ -80,23 +80,10 @@ def order_workers(job: JobState) -> None:
 def order_servers(job: JobState, plan: PlanMade) -> None:
     """Start the plan's servers, and record the senders of checkpoints, which are known with them."""
     job.checkpoints.senders = {job.ranks_of("worker")[0].member}
-    if plan.servers:
-        add_servers(
-            job, plan.servers[len(job.ranks_of("server")) :]
-        )  # servers that hold tables already are used as well
+    # Servers that hold tables already are used as well.
+    server_changes.add_servers(job, plan.servers[len(job.ranks_of("server")) :])
     if plan.servers and plan.update == "server":
         job.checkpoints.senders |= {rank.member for rank in job.ranks_of("server")}
-
-
-def add_servers(job: JobState, hosts: list[int]) -> None:
-    """Start further servers on these hosts."""
-    taken = [rank.host for rank in job.ranks_of("server")]
-    every = taken + hosts
-    for number, host in enumerate(hosts, len(taken)):
-        rank = job.add_rank("server", number, host, taken.count(host))
-        taken.append(host)
-        environment = server_environment(job.order, job.order.hosts[host], every.count(host))
-        server_changes.start_rank(job, rank, environment)
 
 
 def on_started(job: JobState, rank: Rank, pid: int) -> None:
@@ -127,7 +114,6 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
         rank.member,
         Welcome(len(workers), order.seed, every, order.report_seconds, job.resume, hosts, job.training),
     )
-    table_placement.advance_start(job)
     if rank.member.role == "worker":
         job.startup.reached.setdefault("joined", job.now)
         job.append_event(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host_name(rank)))

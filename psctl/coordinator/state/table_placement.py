@@ -9,7 +9,6 @@ All stores are cut into the same shards. One placement serves all stores, with e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +19,6 @@ from psctl.job.table_server_messages import (
     ServeTables,
     TablesAssigned,
     TablesAt,
-    TablesCaughtUp,
-    TablesHandedOver,
     TablesReady,
     TablesSave,
 )
@@ -56,14 +53,8 @@ class TableServers(msgspec.Struct):
     """The servers of each shard, once all of the first listen."""
 
 
-def on_tables_wanted(job: JobState, rank: Rank, start: Callable[[list[int]], None]) -> None:
-    """A worker wants to open a store.
-
-    Args:
-        job: the job.
-        rank: the worker.
-        start: starts servers on these hosts.
-    """
+def on_tables_wanted(job: JobState, rank: Rank) -> None:
+    """A worker wants to open a store; `advance` answers it."""
     if job.all_processes_end:
         return
     tables = job.tables
@@ -71,13 +62,12 @@ def on_tables_wanted(job: JobState, rank: Rank, start: Callable[[list[int]], Non
     tables.asked.add(rank.member)
     if not tables.first:
         if not job.ranks_of("server"):
-            start(hosts_for_tables(job.order))
+            server_changes.add_servers(job, hosts_for_tables(job.order))
         tables.first = [server.member for server in job.live("server")]
     if not tables.first:
         problem, hint = _no_server(job.order)
         job.send(rank.member, TablesAt([], problem=problem, hint=hint))
         tables.asked.clear()
-    advance_start(job)
 
 
 def hosts_for_tables(order: JobOrder) -> list[int]:
@@ -95,39 +85,45 @@ def _no_server(order: JobOrder) -> tuple[str, str]:
     return "run.store() needs a server, and no host may hold one", "let a host have roles: [server] in the cluster file"
 
 
-def on_table_server(job: JobState, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHandedOver) -> None:
-    """A server reports a change of its tables."""
-    placement = job.tables.placement
-    match message:
-        case TablesReady():
-            job.tables.addresses[rank.member] = message.address
-            if placement is not None:
-                placement.add_server(server_changes.server_place(rank, message.address))
-                checkpoints.drop_incomplete(job, f"{rank.member} is to hold tables")
-        case TablesCaughtUp() if placement is not None:
-            placement.on_caught_up(message.epoch, message.shard, message.server)
-        case TablesHandedOver() if placement is not None:
-            placement.on_transferred(message.shard, rank.member.rank)
-    advance_start(job)
+def on_ready(job: JobState, rank: Rank, message: TablesReady) -> None:
+    """The tables of a server listen."""
+    job.tables.addresses[rank.member] = message.address
+    if job.tables.placement is not None:
+        job.tables.placement.add_server(server_changes.server_place(rank, message.address))
+        checkpoints.drop_incomplete(job, f"{rank.member} is to hold tables")
 
 
-def advance_start(job: JobState) -> None:
-    """Have servers that have joined hold tables; place shards when the first ones do; answer workers."""
+def advance(job: JobState, patient: bool) -> str:
+    """Go on with the start of tables and with shards that move; return the server whose transfer is late, or "".
+
+    Servers that have joined are told to hold tables; when the first ones do, shards are placed; then workers that
+    asked are answered.
+
+    Args:
+        job: the job.
+        patient: more messages may arrive at once; wait for them before a new assignment is made.
+    """
     tables = job.tables
     if not tables.first or job.all_processes_end:
-        return
+        return ""
     for rank in job.live("server"):
         if rank.joined and rank.member not in tables.ordered and not rank.leaving:
             tables.ordered.add(rank.member)
             job.send(rank.member, ServeTables())
     if tables.placement is None and not awaited_servers(job):
         _place_shards(job)
+    placement = tables.placement
+    if placement is None:
+        return ""
+    if placement.advance(patient, job.now):
+        checkpoints.drop_incomplete(job, "shards of tables move")
     announce(job)
-    if tables.placement is not None and not tables.placement.transfers:
+    if not placement.transfers:
         for member in sorted(tables.asked):
-            job.send(member, _tables_at(tables.placement))
+            job.send(member, _tables_at(placement))
         tables.answered |= tables.asked
         tables.asked.clear()
+    return placement.late_transfer(job.now, server_changes.TRANSFER)
 
 
 def _place_shards(job: JobState) -> None:
@@ -178,22 +174,6 @@ def may_lose(job: JobState, servers: list[int]) -> bool:
     return tables.placement.survives(servers)
 
 
-def advance(job: JobState, patient: bool) -> str:
-    """Go on with shards that move; return the server whose transfer is late, or "".
-
-    Args:
-        job: the job.
-        patient: more messages may arrive at once; wait for them before a new assignment is made.
-    """
-    placement = job.tables.placement
-    if placement is None or job.all_processes_end:
-        return ""
-    if placement.advance(patient, job.now):
-        checkpoints.drop_incomplete(job, "shards of tables move")
-    announce(job)
-    return placement.late_transfer(job.now, server_changes.TRANSFER)
-
-
 def announce(job: JobState) -> None:
     """Send a changed assignment to servers, and then to workers."""
     placement = job.tables.placement
@@ -214,10 +194,9 @@ def announce(job: JobState) -> None:
 
 def ask_parts(job: JobState, step: int) -> None:
     """Ask the servers for their tables at this step, for its checkpoint."""
-    placement = job.tables.placement
-    if placement is None:
+    placement, save = job.tables.placement, job.checkpoints.open.get(step)
+    if placement is None or save is None or save.tables is not None:
         return
-    members = {rank.member for rank in job.live("server") if rank.member.rank in placement.places}
-    if job.checkpoints.add_tables(step, members):
-        for member in sorted(members):
-            job.send(member, TablesSave(step))
+    save.tables = {rank.member for rank in job.live("server") if rank.member.rank in placement.places}
+    for member in sorted(save.tables):
+        job.send(member, TablesSave(step))
