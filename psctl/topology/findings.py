@@ -1,6 +1,8 @@
-"""A problem of a machine or of its output, and its remedy."""
+"""Findings: problems of a host or of its output, with their remedies."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -10,3 +12,10 @@ class Finding(msgspec.Struct, frozen=True):
 
     what: str
     cure: str
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names as one text: the first `most` of them, and the number of the others."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more

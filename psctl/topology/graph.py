@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Literal
+from collections.abc import Hashable, Iterable
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from psctl.topology.findings import Finding
 
+Member = TypeVar("Member", bound=Hashable)
 DeviceKind = Literal["gpu", "nic", "cpu", "switch"]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -161,3 +163,21 @@ def bonded(word: str) -> int:
     """Return the number of NVLinks of a link type: 12 for NV12, 0 for types other than NVn."""
     match = _BONDED.fullmatch(word)
     return int(match[1]) if match else 0
+
+
+def components(members: Iterable[Member], links: Iterable[Iterable[Member]]) -> list[list[Member]]:
+    """Return the connected groups of members, each in the order of the members, by their first member.
+
+    Args:
+        members: the nodes.
+        links: the members that each link joins.
+    """
+    label = {member: index for index, member in enumerate(dict.fromkeys(members))}
+    for link in links:
+        joined = {label[member] for member in link}
+        if len(joined) > 1:
+            label = {member: min(joined) if own in joined else own for member, own in label.items()}
+    groups: dict[int, list[Member]] = {}
+    for member, own in label.items():
+        groups.setdefault(own, []).append(member)
+    return list(groups.values())

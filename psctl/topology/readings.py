@@ -10,6 +10,12 @@ import msgspec
 
 from psctl.topology.findings import Finding
 
+NVIDIA, AMD = 0x10DE, 0x1002
+"""PCI vendors of GPUs."""
+
+BRIDGE = 0x0604
+"""PCI class of PCI-to-PCI bridges, which include root ports and the ports of switches."""
+
 
 class Affinity(msgspec.Struct, frozen=True):
     """The processors near a device, as the matrix prints them; "" where it does not."""

@@ -20,9 +20,8 @@ from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
-from psctl.topology.host.copy_rates import with_copies
 from psctl.topology.host.document import cluster_document
-from psctl.topology.host.host_graph import build_host_graph
+from psctl.topology.host.host_graph import build_host_graph, with_copies
 from psctl.topology.host.worker_placement import place_workers
 
 

@@ -1,24 +1,24 @@
-"""The links between GPUs without a processor between them (NVLink, xGMI), counted in link units.
+"""The direct links between GPUs (NVLink, xGMI), counted in link units.
 
-A unit is one NVLink, or one xGMI link of the narrowest bundle. Rings and trees are packed into units, so that their
-arithmetic is exact.
+A unit is one NVLink, or one xGMI link of the narrowest bundle. Rings and trees are packed into whole units, so that
+their arithmetic is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from psctl.topology.graph import HostGraph, Link
+from psctl.topology.graph import HostGraph, Link, components
 
 
 class DirectLinks(msgspec.Struct, frozen=True):
     """Devices and the direct links among them.
 
-    `links` are (index, index, units) with the lower index first, once a pair, in order. Each unit carries `unit`
-    bytes/s in each direction, 0.0 where that is not known. Where all devices are on one switch instead, `ports` has
-    the units between each device and the switch, and there are no links.
+    `links` are sorted (index, index, units), one a pair, with the lower index first. Each unit carries `unit` bytes/s
+    in each direction, 0.0 where that is unknown. Where one switch joins all devices, there are no links, and `ports`
+    has the units between each device and the switch.
     """
 
     nodes: tuple[str, ...]
@@ -28,8 +28,8 @@ class DirectLinks(msgspec.Struct, frozen=True):
 
     @property
     def connected(self) -> bool:
-        """Whether every device reaches every other over the links, or over the switch."""
-        return bool(self.ports) or len(components(len(self.nodes), ((a, b) for a, b, _ in self.links))) <= 1
+        """Whether every device reaches every other over the links or the switch."""
+        return bool(self.ports) or len(components(range(len(self.nodes)), (link[:2] for link in self.links))) <= 1
 
     def units(self) -> list[list[int]]:
         """Return the units between each two devices, by index."""
@@ -44,7 +44,7 @@ def direct_links(graph: HostGraph, ids: Sequence[str] | None = None) -> DirectLi
 
     Args:
         graph: the host.
-        ids: GPUs that count, in the order wanted; None for all.
+        ids: the GPUs, in the order of the result; None for all.
     """
     nodes = tuple(ids) if ids is not None else tuple(device.id for device in graph.of_kind("gpu"))
     place = {ident: index for index, ident in enumerate(nodes)}
@@ -66,18 +66,8 @@ def is_direct(link: Link) -> bool:
     return link.edge and (link.width > 0 or link.type in ("NVLink", "xGMI"))
 
 
-def components(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Return the groups of 0 .. count-1 that pairs join, each in order, by their lowest member."""
-    label = list(range(count))
-    for a, b in pairs:
-        old, new = max(label[a], label[b]), min(label[a], label[b])
-        if old != new:
-            label = [new if one == old else one for one in label]
-    return [[node for node in range(count) if label[node] == one] for one in sorted(set(label))]
-
-
 def _ports(graph: HostGraph, nodes: Sequence[str]) -> list[Link]:
-    """Return the link of each device to the switch of all of them; none when there is no such switch."""
+    """Return the link of each device to the switch that joins all of them; [] if there is no such switch."""
     for switch in graph.of_kind("switch"):
         to = {(link.b if link.a == switch.id else link.a): link for link in graph.edges if _leads(link, switch.id)}
         if len(nodes) > 1 and to.keys() >= set(nodes):
@@ -90,13 +80,13 @@ def _leads(link: Link, switch: str) -> bool:
 
 
 def _unit(links: Sequence[Link]) -> float:
-    """Bytes/s of one unit: the slowest single link; 0.0 where the rate of any is not known."""
+    """Return the bytes/s of one unit: those of the slowest single link; 0.0 where the rate of any link is unknown."""
     rates = [link.bandwidth / max(1, link.width) for link in links]
     return min(rates, default=0.0)
 
 
 def _count(link: Link, unit: float) -> int:
-    """Units of a bundle: its NVLinks, or how often the narrowest fits, though it be measured a little short."""
+    """Return the units of a bundle: its NVLinks, or its rate in units, with 5% tolerance for measured rates."""
     if link.width:
         return link.width
     return max(1, int(link.bandwidth / unit + 0.05)) if unit > 0 else 1

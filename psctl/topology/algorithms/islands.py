@@ -1,19 +1,21 @@
-"""Groups for hierarchies: devices that are closer to each other than to the rest, by level, from inside to outside.
+"""Groups for hierarchical all-reduces: devices that are closer to each other than to the others, by level.
 
-Inside a host: GPUs that NVLink or xGMI joins, those behind one PCIe switch (and behind several, up to the processor),
-those of one NUMA node. Then hosts, and racks by their label. A level holds whole groups of the level inside it, so that
-a sum over groups can be summed on: where an NVLink island spans two NUMA nodes, the nodes are no level.
+The levels inside a host are GPUs joined by NVLink or xGMI, GPUs behind one PCIe switch (then behind several, up to the
+processor), and GPUs of one NUMA node. Outside follow hosts, then racks by their label. A group of a level consists of
+whole groups of the level below it, so that sums over groups can be summed: where an NVLink group spans two NUMA nodes,
+the nodes are not a level.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from psctl.topology.algorithms.direct_links import components, is_direct
-from psctl.topology.graph import ClusterGraph, HostGraph
+from psctl.topology.algorithms.direct_links import is_direct
+from psctl.topology.graph import ClusterGraph, HostGraph, components
 
 Kind = Literal["nvlink", "pcie", "numa", "host", "rack"]
 Groups = tuple[tuple[str, ...], ...]
@@ -30,10 +32,10 @@ class Level(msgspec.Struct, frozen=True):
 
 
 def ranks(cluster: ClusterGraph) -> tuple[str, ...]:
-    """Return the ranks: the GPUs of the hosts that may hold workers, or the hosts where none has a GPU.
+    """Return the ranks: the GPUs of the hosts with the role worker, or these hosts where none has a GPU.
 
     Returns:
-        Device ids; behind the host's name and "/" where the cluster has several hosts; names of hosts.
+        The device ids, each preceded by its host's name and "/" where the cluster has several hosts; or host names.
     """
     hosts = [host for host in cluster.hosts if "worker" in host.roles]
     several = len(cluster.hosts) > 1
@@ -42,7 +44,7 @@ def ranks(cluster: ClusterGraph) -> tuple[str, ...]:
 
 
 def name(host: str, device: str, several: bool) -> str:
-    """Return the name of a device: its id, behind the host's name and "/" where there are several hosts."""
+    """Return the name of a device: its id, preceded by the host's name and "/" where there are several hosts."""
     return f"{host}/{device}" if several else device
 
 
@@ -51,8 +53,8 @@ def islands(graph: HostGraph, kind: Kind = "nvlink") -> Groups:
 
     Args:
         graph: the host.
-        kind: nvlink (joined by NVLink or xGMI, directly or through switches), pcie (the same PCIe switch nearest), numa
-            (the same NUMA node, or the same processor where nodes are not known), host (all).
+        kind: nvlink (joined by NVLink or xGMI, directly or through switches), pcie (plugged into the same PCIe switch),
+            numa (the same NUMA node, or the same processor where nodes are unknown), host (all).
     """
     gpus = [gpu.id for gpu in graph.of_kind("gpu")]
     if kind == "nvlink":
@@ -67,11 +69,11 @@ def islands(graph: HostGraph, kind: Kind = "nvlink") -> Groups:
 
 
 def hierarchy(cluster: ClusterGraph) -> tuple[Level, ...]:
-    """Return the levels of a cluster from inside to outside; levels of a single group are left out.
+    """Return the levels of a cluster from inside to outside, without levels of a single group.
 
     Returns:
-        Each level holds every rank once, in groups of at least one, and whole groups of the level before. Ids as of
-        `ranks`.
+        Each level has every rank, named as by `ranks`, in exactly one group; its groups consist of whole groups of the
+        level before.
     """
     everything = ranks(cluster)
     raw: list[tuple[Kind, list[tuple[str, ...]]]] = [
@@ -103,7 +105,7 @@ def _inside(cluster: ClusterGraph, find: Callable[[HostGraph], Groups]) -> list[
 
 
 def _racks(cluster: ClusterGraph, everything: Sequence[str]) -> list[tuple[str, ...]]:
-    """The ranks of each rack; a host without the label is in none."""
+    """Return the ranks of each rack; hosts without the label are in no rack."""
     racks: dict[str, list[str]] = {}
     for host in cluster.hosts:
         if RACK in host.labels:
@@ -113,19 +115,14 @@ def _racks(cluster: ClusterGraph, everything: Sequence[str]) -> list[tuple[str, 
 
 
 def _joined(members: Sequence[str], groups: Iterable[Iterable[str]]) -> Groups:
-    """Return the members in connected groups, also through others (switches); in the order of the members."""
-    lists = [list(group) for group in groups]
-    place = {
-        ident: at for at, ident in enumerate(dict.fromkeys([*members, *(one for group in groups for one in group)]))
-    }
-    pairs = [(place[group[0]], place[other]) for group in lists for other in group[1:]]
-    idents = list(place)
-    found = [[idents[at] for at in group if at < len(members)] for group in components(len(place), pairs)]
-    return tuple(tuple(group) for group in found if group)
+    """Return the members in connected groups, in their order; other nodes (switches) may connect them."""
+    links, wanted = [list(group) for group in groups], set(members)
+    found = components(itertools.chain(members, *links), links)
+    return tuple(filter(None, (tuple(ident for ident in group if ident in wanted) for group in found)))
 
 
 def _alike(members: Sequence[str], key: Mapping[str, str]) -> Groups:
-    """The members by their key; one without is alone."""
+    """Return the members grouped by their key; a member without a key is a group of its own."""
     groups: dict[str, list[str]] = {}
     for ident in members:
         groups.setdefault(f"of {key[ident]}" if ident in key else ident, []).append(ident)
@@ -143,21 +140,21 @@ def _slots(graph: HostGraph) -> dict[str, list[str]]:
 
 
 def _nearest(graph: HostGraph) -> dict[str, str]:
-    """The PCIe switch that each GPU is plugged into."""
+    """Return the PCIe switch that each GPU is plugged into."""
     near, switches = _slots(graph), {device.id for device in graph.of_kind("switch")}
     found = {gpu.id: [ident for ident in near.get(gpu.id, []) if ident in switches] for gpu in graph.of_kind("gpu")}
     return {gpu: idents[0] for gpu, idents in found.items() if idents}
 
 
 def _roots(graph: HostGraph) -> Groups:
-    """The GPUs below the same port of a processor, through however many switches."""
+    """Return the GPUs below the same port of a processor, through any number of switches."""
     kept = {device.id for device in graph.devices if device.kind in ("switch", "gpu")}
     pairs = [link.ends for link in graph.edges if link.type == "PCIe" and link.ends <= kept]
     return _joined([gpu.id for gpu in graph.of_kind("gpu")], pairs)
 
 
 def _nodes(graph: HostGraph) -> dict[str, str]:
-    """The NUMA node of each GPU, or the processor that its slot leads to."""
+    """Return the NUMA node of each GPU, or the processor to which its slot leads."""
     near = _slots(graph)
     cpus = {device.id: device for device in graph.of_kind("cpu")}
     found = {}

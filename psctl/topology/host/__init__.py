@@ -1,9 +1,8 @@
 """The graph of one host.
 
-copy_rates: a graph with measured copy rates
 document: the JSON documents of `psctl topo`
 health: problems that the outputs of a host show
-host_graph: the graph of a host built from all its outputs
+host_graph: the graph of a host built from all its outputs and measured copy rates
 inventory: the GPUs, NICs and processors of a host
 link_overrides: `links` of a cluster file applied to the probed links
 nvlinks: NVLinks derived from the link types of a matrix

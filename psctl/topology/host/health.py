@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from psctl.topology import rates
-from psctl.topology.findings import Finding
+from psctl.topology.findings import Finding, listed
 from psctl.topology.graph import Device, HostGraph, bonded
-from psctl.topology.host.inventory import HostReadings
+from psctl.topology.host.inventory import HostReadings, natural
 from psctl.topology.host.pcie_derivation import LEVELS, PXB, SYS
 from psctl.topology.readings import NvlinkGpu, PciDevice
 
@@ -290,15 +290,9 @@ def _gigabits(rate: float) -> str:
     return f"{rate * 8 / 1e9:g}"
 
 
-def _some(items: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+def _some(items: Sequence[str]) -> str:
+    return listed(items, 4)
 
 
 def _list(items: Iterable[str]) -> str:
-    return ", ".join(sorted(items, key=_number))
-
-
-def _number(ident: str) -> tuple[int, str]:
-    digits = "".join(filter(str.isdecimal, ident.partition("/")[0]))
-    return int(digits or 0), ident
+    return ", ".join(sorted(items, key=natural))

@@ -273,3 +273,25 @@ def _rest(types: LinkTypes, edges: Sequence[Link]) -> Iterator[Link]:
     """Return the edges whose ends are no pair with a link type."""
     pairs = {frozenset(pair) for pair in types}
     return (link for link in edges if link.ends not in pairs)
+
+
+def with_copies(graph: HostGraph, copies: Sequence[Link]) -> HostGraph:
+    """Return a host's graph with the measured rates of copies in place of nominal rates.
+
+    A pair is measured while no other pair copies, so the measured rate belongs to its relation, or to the edge (NVn or
+    a slot) that joins the two devices. A pair without a link gets a relation of type "copy". Copies between devices
+    that the graph does not have are ignored.
+
+    Args:
+        graph: the devices and links inside the host.
+        copies: measured links between its devices, each pair once.
+    """
+    known = {device.id for device in graph.devices}
+    found = {copy.ends: copy for copy in copies if copy.ends <= known}
+    links = [_measured(link, found[link.ends]) if link.ends in found else link for link in graph.links]
+    linked = {link.ends for link in graph.links}
+    return msgspec.structs.replace(graph, links=(*links, *(copy for ends, copy in found.items() if ends not in linked)))
+
+
+def _measured(link: Link, copy: Link) -> Link:
+    return msgspec.structs.replace(link, bandwidth=copy.bandwidth, latency=copy.latency, measured=True)

@@ -14,6 +14,7 @@ from psctl.topology.findings import Finding
 from psctl.topology.graph import Device
 from psctl.topology.host import pcie_tree
 from psctl.topology.readings import (
+    NVIDIA,
     GpuRow,
     GpuTable,
     Matrix,
@@ -215,7 +216,7 @@ def _buses(all_: HostReadings, ids: Sequence[str]) -> dict[str, str]:
     found |= {f"GPU{gpu.index}": gpu.bus for gpu in (all_.facts.gpus if all_.facts else ()) if gpu.bus}
     found |= {f"GPU{row.index}": row.bus for row in all_.table.gpus if row.bus}
     whole = [ident for ident in ids if "/" not in ident]
-    cards = pcie_tree.gpus(all_.functions, pcie_tree.NVIDIA) or pcie_tree.gpus(all_.functions)
+    cards = pcie_tree.gpus(all_.functions, NVIDIA) or pcie_tree.gpus(all_.functions)
     if not found and len(cards) == len(whole):
         found = {ident: card.address for ident, card in zip(sorted(whole, key=natural), cards, strict=True)}
     return found

@@ -1,21 +1,22 @@
 """Applies `links:` of a cluster file to the probed links; the file takes precedence.
 
-An end is a host, or the value of a label: the switch of the hosts with this label. A switch that is not known yet is
-created: its hosts are moved to it, and it is joined to their former switch by a cable of unknown width, unless no host
-is left there. A link between two hosts is a cable of their own.
+An end is a host or the value of a label, which stands for the switch of the hosts with that label. A new switch is
+created: its hosts are moved to it, and a cable of unknown rate joins it to their former switch, unless no host is left
+there. A link between two hosts is a separate cable.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from psctl.topology.graph import Between
+from psctl.topology.graph import Between, components
 
 
 class LinkOverride(msgspec.Struct, frozen=True):
-    """One entry of `links:`. `bandwidth` is payload bytes/s, `latency` seconds one way; None where it is left out."""
+    """One entry of `links:`. `bandwidth` is payload bytes/s, `latency` seconds one way, None where not given."""
 
     a: str
     b: str
@@ -24,20 +25,20 @@ class LinkOverride(msgspec.Struct, frozen=True):
 
 
 def apply_overrides(
-    between: Sequence[Between], written: Sequence[LinkOverride], labels: Mapping[str, Mapping[str, str]]
+    between: Sequence[Between], overrides: Sequence[LinkOverride], labels: Mapping[str, Mapping[str, str]]
 ) -> tuple[Between, ...]:
     """Return the cables, probed ones replaced by those of the file.
 
     Args:
-        between: what was probed, or is nominal.
-        written: `links:`.
-        labels: of every host, the hosts without labels too.
+        between: the probed or nominal cables.
+        overrides: `links:` of the cluster file.
+        labels: the labels of every host, {} for hosts without labels.
     """
     edges = list(between)
-    for end in dict.fromkeys(end for each in written for end in (each.a, each.b)):
+    for end in dict.fromkeys(end for each in overrides for end in (each.a, each.b)):
         if end not in labels:
             edges = _gathered(edges, end, [host for host, own in labels.items() if end in own.values()])
-    for each in written:
+    for each in overrides:
         ends = {each.a, each.b}
         old = next((edge for edge in edges if {edge.a, edge.b} == ends), Between(each.a, each.b))
         new = msgspec.structs.replace(
@@ -69,8 +70,6 @@ def _pruned(edges: list[Between], hosts: set[str]) -> list[Between]:
 
 
 def _joined(edges: Sequence[Between], ends: set[str]) -> bool:
-    """Whether all these nodes are connected."""
-    piece = {next(iter(ends))}
-    while more := {end for edge in edges if piece & {edge.a, edge.b} for end in (edge.a, edge.b)} - piece:
-        piece |= more
-    return ends <= piece
+    """Return whether all these nodes are connected."""
+    pairs = [(edge.a, edge.b) for edge in edges]
+    return any(ends <= set(group) for group in components(itertools.chain(ends, *pairs), pairs))

@@ -1,19 +1,20 @@
 """Derives NVLinks from the link types of a matrix: direct links between two GPUs, or ports of a shared switch.
 
-"NV12" between all pairs of eight GPUs does not mean 56 bundles of twelve: a GPU with fewer links than the sum of its
-NVn is on a switch (NVSwitch), to which each of its links leads. Such a pair is a relation; its edges join each GPU
-with the switch of its fabric, with as many links as the GPU's largest NVn.
+"NV12" between all pairs of eight GPUs does not mean 28 bundles of twelve links: a GPU with fewer links than the sum of
+its NVn is on a switch (NVSwitch), to which each of its links leads. Such a pair is a relation; an edge joins each GPU
+to the switch of its fabric, with as many links as the GPU's largest NVn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 
 from psctl.topology import rates
-from psctl.topology.graph import Device, Link, bonded
+from psctl.topology.graph import Device, Link, bonded, components
 
 MOST_LINKS = 18
-"""Links of a GPU whose number is unknown: no GPU so far has more."""
+"""Assumed number of links of a GPU where it is unknown: no GPU so far has more."""
 
 LinkTypes = Mapping[tuple[str, str], str]
 """The link type of each pair, in the matrix's order."""
@@ -35,16 +36,6 @@ def switched(types: LinkTypes, links: Mapping[str, int]) -> frozenset[tuple[str,
             used[ident] = used.get(ident, 0) + bonded(word)
     over = {ident for ident, count in used.items() if count > (links.get(ident) or MOST_LINKS)}
     return frozenset(pair for pair, word in types.items() if bonded(word) and not over.isdisjoint(pair))
-
-
-def fabrics(pairs: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Return the GPUs of each switched fabric (those that switched pairs join), by their first pair."""
-    groups: list[list[str]] = []
-    for a, b in pairs:
-        joined = [group for group in groups if a in group or b in group]
-        merged = list(dict.fromkeys([ident for group in joined for ident in group] + [a, b]))
-        groups = [group for group in groups if group not in joined] + [merged]
-    return groups
 
 
 def edges(types: LinkTypes, through: frozenset[tuple[str, str]], rate: Mapping[str, float]) -> list[Link]:
@@ -72,9 +63,10 @@ def ports(
         through: pairs joined through a switch.
         rate: of one NVLink of each GPU, bytes/s in one direction.
     """
+    pairs = [pair for pair in types if pair in through]
     devices: list[Device] = []
     links: list[Link] = []
-    for index, group in enumerate(fabrics([pair for pair in types if pair in through])):
+    for index, group in enumerate(components(itertools.chain(*pairs), pairs)):
         switch = f"NVSW{index}"
         devices.append(Device(switch, "switch", name="NVSwitch", derived=True))
         for gpu in group:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from psctl.topology.findings import Finding
+from psctl.topology.findings import Finding, listed
 
 LEVELS = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
 """Distance of each link type."""
@@ -131,15 +131,10 @@ def contradictions(torn: Sequence[tuple[str, str]], levels: Levels) -> list[Find
     if not pairs:
         return []
     words = {level: word for word, level in reversed(LEVELS.items())}
-    named = ", ".join(f"{a}-{b} ({words[levels[frozenset((a, b))]]})" for a, b in pairs[:3])
-    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    what = f"the matrix contradicts itself: no PCIe tree has both {named}{more} and the link types of the other pairs"
-    return [
-        Finding(
-            what,
-            "save the output again; the link types are shown as printed, the switches are derived without these pairs",
-        )
-    ]
+    named = listed((f"{a}-{b} ({words[levels[frozenset((a, b))]]})" for a, b in pairs), 3)
+    what = f"the matrix contradicts itself: no PCIe tree has both {named} and the link types of the other pairs"
+    cure = "save the output again; the link types are shown as printed, the switches are derived without these pairs"
+    return [Finding(what, cure)]
 
 
 def _branch(part: Sequence[str]) -> PcieBranch:

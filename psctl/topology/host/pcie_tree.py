@@ -13,18 +13,13 @@ import msgspec
 
 from psctl.topology import rates
 from psctl.topology.host.pcie_derivation import PcieBranch
-from psctl.topology.readings import PciDevice
-
-NVIDIA, AMD = 0x10DE, 0x1002
-"""PCI vendors."""
+from psctl.topology.readings import AMD, BRIDGE, NVIDIA, PciDevice
 
 WIDEST = 32
 """Lanes; a larger number is a register that was not set."""
 
 EMULATED = frozenset({0x104C, 0x1B36})
 """Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) describe no hardware."""
-
-_BRIDGE = 0x0604
 
 
 def gpus(functions: Sequence[PciDevice], vendor: int | None = None) -> list[PciDevice]:
@@ -50,7 +45,7 @@ def rooted(function: PciDevice) -> bool:
 
 def link(function: PciDevice) -> float | None:
     """Return the rate of the function's link, bytes/s in one direction; None where it is unknown."""
-    if function.pci_class == _BRIDGE and function.vendor in EMULATED:
+    if function.pci_class == BRIDGE and function.vendor in EMULATED:
         return None
     speed = function.speed_max or function.speed
     width = function.width or function.width_max

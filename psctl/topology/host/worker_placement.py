@@ -12,11 +12,10 @@ import msgspec
 
 from psctl.topology.graph import Device, HostGraph
 from psctl.topology.host.paths import Router
+from psctl.topology.host.pcie_derivation import LEVELS
 
-NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
-"""Link types of a matrix from near to far; all others are farther."""
-
-FAR = 5
+FAR = 1 + max(LEVELS.values())
+"""Distance of a NIC without a path or a link type of PCIe."""
 
 
 class WorkerPlacement(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ def _usable(graph: HostGraph) -> list[Device]:
 
 def _near(graph: HostGraph, gpu: Device) -> list[str]:
     """Return the NICs nearest to a GPU, the one with the widest path first."""
-    levels = {link.ends: NEARNESS.get(link.type, FAR) for link in graph.relations}
+    levels = {link.ends: LEVELS.get(link.type, FAR) for link in graph.relations}
     paths = Router(graph.devices, graph.edges).paths(gpu.id)
     kinds = {device.id: device.kind for device in graph.devices}
     rows = []
@@ -69,8 +68,8 @@ def _level(kinds: Sequence[str]) -> int:
     """Return the level of a path by the number of switches and processors on it."""
     cpus = kinds.count("cpu")
     if cpus:
-        return NEARNESS["PHB"] if cpus == 1 else NEARNESS["SYS"]
-    return NEARNESS["PIX"] if kinds.count("switch") <= 1 else NEARNESS["PXB"]
+        return LEVELS["PHB"] if cpus == 1 else LEVELS["SYS"]
+    return LEVELS["PIX"] if kinds.count("switch") <= 1 else LEVELS["PXB"]
 
 
 def _spread(choices: Mapping[str, Sequence[str]]) -> dict[str, str]:

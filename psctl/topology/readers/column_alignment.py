@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from psctl.topology.findings import Finding
+from psctl.topology.findings import Finding, listed
 from psctl.topology.readers.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
 from psctl.topology.readers.text_tables import TextRow, TextTable
 
@@ -348,10 +348,3 @@ def _lopsided(devices: Sequence[str], words: dict[tuple[str, str], str]) -> list
     what = "the matrix contradicts itself: " + "; ".join(pairs[:4])
     more = f"; and {len(pairs) - 4} pairs more" if len(pairs) > 4 else ""
     return [Finding(f"{what}{more}", "run the command again and compare: it must say the same in both directions")]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names in a row for people, the first eight of them."""
-    every = list(names)
-    more = f" and {len(every) - 8} more" if len(every) > 8 else ""
-    return ", ".join(every[:8]) + more

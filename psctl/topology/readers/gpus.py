@@ -15,10 +15,7 @@ from msgspec.structs import replace
 from psctl.topology.facts import Gpu
 from psctl.topology.findings import Finding
 from psctl.topology.readers.pci import address
-from psctl.topology.readings import GpuRow, GpuTable, PciDevice
-
-NVIDIA = 0x10DE
-"""PCI vendor."""
+from psctl.topology.readings import NVIDIA, GpuRow, GpuTable, PciDevice
 
 QUERY = (
     "index", "name", "uuid", "memory.total", "driver_version", "pci.bus_id", "pcie.link.gen.current",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from psctl.topology.findings import Finding
+from psctl.topology.findings import Finding, listed
 from psctl.topology.readers.cells import clean
-from psctl.topology.readers.column_alignment import AGAIN, listed
+from psctl.topology.readers.column_alignment import AGAIN
 from psctl.topology.readings import NvlinkGpu, NvlinkStatus
 
 _GPU = re.compile(r"\bGPU\s+(\d+)\s*:\s*([^(\n]*?)\s*(?:\(UUID\s*:?\s*([^)\n]*)\)?|$|(?=NVML:))")

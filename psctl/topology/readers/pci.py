@@ -14,10 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from psctl.topology.findings import Finding
-from psctl.topology.readings import PciDevice, PciTree
-
-BRIDGE = 0x0604
-"""PCI class of PCI-to-PCI bridges, which include root ports and the ports of switches."""
+from psctl.topology.readings import AMD, BRIDGE, NVIDIA, PciDevice, PciTree
 
 _CLASSES = {
     "PCI bridge": BRIDGE, "Host bridge": 0x0600, "VGA compatible controller": 0x0300, "3D controller": 0x0302,
@@ -28,7 +25,7 @@ _CLASSES = {
 """PCI classes that psctl uses, by lspci's names of them."""
 
 _VENDORS = {
-    "NVIDIA Corporation": 0x10DE, "Advanced Micro Devices": 0x1002, "Mellanox": 0x15B3, "Intel": 0x8086,
+    "NVIDIA Corporation": NVIDIA, "Advanced Micro Devices": AMD, "Mellanox": 0x15B3, "Intel": 0x8086,
     "ASPEED": 0x1A03, "Matrox": 0x102B, "Amazon.com": 0x1D0F, "Broadcom": 0x14E4,
 }  # fmt: skip
 """PCI vendors by the beginning of lspci's names of them."""
@@ -167,7 +164,7 @@ def _head(at: str, text: str) -> PciDevice:
 def _vendor(name: str, pci_class: int | None) -> int | None:
     number = next((number for begin, number in _VENDORS.items() if name.startswith(begin)), None)
     graphics = pci_class is not None and pci_class >> 8 in (0x03, 0x12)
-    return _AMD_BRIDGES if number == 0x1002 and not graphics else number
+    return _AMD_BRIDGES if number == AMD and not graphics else number
 
 
 def _clean(name: str) -> str:

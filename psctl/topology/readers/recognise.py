@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from psctl.topology.findings import Finding
 from psctl.topology.readers import gpus, nccl_xml, pci, rdma, rocm
+from psctl.topology.readers.cells import LINK_WORDS, PEER_WORDS
 from psctl.topology.readers.matrix import read_matrix, read_peers
 from psctl.topology.readers.nvlink import read_nvlink
 from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
@@ -42,9 +43,6 @@ MOST = 64
 
 MOST_LINES = 2048
 """Lines of one matrix, which a narrow terminal may have broken; reading takes time with their square."""
-
-_PEER_WORD = re.compile(r"OK|NS|CNS|GNS|TNS|DR|U")
-_WAY_WORD = re.compile(r"SYS|SOC|NODE|PHB|PXB|PIX|NV[0-9]+")
 
 
 class _OutputLines(NamedTuple):
@@ -207,7 +205,7 @@ def _matrix(text: str) -> Iterator[Reading]:
         yield FailedOutput((Finding(what, "save the output of one host"),))
         return
     words = [word for line in lines if _ROW.match(line) for word in line.split()[1:]]
-    peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (_PEER_WORD, _WAY_WORD))
+    peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (PEER_WORDS, LINK_WORDS))
     if peers == ways:
         peers, ways = (sum(bool(form.match(line)) for line in lines) for form in (_PEERS, _WAYS))
     yield read_peers(text) if peers > ways else read_matrix(text)

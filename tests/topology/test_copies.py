@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.host.copy_rates import with_copies
+from psctl.topology.host.host_graph import with_copies
 
 GRAPH = HostGraph(
     devices=(Device("GPU0", "gpu"), Device("GPU1", "gpu"), Device("CPU0", "cpu"), Device("SW0", "switch")),
