@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NewType
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NewType
 
 import msgspec
 
@@ -14,6 +15,9 @@ MOST_DIMENSIONS = 64
 
 MOST_LISTED = 1 << 20
 """Tensors, shards or members that one list of a message may have."""
+
+Document = Mapping[str, Any]
+"""A decoded JSON document, or an object in it."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]

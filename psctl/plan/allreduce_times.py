@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from psctl.plan.simulation.schedule_timing import Timing
+from psctl.plan.simulation.schedule_timing import BusiestLink, Timing, timing_of
 
 MOST_CHUNKS = 1024
 """With more, chunks would have a few bytes, or a step of training would not have time for the messages."""
@@ -64,8 +64,7 @@ class Form(msgspec.Struct, frozen=True):
 
     def timing(self) -> Timing:
         """Return the form as a prediction."""
-        name = max((self.waiting, "latency"), (self.flowing, "every port"), (self.summing, "sums"))[1]
-        return Timing(self.seconds, "closed form", name, 0, self.waiting, self.flowing, self.summing)
+        return timing_of("closed form", (self.waiting, self.flowing, self.summing), BusiestLink("every port"))
 
 
 def root(world: int, size: float, rates: UniformRates) -> Form:

@@ -50,7 +50,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
     Args:
         measured: seconds, more than 0.
         predict: called with the index of a measurement and costs; about 5 times for each measurement and round.
-        start: the initial costs; their `switch` is kept.
+        start: the initial costs.
 
     Returns:
         the costs; the initial ones where nothing was measured.
@@ -61,7 +61,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
     at = known = (begin.alpha, begin.overhead, begin.gamma)
 
     def errors(values: _Vector) -> list[float]:
-        costs = Costs(values[0], values[1], values[2], begin.switch)
+        costs = Costs(*values)
         off = [predict(index, costs) / seconds - 1.0 for index, seconds in enumerate(measured)]
         return off + [PRIOR * (v - b) / max(b, s) for v, b, s in zip(values, known, SCALES, strict=True)]
 
@@ -77,7 +77,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
         if gained < 1e-3:
             break
     count = len(measured)
-    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first[:count]), _middle(now[:count]))
+    return Fitted(Costs(*at), _middle(first[:count]), _middle(now[:count]))
 
 
 def _vector(values: Iterable[float]) -> _Vector:

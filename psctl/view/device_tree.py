@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 
 from psctl.topology.graph import EDGE_TYPES, bonded
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 CLOSED = frozenset({"ring", "bidirectional-ring", "multi-ring"})
 """Strategies whose groups are rings: their last device sends to the first."""

@@ -8,14 +8,12 @@ the cables that it uses, and as arrows where it passes through a switch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.device_tree import DeviceNode, DeviceTree, device_tree, locate_member, ring_steps, rings_of
 from psctl.view.drawing_styles import DEVICE_COLOURS, LineWidths, line_widths, link_colour, ring_colour
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 
 def dot(document: Document) -> str:

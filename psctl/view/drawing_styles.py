@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.device_tree import is_edge
-
-Document = Mapping[str, Any]
 
 DEVICE_COLOURS = {"cpu": "#e4e7ec", "gpu": "#d3f2d9", "nic": "#d6e9fb", "switch": "#fdeed2"}
 """Colours of boxes, by kind of device."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from psctl.job import events as kinds
 from psctl.view.text import one_line
@@ -74,7 +73,35 @@ class JobView:
     def apply(self, event: kinds.AnyEvent) -> None:
         """Update the state by one event."""
         self.latest = event.time if math.isnan(self.latest) else max(self.latest, event.time)
-        _APPLY[type(event)](self, event)
+        match event:
+            case kinds.Started():
+                self._on_started(event)
+            case kinds.Planned():
+                self.plan = event
+            case kinds.Progress():
+                self._on_progress(event)
+            case kinds.CheckpointWritten():
+                self.checkpoint = event
+            case kinds.WorkerLost():
+                self._on_lost("worker", event)
+            case kinds.ServerLost():
+                self._on_lost("server", event)
+            case kinds.WorkerJoined():
+                found = self.rank_of("worker", event.rank, event.host)
+                found.state, found.last_error = "running", ""
+                self.note(event.time, INFO, f"{found.name} on {found.host} takes part")
+            case kinds.Restored():
+                self._on_restored(event)
+            case kinds.StateChanged():
+                self._on_state(event)
+            case kinds.Finished():
+                self.finished, self.state = event, event.status
+                for rank in self.ranks.values():
+                    rank.rate = 0.0
+            case kinds.Notice():
+                self.note(event.time, WARNING, event.text)
+            case kinds.Log():
+                pass  # output is shown, not kept
 
     def host_of(self, rank: str) -> str:
         """Return the host of "worker/3", "" while unknown."""
@@ -122,121 +149,66 @@ class JobView:
         self.recent_events.append(RecentEvent(time, severity, text))
         del self.recent_events[:-KEPT_EVENTS]
 
+    def _on_started(self, event: kinds.Started) -> None:
+        self.job, self.hosts, self.started = one_line(event.job), [one_line(host) for host in event.hosts], event.time
+        if self.state == "submitted":
+            self.state = "starting"
+        for role in event.roles:
+            self.rank_of(role.role, role.rank, role.host)
+
+    def _on_progress(self, event: kinds.Progress) -> None:
+        before = self.progress
+        self.progress = event
+        if before is not None and event.time > before.time and event.step > before.step:
+            self.rate = (event.step - before.step) / (event.time - before.time)
+        self.metric = self.metric or watched_metric(event.metrics)
+        value = event.metrics.get(self.metric)
+        if value is None or not math.isfinite(value) or (before is not None and before.step == event.step):
+            return
+        if self.history and event.step < self.history[-1][0] + self.stride:
+            return
+        self.history.append((event.step, value))
+        if len(self.history) > HISTORY:
+            del self.history[1::2]
+            self.stride = max(1, (self.history[-1][0] - self.history[0][0]) // (len(self.history) - 1))
+
+    def _on_lost(self, role: str, event: kinds.WorkerLost | kinds.ServerLost) -> None:
+        found = self.rank_of(role, event.rank, event.host)
+        found.state, found.last_error, found.rate = "lost", one_line(event.reason), 0.0
+        self.note(event.time, ERROR, f"{found.name} on {found.host} was lost: {event.reason}")
+
+    def _on_restored(self, event: kinds.Restored) -> None:
+        self.history = [entry for entry in self.history if entry[0] <= event.step]
+        self.progress, self.rate = None, 0.0
+        for rank in self.ranks.values():
+            rank.step, rank.step_time, rank.rate = event.step, math.nan, 0.0
+        where = f"{event.checkpoint} (step {event.step:,})" if event.checkpoint else "its start values"
+        again = f"; {event.lost:,} steps are repeated" if event.lost else ""
+        self.note(event.time, INFO, f"continues from {where}{again}")
+
+    def _on_state(self, event: kinds.StateChanged) -> None:
+        if event.role == "job":
+            self.state = event.state
+            return
+        found = self.rank_of(event.role, event.rank, event.host)
+        if found.state != event.state:  # steps count from here on: steps before it ran were no training
+            found.step, found.step_time = event.step, event.time
+        found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
+        found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
+        if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
+            found.rate = (event.step - found.step) / (event.time - found.step_time)
+        if event.step != found.step or math.isnan(found.step_time):
+            found.step, found.step_time = event.step, event.time
+        if found.state != "running":
+            found.rate = 0.0
+        if found.state == "failed":
+            self.note(
+                event.time, ERROR, f"{found.name} on {found.host} failed: {found.last_error or 'no reason given'}"
+            )
+
 
 def watched_metric(metrics: Mapping[str, float]) -> str:
     """Return the metric to draw: `loss`, else the first whose name has loss in it, else the first; "" without any."""
     names = list(metrics)
     losses = [name for name in names if "loss" in name.lower()]
     return "loss" if "loss" in metrics else (losses or names or [""])[0]
-
-
-def _started(state: JobView, event: kinds.Started) -> None:
-    state.job, state.hosts, state.started = one_line(event.job), [one_line(host) for host in event.hosts], event.time
-    if state.state == "submitted":
-        state.state = "starting"
-    for role in event.roles:
-        state.rank_of(role.role, role.rank, role.host)
-
-
-def _planned(state: JobView, event: kinds.Planned) -> None:
-    state.plan = event
-
-
-def _progress(state: JobView, event: kinds.Progress) -> None:
-    before = state.progress
-    state.progress = event
-    if before is not None and event.time > before.time and event.step > before.step:
-        state.rate = (event.step - before.step) / (event.time - before.time)
-    state.metric = state.metric or watched_metric(event.metrics)
-    value = event.metrics.get(state.metric)
-    if value is None or not math.isfinite(value) or (before is not None and before.step == event.step):
-        return
-    if state.history and event.step < state.history[-1][0] + state.stride:
-        return
-    state.history.append((event.step, value))
-    if len(state.history) > HISTORY:
-        del state.history[1::2]
-        state.stride = max(1, (state.history[-1][0] - state.history[0][0]) // (len(state.history) - 1))
-
-
-def _checkpoint(state: JobView, event: kinds.CheckpointWritten) -> None:
-    state.checkpoint = event
-
-
-def _worker_lost(state: JobView, event: kinds.WorkerLost) -> None:
-    _lost(state, "worker", event.rank, event.host, event.reason, event.time)
-
-
-def _server_lost(state: JobView, event: kinds.ServerLost) -> None:
-    _lost(state, "server", event.rank, event.host, event.reason, event.time)
-
-
-def _lost(state: JobView, role: str, rank: int, host: str, reason: str, time: float) -> None:
-    found = state.rank_of(role, rank, host)
-    found.state, found.last_error, found.rate = "lost", one_line(reason), 0.0
-    state.note(time, ERROR, f"{found.name} on {found.host} was lost: {reason}")
-
-
-def _joined(state: JobView, event: kinds.WorkerJoined) -> None:
-    found = state.rank_of("worker", event.rank, event.host)
-    found.state, found.last_error = "running", ""
-    state.note(event.time, INFO, f"{found.name} on {found.host} takes part")
-
-
-def _restored(state: JobView, event: kinds.Restored) -> None:
-    state.history = [entry for entry in state.history if entry[0] <= event.step]
-    state.progress, state.rate = None, 0.0
-    for rank in state.ranks.values():
-        rank.step, rank.step_time, rank.rate = event.step, math.nan, 0.0
-    where = f"{event.checkpoint} (step {event.step:,})" if event.checkpoint else "its start values"
-    again = f"; {event.lost:,} steps are repeated" if event.lost else ""
-    state.note(event.time, INFO, f"continues from {where}{again}")
-
-
-def _log(state: JobView, event: kinds.Log) -> None:
-    """Output is shown, not kept."""
-
-
-def _finished(state: JobView, event: kinds.Finished) -> None:
-    state.finished, state.state = event, event.status
-    for rank in state.ranks.values():
-        rank.rate = 0.0
-
-
-def _state(state: JobView, event: kinds.StateChanged) -> None:
-    if event.role == "job":
-        state.state = event.state
-        return
-    found = state.rank_of(event.role, event.rank, event.host)
-    if found.state != event.state:  # steps count from here on: steps before it ran were no training
-        found.step, found.step_time = event.step, event.time
-    found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
-    found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
-    if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
-        found.rate = (event.step - found.step) / (event.time - found.step_time)
-    if event.step != found.step or math.isnan(found.step_time):
-        found.step, found.step_time = event.step, event.time
-    if found.state != "running":
-        found.rate = 0.0
-    if found.state == "failed":
-        state.note(event.time, ERROR, f"{found.name} on {found.host} failed: {found.last_error or 'no reason given'}")
-
-
-def _notice(state: JobView, event: kinds.Notice) -> None:
-    state.note(event.time, WARNING, event.text)
-
-
-_APPLY: Mapping[type, Callable[[JobView, Any], None]] = {
-    kinds.Started: _started,
-    kinds.Planned: _planned,
-    kinds.Progress: _progress,
-    kinds.CheckpointWritten: _checkpoint,
-    kinds.WorkerLost: _worker_lost,
-    kinds.WorkerJoined: _joined,
-    kinds.ServerLost: _server_lost,
-    kinds.Restored: _restored,
-    kinds.Log: _log,
-    kinds.Finished: _finished,
-    kinds.StateChanged: _state,
-    kinds.Notice: _notice,
-}

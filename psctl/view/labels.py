@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from psctl.topology.graph import bonded
+from psctl.types import Document
 from psctl.units import format_bit_rate, format_rate, format_seconds
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 NETWORKS = ("Ethernet", "InfiniBand")
 """Types of edges whose rates are printed in bits."""

@@ -8,8 +8,8 @@ inside hosts and one between them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.canvas import FAINT, INK, Canvas, fold_text, text_width
 from psctl.view.device_tree import CLOSED, OPEN, is_edge, locate_member, ring_steps, rings_of
@@ -18,8 +18,6 @@ from psctl.view.svg_host import HostPanel
 from psctl.view.svg_layout import LINE_HEIGHT
 from psctl.view.svg_network import LANE, NetworkDrawing
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 MARGIN, GAP = 20.0, 18.0
 

@@ -7,9 +7,9 @@ Rings are drawn over the arcs that they use; their steps through a switch are da
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, fold_text, text_width
 from psctl.view.device_tree import INNER, DeviceTree, device_tree
@@ -33,7 +33,6 @@ from psctl.view.svg_layout import (
 )
 from psctl.view.text import one_line
 
-Document = Mapping[str, Any]
 Pair = tuple[str, str]
 
 WARN = "#b54708"

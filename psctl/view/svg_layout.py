@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 import msgspec
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.canvas import Area, fold_text, text_width
 from psctl.view.device_tree import INNER, DeviceNode
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 LINE_HEIGHT = 1.35
 """Height of a line of text, in its font size."""

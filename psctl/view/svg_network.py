@@ -9,14 +9,12 @@ be followed by eye, they are left to the words in the hosts' heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.canvas import INK, Area, Canvas, text_width
 from psctl.view.drawing_styles import DEVICE_COLOURS, LineWidths, link_colour
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 LANE, TRACK_HEIGHT, BAR = 11.0, 22.0, 24.0
 """Pixels: between lanes, between tracks, height of a bar."""

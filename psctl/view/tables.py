@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from psctl.types import Document
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import STATE_STYLES, Glyphs, say
 from psctl.view.text import date_time, number, one_line
 
-Document = Mapping[str, Any]
 LAST = 20
 """Least width of a table's last column; with less space rows become blocks."""
 

@@ -6,21 +6,19 @@ tab-separated rows (`psctl/view/topo_rows.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.console import Glyphs, say
 from psctl.view.device_tree import CLOSED, OPEN, DeviceNode, DeviceTree, device_tree, fold_alike_hosts, rings_of
 from psctl.view.text import one_line
 from psctl.view.topo_matrix import draw_matrix
 from psctl.view.topo_rows import rows_of
-
-Document = Mapping[str, Any]
 
 STYLES = {"gpu": "bold green", "nic": "cyan", "cpu": "bold", "switch": ""}
 """Styles of device ids."""

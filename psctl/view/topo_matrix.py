@@ -5,19 +5,17 @@ Unknown entries are printed as they are. A pipe gets one table with tabs, nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from psctl.topology.graph import bonded
+from psctl.types import Document
 from psctl.view.console import say
 from psctl.view.device_tree import matrix_entry, matrix_of
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 RELATION_MEANINGS = {
     "NV#": ("bold green", "that many NVLinks, bonded"),

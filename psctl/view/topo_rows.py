@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from psctl.types import Document
 from psctl.view import labels
 from psctl.view.device_tree import CLOSED, OPEN, device_tree, rings_of
 from psctl.view.text import one_line
-
-Document = Mapping[str, Any]
 
 HEADS = ("host", "kind", "device", "at", "link", "rate", "known", "about")
 """`at` is the other end of a link: the parent of a device, or the other device of a cable; `known` is nominal, measured

@@ -82,7 +82,7 @@ def test_costs_never_fall_below_zero() -> None:
 
 
 def test_without_measurements_it_stays_where_it_began() -> None:
-    start = Costs(1e-4, 2e-5, 3e-10, switch=1e-6)
+    start = Costs(1e-4, 2e-5, 3e-10)
     assert fit([], lambda i, c: 1.0, start).costs == start
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +19,6 @@ from psctl.plan.allreduce_times import (
 )
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.routes import SimulatedNetwork, places
-from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog, root
 from psctl.schedule.algorithms import ring as rings
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -80,9 +80,9 @@ def without_latency(cluster: ClusterGraph, link: float | None = None) -> Cluster
     return ClusterGraph(tuple(hosts), cluster.between)
 
 
-def on(cluster: ClusterGraph, plan: Schedule, size: float, helper: str = "", costs: Costs = Costs()) -> float:  # noqa: B008
+def on(cluster: ClusterGraph, plan: Schedule, size: float, helper: str = "") -> float:
     ranks = [*places(cluster), *([helper] if helper else [])]
-    return simulate(plan, SimulatedNetwork(cluster, NO_DELAYS), ranks, size, costs).seconds
+    return simulate(plan, SimulatedNetwork(cluster, NO_DELAYS), ranks, size).seconds
 
 
 def box(plan: Schedule, helper: str = "") -> float:
@@ -126,9 +126,15 @@ def servers_of_their_own(workers: int, count: int, pieces: int = 1) -> float:
     return simulate(plan, SimulatedNetwork(star(plan.nodes, 1.0, 0.0)), places, 1.0).seconds
 
 
-def messages(plan: Schedule, costs: Costs = Costs(), alpha: float = 1.0) -> float:  # noqa: B008
+def messages(plan: Schedule) -> float:
     """The time of a schedule without bytes, a second a message."""
-    return on(star(plan.nodes, 1e9, alpha), plan, 0.0, costs=costs)
+    return on(star(plan.nodes, 1e9, 1.0), plan, 0.0)
+
+
+def new_peers(plan: Schedule) -> float:
+    """How often rank 0 begins to send to another rank than before."""
+    receivers = [one.destination for one in plan.transfers if one.source == 0]
+    return float(len([peer for peer, _ in itertools.groupby(receivers)]))
 
 
 def token_lap(world: int) -> Schedule:
@@ -211,7 +217,7 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
     "barrier by token, with the lap that releases": lambda: [messages(collectives.build("barrier", 8, "token-ring"))],
     "neighbours of a 4 by 4 torus": lambda: [on(star(16, 1e9, 1e-5), stencil(4), 4e6)],
     "new peers of a ring and of halving-doubling, 8 ranks": lambda: [
-        messages(catalog.build(name, 8), Costs(switch=1.0), alpha=0.0) for name in ("ring", "halving-doubling")
+        new_peers(catalog.build(name, 8)) for name in ("ring", "halving-doubling")
     ],
     "ring overtakes halving-doubling, 6 12 24 ranks": lambda: [
         ring_beats_halving_doubling(p, FAST) for p in (6, 12, 24)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, LinkLoad, StrategyPace, Timing
+from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, StrategyPace, Timing, busiest_link, timing_of
 from psctl.schedule.schedule import Schedule
 
 
@@ -107,15 +107,5 @@ def stepwise(
         waiting += wait + costs.alpha
         flowing += max((amount / network.capacities[link] for link, amount in crossed.items()), default=0.0)
         summing += costs.gamma * max(added.values(), default=0.0)
-    seconds = waiting + flowing + summing
-    loads = sorted(
-        (
-            LinkLoad(network.names[link], amount, amount / network.capacities[link] / seconds)
-            for link, amount in total.items()
-        ),
-        key=lambda load: -load.utilisation,
-    )
-    busiest = loads[0].link if loads else "latency"
-    name = max((waiting, "latency"), (flowing, busiest), (summing, "sums"))[1]
-    alike = sum(1 for load in loads if load.utilisation >= 0.99 * loads[0].utilisation) - 1 if name == busiest else 0
-    return Timing(seconds, "closed form", name, max(alike, 0), waiting, flowing, summing, tuple(loads))
+    busiest = busiest_link(total, network.capacities, network.names)
+    return timing_of("closed form", (waiting, flowing, summing), busiest)

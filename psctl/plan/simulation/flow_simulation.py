@@ -20,8 +20,8 @@ import msgspec
 
 from psctl.plan.simulation.flow_rates import NEAR, ActiveFlows
 from psctl.plan.simulation.message_dependencies import MessageDependencies
-from psctl.plan.simulation.routes import NetworkRoute, SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs, CriticalTransfer, LinkLoad, Timing
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, Timing, busiest_link, timing_of
 from psctl.plan.simulation.symmetry import lockstep
 from psctl.schedule.schedule import Schedule
 
@@ -83,8 +83,7 @@ def simulate_pipeline(
         costs: of messages, besides their bytes.
 
     Returns:
-        the timing, of method `simulated`; where it follows from two short pipelines, `critical` is that of the longer
-        one.
+        the timing.
 
     Raises:
         KeyError: a place that is not on the network, or not reachable.
@@ -100,14 +99,10 @@ def simulate_pipeline(
     def longer(few: float, enough: float) -> float:
         return enough + further * (enough - few)
 
-    seconds = longer(one.seconds, two.seconds)
-    scale = chunks / ENOUGH
-    loads = tuple(
-        LinkLoad(load.link, load.bytes * scale, load.utilisation * scale * two.seconds / seconds) for load in two.loads
-    )
     return msgspec.structs.replace(
-        two, seconds=seconds, waiting=longer(one.waiting, two.waiting), flowing=longer(one.flowing, two.flowing),
-        summing=longer(one.summing, two.summing), loads=loads,
+        two, seconds=longer(one.seconds, two.seconds), waiting=longer(one.waiting, two.waiting),
+        flowing=longer(one.flowing, two.flowing), summing=longer(one.summing, two.summing),
+        busiest=two.busiest * chunks / ENOUGH,
     )  # fmt: skip
 
 
@@ -127,7 +122,6 @@ class _Run:
         self._due: list[tuple[float, int, int]] = []  # (time, message, _FLOW or _DONE)
         self._flows = ActiveFlows(network.capacities)
         self._busy: dict[int, float] = {}  # node -> when its processor is free
-        self._peers: dict[int, int] = {}  # node -> the last receiver of its messages
         count = len(self._dependencies.need)
         self._why = [-1] * count
         self._ready, self._flowing = [0.0] * count, [0.0] * count
@@ -161,10 +155,6 @@ class _Run:
         if costs.overhead:
             at = self._busy[message.source] = max(now, self._busy.get(message.source, 0.0)) + costs.overhead
         at += self._routes[index].latency + costs.alpha
-        if costs.switch:
-            if self._peers.get(message.source) != message.destination:
-                at += costs.switch
-            self._peers[message.source] = message.destination
         heapq.heappush(self._due, (at, index, _FLOW))
 
     def _flow(self, index: int, now: float) -> None:
@@ -208,57 +198,25 @@ class _Run:
     def _report(self) -> Timing:
         assert not any(self._dependencies.need), "a schedule with circular dependencies, which the checker refuses"
         seconds = max(self._ended, default=0.0)
-        loads = _loads(self._network, self._routes, self._bytes, seconds)
-        legs, parts = self._critical(seconds)
-        return Timing(
-            seconds, "simulated", *bottleneck(loads, parts), *parts, loads=loads, critical=legs
-        )  # fmt: skip
+        crossed: dict[int, float] = {}
+        for route, amount in zip(self._routes, self._bytes, strict=True):
+            for link in route.links:
+                crossed[link] = crossed.get(link, 0.0) + amount
+        busiest = busiest_link(dict(sorted(crossed.items())), self._network.capacities, self._network.names)
+        return timing_of("simulated", self._critical(seconds), busiest, seconds)
 
-    def _critical(self, seconds: float) -> tuple[tuple[CriticalTransfer, ...], tuple[float, float, float]]:
-        """Return the messages of the critical path, and the seconds that they waited, flowed and were reduced."""
+    def _critical(self, seconds: float) -> tuple[float, float, float]:
+        """Return the seconds of the critical path in which its messages wait, flow and are reduced."""
         count = len(self._sent)
         at = max(range(count), key=lambda index: self._ended[index]) if count else -1
-        until, legs = seconds, []
+        until = seconds
         waiting = flowing = summing = 0.0
         while at >= 0:
             if at < count:
-                message = self._sent[at]
                 ready, flow, arrived = self._ready[at], self._flowing[at], self._arrived[at]
-                legs.append(
-                    CriticalTransfer(
-                        message.step, message.source, message.destination, message.chunks[0], ready, flow, arrived,
-                        self._ended[at],
-                    )
-                )  # fmt: skip
                 summing += max(0.0, until - arrived)
                 flowing += min(until, arrived) - flow
                 waiting += flow - ready
                 until = ready
             at = self._why[at]
-        return tuple(reversed(legs)), (waiting, flowing, summing)
-
-
-def _loads(
-    network: SimulatedNetwork, routes: Sequence[NetworkRoute], sent: Sequence[float], seconds: float
-) -> tuple[LinkLoad, ...]:  # fmt: skip
-    """Return the load of each link, busiest first."""
-    crossed: dict[int, float] = {}
-    for route, amount in zip(routes, sent, strict=True):
-        for link in route.links:
-            crossed[link] = crossed.get(link, 0.0) + amount
-    loads = [
-        LinkLoad(network.names[link], amount, amount / network.capacities[link] / seconds if seconds else 0.0)
-        for link, amount in sorted(crossed.items())
-    ]
-    return tuple(sorted(loads, key=lambda load: -load.utilisation))
-
-
-def bottleneck(loads: Sequence[LinkLoad], parts: tuple[float, float, float]) -> tuple[str, int]:
-    """Return the bottleneck, and how many further links are as busy as that one."""
-    waiting, flowing, summing = parts
-    if summing > max(waiting, flowing):
-        return "sums", 0
-    if waiting > flowing or not loads:
-        return "latency", 0
-    alike = sum(1 for load in loads if load.utilisation >= 0.99 * loads[0].utilisation)
-    return loads[0].link, alike - 1
+        return waiting, flowing, summing

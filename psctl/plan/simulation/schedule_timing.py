@@ -1,9 +1,10 @@
-"""Costs of messages, and predicted times with their parts and the load of each link."""
+"""Costs of messages, and predicted times with their parts and their bottleneck."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -16,42 +17,20 @@ class Costs(msgspec.Struct, frozen=True):
     """The costs of a message besides its bytes on the links, in seconds; `bench` measures them.
 
     `alpha` adds to the route's latency and occupies no processor; `overhead` occupies the sender's processor, then the
-    receiver's; `gamma` the receiver's, per byte that it reduces; `switch` is added whenever a sender changes its peer.
+    receiver's; `gamma` the receiver's, per byte that it reduces.
     """
 
     alpha: float = 0.0
     overhead: float = 0.0
     gamma: float = 0.0
-    switch: float = 0.0
-
-
-class LinkLoad(msgspec.Struct, frozen=True):
-    """The bytes on a directed link, and the share of the time that they take at full rate."""
-
-    link: str
-    bytes: float
-    utilisation: float
-
-
-class CriticalTransfer(msgspec.Struct, frozen=True):
-    """A transfer of the critical path: when it could start, when its bytes flowed, when its receiver had the sum."""
-
-    step: int
-    source: int
-    destination: int
-    chunk: int
-    ready: float
-    flowing: float
-    delivered: float
-    done: float
 
 
 class Timing(msgspec.Struct, frozen=True):
     """A predicted time.
 
     `bottleneck` is the busiest link, or `latency`, or `sums`, whichever the critical path spent most time on; `alike`
-    further links are as busy. `waiting`, `flowing` and `summing` divide the critical path's seconds. `loads` are all
-    links that were used, busiest first; `critical` the legs in order of time. Closed forms have neither.
+    further links are as busy. `waiting`, `flowing` and `summing` divide the critical path's seconds. `busiest` is the
+    seconds in which the busiest link carries its bytes at its full rate; 0 in closed forms.
     """
 
     seconds: float
@@ -61,8 +40,56 @@ class Timing(msgspec.Struct, frozen=True):
     waiting: float = 0.0
     flowing: float = 0.0
     summing: float = 0.0
-    loads: tuple[LinkLoad, ...] = ()
-    critical: tuple[CriticalTransfer, ...] = ()
+    busiest: float = 0.0
+
+
+class BusiestLink(NamedTuple):
+    """The link whose bytes take longest at its full rate.
+
+    `name` is "" where no link was used, `seconds` the time of its bytes, `alike` how many further links are as busy.
+    """
+
+    name: str = ""
+    seconds: float = 0.0
+    alike: int = 0
+
+
+def busiest_link(crossed: Mapping[int, float], capacities: Sequence[float], names: Sequence[str]) -> BusiestLink:
+    """Return the busiest link; of equally busy ones the first of `crossed`.
+
+    Args:
+        crossed: bytes on each link, by its index.
+        capacities: bytes/s of each link.
+        names: of each link.
+    """
+    seconds = {link: amount / capacities[link] for link, amount in crossed.items()}
+    if not seconds:
+        return BusiestLink()
+    most = max(seconds.values())
+    first = next(link for link, each in seconds.items() if each == most)
+    return BusiestLink(names[first], most, sum(each >= 0.99 * most for each in seconds.values()) - 1)
+
+
+def timing_of(
+    method: Method, parts: tuple[float, float, float], link: BusiestLink, seconds: float | None = None
+) -> Timing:  # fmt: skip
+    """Return the timing of a schedule with its bottleneck.
+
+    Args:
+        method: how it was computed.
+        parts: seconds of the critical path in which messages wait, bytes flow, and sums are made.
+        link: the busiest link.
+        seconds: the whole time; None: the sum of the parts.
+    """
+    waiting, flowing, summing = parts
+    if summing > max(waiting, flowing):
+        bottleneck, alike = "sums", 0
+    elif waiting > flowing or not link.name:
+        bottleneck, alike = "latency", 0
+    else:
+        bottleneck, alike = link.name, link.alike
+    whole = sum(parts) if seconds is None else seconds
+    return Timing(whole, method, bottleneck, alike, *parts, busiest=link.seconds)
 
 
 class StrategyPace(msgspec.Struct, frozen=True):
@@ -98,6 +125,5 @@ def in_pieces(timing: Timing, schedule: Schedule, pieces: int, costs: Costs) -> 
         return timing
     sent = Counter(message.source for message in schedule.messages())
     busy = 2 * costs.overhead * max(sent.values(), default=0)
-    wire = timing.seconds * max((load.utilisation for load in timing.loads), default=0.0)
-    seconds = min(timing.seconds, max(moved + timing.waiting / pieces, wire, busy))
+    seconds = min(timing.seconds, max(moved + timing.waiting / pieces, timing.busiest, busy))
     return msgspec.structs.replace(timing, seconds=seconds, waiting=max(0.0, seconds - moved))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psctl.plan.simulation.routes import NetworkRoute, SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs, CriticalTransfer, LinkLoad, Timing
+from psctl.plan.simulation.schedule_timing import BusiestLink, Costs, Timing, timing_of
 from psctl.schedule.schedule import Schedule, Transfer
 
 _LANES = 1 << 20
@@ -26,28 +26,22 @@ def lockstep(
 
     `route` is that between any two nodes.
     """
-    if costs.switch or costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
+    if costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
         return None
     capacity = min((network.capacities[link] for link in route.links), default=float("inf"))
     walk = _Walk(schedule.nodes, len(schedule.shares), costs.gamma > 0)
     chunk = size / len(schedule.shares)
-    now, moved, legs = 0.0, 0.0, []
-    waiting = flowing = summing = 0.0
+    now = moved = waiting = flowing = summing = 0.0
     for number, step in schedule.by_step():
         if not walk.same(number, step):
             return None
         amount = chunk * len(step) / schedule.nodes
-        first, wait, flow = step[0], route.latency + costs.alpha, amount / capacity
-        add = amount * costs.gamma if first.action == "reduce" else 0.0
-        arrived = now + wait + flow
-        ends = first.source, first.destination, first.chunk
-        legs.append(CriticalTransfer(number, *ends, now, now + wait, arrived, arrived + add))
+        wait, flow = route.latency + costs.alpha, amount / capacity
+        add = amount * costs.gamma if step[0].action == "reduce" else 0.0
         waiting, flowing, summing = waiting + wait, flowing + flow, summing + add
-        now, moved = arrived + add, moved + amount
-    load = LinkLoad(network.names[route.links[0]], moved, moved / capacity / now if now else 0.0)
-    name = max((waiting, "latency"), (flowing, load.link), (summing, "sums"))[1]
-    alike = 2 * schedule.nodes - 1 if name == load.link else 0
-    return Timing(now, "symmetry", name, alike, waiting, flowing, summing, (load,), tuple(legs))
+        now, moved = now + wait + flow + add, moved + amount
+    busiest = BusiestLink(network.names[route.links[0]], moved / capacity, 2 * schedule.nodes - 1)
+    return timing_of("symmetry", (waiting, flowing, summing), busiest, now)
 
 
 class _Walk:
