@@ -109,14 +109,14 @@ class CandidateSearch:
         return self._finer(_first_of(found, SIMPLER), size)
 
     def _finer(self, rough: Predicted, size: float) -> Predicted:
-        told = rough.options
+        arranged = rough.options
         if rough.strategy == "native":
             return rough
         if rough.strategy in PIPELINES:
-            cuts = [msgspec.structs.replace(told, chunks=cut) for cut in self._chunks(rough.strategy, size)]
+            cuts = [msgspec.structs.replace(arranged, chunks=cut) for cut in self._chunks(rough.strategy, size)]
         else:
-            cuts = [msgspec.structs.replace(told, pieces=cut) for cut in self._cuts(rough, size)]
-        found = [self.at(rough.strategy, options, size) for options in cuts if options != told]
+            cuts = [msgspec.structs.replace(arranged, pieces=cut) for cut in self._cuts(rough, size)]
+        found = [self.at(rough.strategy, options, size) for options in cuts if options != arranged]
         if rough.strategy in OVERLAPPING:
             return _first_of(sorted([*found, rough], key=lambda each: -each.options.pieces), FINER)
         return min([rough, *found], key=lambda each: each.seconds)
@@ -209,7 +209,7 @@ class CandidateSearch:
 
         Args:
             strategy: the name of a schedule, or `native`.
-            options: what it is told.
+            options: of the schedule.
             size: bytes of the vector.
         """
         inputs = self._inputs

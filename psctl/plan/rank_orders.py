@@ -48,12 +48,12 @@ def by_level(inputs: PlanInput) -> tuple[Groups, ...]:
     """Return the groups of ranks of each level of the machines, from inside to outside: NVLink, PCIe switches,
     processors, hosts, racks by their label."""
     several = len(inputs.cluster.hosts) > 1
-    seated: dict[str, list[int]] = {}
+    ranks_at: dict[str, list[int]] = {}
     for rank, place in enumerate(inputs.ranks):
-        seated.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
+        ranks_at.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
     found = []
     for level in hierarchy(inputs.cluster):
-        groups = tuple(tuple(rank for name in group for rank in seated.get(name, ())) for group in level.groups)
+        groups = tuple(tuple(rank for name in group for rank in ranks_at.get(name, ())) for group in level.groups)
         kept = tuple(group for group in groups if group)
         if sum(map(len, kept)) == inputs.world:  # else the ranks are hosts, and the groups are of their GPUs
             found.append(kept)

@@ -146,23 +146,23 @@ def _cables(host: str, arranged: DeviceTree, pens: LineWidths, rings: _Rings) ->
             link,
             pens,
             rings.use_cable(host, a, b),
-            beside=b not in hubs and labels.link_family(link) != "SMP",
+            lateral=b not in hubs and labels.link_family(link) != "SMP",
         )
 
 
-def _edge(host: str, a: str, b: str, link: Document, pens: LineWidths, over: list[int], beside: bool = False) -> str:
+def _edge(host: str, a: str, b: str, link: Document, pens: LineWidths, over: list[int], lateral: bool = False) -> str:
     colours = [ring_colour(index) for index in over] or [link_colour(link)]
-    words = [
-        f"{'tooltip' if beside else 'label'}={quoted(labels.link_text(link))}",
+    attributes = [
+        f"{'tooltip' if lateral else 'label'}={quoted(labels.link_text(link))}",
         f"penwidth={pens.inside(link):.1f}",
         f'color="{":".join(colours)}"',
     ]
-    words += ["style=dashed"] if link.get("derived") else []
-    if beside:  # below the boxes; a label there would lie on other cables
-        words.append("constraint=false, tailport=s, headport=s")
+    attributes += ["style=dashed"] if link.get("derived") else []
+    if lateral:  # below the boxes; a label there would lie on other cables
+        attributes.append("constraint=false, tailport=s, headport=s")
     elif labels.link_family(link) == "SMP":
-        words.append("constraint=false")
-    return f"  {_id(host, a)} -- {_id(host, b)} [{', '.join(words)}]"
+        attributes.append("constraint=false")
+    return f"  {_id(host, a)} -- {_id(host, b)} [{', '.join(attributes)}]"
 
 
 def _between(document: Document, hosts: Mapping[str, Document], pens: LineWidths) -> Iterator[str]:
@@ -179,9 +179,9 @@ def _between(document: Document, hosts: Mapping[str, Document], pens: LineWidths
                 switches[name] = None
         ends = ends[::-1] if str(link["a"]) in hosts and str(link["b"]) not in hosts else ends  # switches on top
         kind = {"type": "Ethernet", **link}
-        words = " ".join(filter(None, (labels.link_text(kind), labels.format_latency(link), labels.rate_source(link))))
+        text = " ".join(filter(None, (labels.link_text(kind), labels.format_latency(link), labels.rate_source(link))))
         pen = f'penwidth={pens.between(link):.1f}, color="{link_colour(kind)}"'
-        lines.append(f"  {ends[0]} -- {ends[1]} [label={quoted(words)}, {pen}]")
+        lines.append(f"  {ends[0]} -- {ends[1]} [label={quoted(text)}, {pen}]")
     for name in switches:
         yield f'  {_id("", name)} [label={quoted(name)}, shape=oval, fillcolor="{DEVICE_COLOURS["switch"]}"]'
     yield from lines

@@ -78,11 +78,11 @@ def _calm_end(
     elif not done:
         yield _field("last checkpoint", "none was written")
     sign, style = (glyphs.done, "bold green") if done else (glyphs.stopped, "bold yellow")
-    word, took = f"{sign} {job} {'done' if done else 'stopped'}", f" in {format_seconds(finished.seconds)}"
+    outcome, took = f"{sign} {job} {'done' if done else 'stopped'}", f" in {format_seconds(finished.seconds)}"
     if uncounted is None:
-        line = Text.assemble((f"{word}: ", style), f"{finished.steps:,} steps{took}")
+        line = Text.assemble((f"{outcome}: ", style), f"{finished.steps:,} steps{took}")
     else:
-        line = Text.assemble((word, style), took)
+        line = Text.assemble((outcome, style), took)
         if uncounted.printed is not None:
             line.append(f"; {one_line(uncounted.printed.rank)} printed last: {one_line(uncounted.printed.text)}")
     for name, value in finished.metrics.items():

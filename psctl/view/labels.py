@@ -196,11 +196,11 @@ def format_latency(link: Document) -> str:
 def worker_lines(host: Document) -> list[str]:
     """Return the GPU and NIC of each worker of a host; nothing where there is no choice."""
     found = []
-    for seat in host.get("workers") or []:
-        near = [f"NUMA {seat['numa']}"] if seat.get("numa") is not None else []
-        parts = [one_line(part) for part in (seat.get("gpu"), seat.get("nic")) if part] + near
-        if seat.get("gpu") and seat.get("nic"):
-            found.append(f"{seat['rank']}: {', '.join(parts)}")
+    for worker in host.get("workers") or []:
+        near = [f"NUMA {worker['numa']}"] if worker.get("numa") is not None else []
+        parts = [one_line(part) for part in (worker.get("gpu"), worker.get("nic")) if part] + near
+        if worker.get("gpu") and worker.get("nic"):
+            found.append(f"{worker['rank']}: {', '.join(parts)}")
     return found
 
 

@@ -43,8 +43,8 @@ def rank_rows(state: JobView, rows: int) -> list[RankRow]:
     return shown[: max(1, rows)]
 
 
-def _order_of(order: tuple[str, ...], word: str) -> int:
-    return order.index(word) if word in order else len(order)
+def _order_of(order: tuple[str, ...], name: str) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def _single(state: JobView, rank: RankView) -> RankRow:

@@ -31,7 +31,9 @@ def svg(document: Document) -> str:
     hosts = {str(host["name"]): host for host in document.get("hosts") or []}
     network = NetworkDrawing(document, pens)
     rings = _rings(document.get("strategy"), hosts)
-    panels = {name: HostPanel(host, pens, rings.get(name, []), network.words(name)) for name, host in hosts.items()}
+    panels = {
+        name: HostPanel(host, pens, rings.get(name, []), network.link_texts(name)) for name, host in hosts.items()
+    }
     grid = _grid(list(panels), panels, network)
     canvas = Canvas()
     width, bottom = _draw_hosts(canvas, grid, panels, network)
@@ -118,10 +120,10 @@ def _draw_strategy(canvas: Canvas, strategy: Document | None, width: float, y: f
     """Draw the suggestion: name, reason, and each ring in its colour with its share; return the lower edge."""
     if not strategy:
         return y
-    name, room = one_line(strategy["name"]), width - 2 * MARGIN
+    name, space = one_line(strategy["name"]), width - 2 * MARGIN
     y += 14
     canvas.text(MARGIN, y, f"Suggested: {name}", 14, INK, True)
-    for line in fold_text(str(strategy.get("reason") or ""), room, 11):
+    for line in fold_text(str(strategy.get("reason") or ""), space, 11):
         y += 11 * LINE_HEIGHT + 2
         canvas.text(MARGIN, y, line, 11, FAINT)
     for index, (group, share) in enumerate(rings_of(strategy)):
@@ -129,12 +131,12 @@ def _draw_strategy(canvas: Canvas, strategy: Document | None, width: float, y: f
         members = [one_line(member) for member in group]
         if name in CLOSED and len(members) > 2:
             members.append(members[0])
-        words = " → ".join(members) if name in CLOSED | OPEN else labels.id_ranges(members)
+        text = " → ".join(members) if name in CLOSED | OPEN else labels.id_ranges(members)
         part = f"{share:.0%}" if share is not None else ""
         y += 11 * LINE_HEIGHT + 5
         canvas.line([(MARGIN, y - 4), (MARGIN + 26, y - 4)], 4, colour)
         canvas.text(MARGIN + 34, y, part, 11, colour, True)
-        for number, line in enumerate(fold_text(words, room - 80, 11)):
+        for number, line in enumerate(fold_text(text, space - 80, 11)):
             y += 11 * LINE_HEIGHT if number else 0
             canvas.text(MARGIN + 76, y, line, 11, INK)
     return y + 8
@@ -157,11 +159,11 @@ def _draw_legend(canvas: Canvas, document: Document, pens: LineWidths, width: fl
     y, x = y + 14, MARGIN
     canvas.text(x, y, "Each direction, payload; thickness grows with the logarithm of the rate.", 10, FAINT)
     y += 18
-    for words, (pen, colour, dashed) in sorted(samples.items(), key=lambda each: (each[1][2], each[1][1], -each[1][0])):
-        needed = 34 + text_width(words, 10) + 18
+    for text, (pen, colour, dashed) in sorted(samples.items(), key=lambda each: (each[1][2], each[1][1], -each[1][0])):
+        needed = 34 + text_width(text, 10) + 18
         if x > MARGIN and x + needed > width - MARGIN:
             x, y = MARGIN, y + 17
         canvas.line([(x, y - 3.5), (x + 28, y - 3.5)], pen, colour, dashed=dashed)
-        canvas.text(x + 34, y, words, 10, FAINT)
+        canvas.text(x + 34, y, text, 10, FAINT)
         x += needed
     return y

@@ -25,7 +25,7 @@ from psctl.view.svg_layout import (
     BoxContents,
     BoxNode,
     collect_heights,
-    finding_number,
+    finding_marks,
     make_node,
     row_height,
     set_positions,
@@ -54,6 +54,7 @@ class HostPanel:
         self.host, self.pens, self.rings = host, pens, list(rings)
         self.inside: DeviceTree = device_tree(host)
         self.findings = labels.findings(host)
+        self.marks = finding_marks(host, self.findings)
         self.roots = self._place()
         self.nodes = {str(node.branch.device["id"]): node for root in self.roots for node in root.all()}
         inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
@@ -66,11 +67,11 @@ class HostPanel:
     # ---- layout -------------------------------------------------------------------------------------------------
 
     def _head(self, uplinks: Sequence[str]) -> list[tuple[str, float, str]]:
-        room = self.width - 2 * PAD
-        words = "" if self.host.get("error") else " · ".join([*labels.host_summary(self.host), *self._alike()])
-        lines = [(part, 11.0, FAINT) for part in fold_text(words, room, 11)] if words else []
+        width = self.width - 2 * PAD
+        summary = "" if self.host.get("error") else " · ".join([*labels.host_summary(self.host), *self._alike()])
+        lines = [(part, 11.0, FAINT) for part in fold_text(summary, width, 11)] if summary else []
         return lines + [
-            (part, 10.0, link_colour({"type": "Ethernet"})) for up in uplinks for part in fold_text(up, room, 10)
+            (part, 10.0, link_colour({"type": "Ethernet"})) for up in uplinks for part in fold_text(up, width, 10)
         ]
 
     def _alike(self) -> list[str]:
@@ -81,11 +82,11 @@ class HostPanel:
     def _place(self) -> list[BoxNode]:
         devices = self.host.get("devices") or []
         same = {kind for kind in ("cpu", "gpu") if len({d.get("name") for d in devices if d["kind"] == kind}) < 2}
-        words = BoxContents(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings, self.host)
+        contents = BoxContents(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.marks)
         cpus = sum(root.device["kind"] == "cpu" for root in self.inside.roots)
         joined = any(labels.link_family(link) == "SMP" for link in self.inside.cables)
         self.apart = 78.0 if cpus == 2 and joined else 18.0
-        nodes = [make_node(root, words) for root in self.inside.roots]
+        nodes = [make_node(root, contents) for root in self.inside.roots]
         for kind in ("gpu", "nic"):  # boxes of one kind have one width
             boxes = [node for root in nodes for node in root.all() if node.branch.device["kind"] == kind]
             widest = max((node.width for node in boxes), default=0.0)
@@ -145,9 +146,9 @@ class HostPanel:
         return (arcs + 16 if arcs else 0.0) + 60.0 * len(self.inside.hubs)
 
     def _notes(self) -> list[tuple[int, list[str]]]:
-        room = self.width - 2 * PAD - 20
+        width = self.width - 2 * PAD - 20
         return [
-            (number, fold_text(what + (f" → {cure}" if cure else ""), room, 10))
+            (number, fold_text(what + (f" → {cure}" if cure else ""), width, 10))
             for number, (what, cure) in enumerate(self.findings, 1)
         ]
 
@@ -190,16 +191,15 @@ class HostPanel:
 
     def _draw_box(self, canvas: Canvas, node: BoxNode) -> None:
         device = node.branch.device
-        words = [
+        title = [
             one_line(device["id"]),
             *labels.device_details(device),
             *(["derived"] if device.get("derived") else []),
         ]
         fill = DEVICE_COLOURS[str(device["kind"])]
-        canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(words))
-        number = finding_number(device, self.host, self.findings)
-        if number:
-            canvas.badge(node.x + node.width - 9, node.y + 9, str(number), WARN)
+        canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(title))
+        if device["id"] in self.marks:
+            canvas.badge(node.x + node.width - 9, node.y + 9, str(self.marks[str(device["id"])]), WARN)
 
     def _draw_slot(self, canvas: Canvas, node: BoxNode, child: BoxNode, bus: float) -> None:
         link = child.branch.link
@@ -217,10 +217,10 @@ class HostPanel:
             middle = child.y + child.height / 2
             points = [(start, node.y + node.height), (start, bus), (spine, bus), (spine, middle), (child.x, middle)]
             self._line(canvas, points, child.branch.link)
-        words = _rate(stack[0].branch.link)
-        if len(stack) > 1 and len({_rate(child.branch.link) for child in stack}) == 1 and words:
-            words += " each"
-        canvas.label(words, [(spine + 7, stack[0].y - 4)])
+        rate = _rate(stack[0].branch.link)
+        if len(stack) > 1 and len({_rate(child.branch.link) for child in stack}) == 1 and rate:
+            rate += " each"
+        canvas.label(rate, [(spine + 7, stack[0].y - 4)])
 
     def _line(self, canvas: Canvas, points: Sequence[Point], link: Document | None) -> None:
         if link is None:
@@ -287,9 +287,9 @@ class HostPanel:
             return
         dashed = bool(link.get("derived"))
         x, y = canvas.arc(a, b, depth, self.pens.inside(link), colour, dashed=dashed, title=labels.link_title(link))
-        words = labels.link_text(link)
-        half = text_width(words, 9) / 2
-        canvas.label(words, [(x - half, y + 14), (x - half, y - 7)])
+        text = labels.link_text(link)
+        half = text_width(text, 9) / 2
+        canvas.label(text, [(x - half, y + 14), (x - half, y - 7)])
 
     def _pins(self, pairs: Sequence[Pair]) -> dict[tuple[int, str], Point]:
         """Spread the ends of arcs along the bottom of each box in the order of their other ends, so that few cross."""
@@ -318,11 +318,11 @@ class HostPanel:
                 if name in (x["a"], x["b"])
             ]
             ends = [(link, self.nodes[end]) for link, end in spokes if end in self.nodes]
-            words = " · ".join([one_line(name), *labels.device_details(hub)])
+            text = " · ".join([one_line(name), *labels.device_details(hub)])
             left = min(node.x for _, node in ends)
-            right = max(*(node.x + node.width for _, node in ends), left + text_width(words, 11, True) + 16)
+            right = max(*(node.x + node.width for _, node in ends), left + text_width(text, 11, True) + 16)
             bar = Area(left, top, right - left, 24)
-            canvas.box(bar, DEVICE_COLOURS["switch"], [(words, 11, True)], dashed=bool(hub.get("derived")), title=words)
+            canvas.box(bar, DEVICE_COLOURS["switch"], [(text, 11, True)], dashed=bool(hub.get("derived")), title=text)
             for link, node in ends:
                 self._line(canvas, [(node.middle, node.y + node.height), (node.middle, top)], link)
                 canvas.label(

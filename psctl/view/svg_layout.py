@@ -61,12 +61,17 @@ class BoxNode(msgspec.Struct):
         """Its box."""
         return Area(self.x, self.y, self.width, self.height)
 
+    @property
+    def below_width(self) -> float:
+        """The width of the row of its children, with the gaps between them."""
+        widths = [child.span for child in self.inner] + [leaf.width for leaf in self.leaves]
+        widths += [SPINE + stack[0].width for stack in self.stacks]
+        return sum(widths) + GAP * max(0, len(widths) - 1)
+
     def all(self) -> list[BoxNode]:
         """Return this node and all below it."""
-        below = [
-            node for part in (*self.inner, *self.leaves, *(n for s in self.stacks for n in s)) for node in part.all()
-        ]
-        return [self, *below]
+        children = [*self.inner, *self.leaves, *(nic for stack in self.stacks for nic in stack)]
+        return [self, *(node for child in children for node in child.all())]
 
 
 FEW = 2
@@ -74,36 +79,39 @@ FEW = 2
 
 
 class BoxContents(msgspec.Struct, frozen=True):
-    """What determines the text of boxes: kinds with one name, which the head has; whether NICs are few; findings."""
+    """What determines the text of boxes.
+
+    `same` are the kinds of which all devices have one name, `few` whether there are few NICs, `marks` the numbers of
+    findings by the id of the device that has their badge.
+    """
 
     same: Set[str]
     few: bool
-    findings: Sequence[tuple[str, str]]
-    host: Document
+    marks: Mapping[str, int]
 
 
-def make_node(branch: DeviceNode, words: BoxContents) -> BoxNode:
+def make_node(branch: DeviceNode, contents: BoxContents) -> BoxNode:
     """Return the nodes of a device and of all below it, each with its text and the width of that."""
     device = branch.device
     kind = str(device["kind"])
     lines = [(one_line(device["id"]), 12.0 if kind != "nic" else 11.0, True)]
     details = labels.device_details(device)
-    if kind in words.same:
-        details = [word for word in details if word != one_line(device.get("name") or "")]
-    if kind == "nic" and not words.few:
+    if kind in contents.same:
+        details = [detail for detail in details if detail != one_line(device.get("name") or "")]
+    if kind == "nic" and not contents.few:
         details = details[-1:] if device.get("bandwidth") else []
-        details = [word.removeprefix("port ") for word in details]
+        details = [detail.removeprefix("port ") for detail in details]
     if kind == "switch" and len(details) == 1 and not device.get("name"):
         details = []
-    lines += [(part, 9.5, False) for word in details for part in fold_text(word, 150, 9.5)]
+    lines += [(part, 9.5, False) for detail in details for part in fold_text(detail, 150, 9.5)]
     width = max(text_width(text, size, bold) for text, size, bold in lines) + 14
-    if finding_number(device, words.host, words.findings):
+    if str(device["id"]) in contents.marks:
         width += 22  # for the badge
     height = sum(size * LINE_HEIGHT for _, size, _ in lines) + 8
     node = BoxNode(branch, lines, max(width, NARROW), height)
     nics = []
     for below in branch.below:
-        child = make_node(below, words)
+        child = make_node(below, contents)
         if str(below.device["kind"]) in INNER:
             node.inner.append(child)
         elif below.device["kind"] == "nic":
@@ -119,12 +127,9 @@ def set_spans(node: BoxNode) -> None:
     """Set the width of a node with all below it; a processor's box is as wide as its children."""
     for child in node.inner:
         set_spans(child)
-    widths = [child.span for child in node.inner] + [leaf.width for leaf in node.leaves]
-    widths += [SPINE + stack[0].width for stack in node.stacks]
-    below = sum(widths) + GAP * max(0, len(widths) - 1)
     cpu = node.branch.device["kind"] == "cpu"
-    pad = 2 * GAP if cpu and widths else 0.0
-    node.span = max(node.width, below) + pad
+    pad = 2 * GAP if cpu and node.branch.below else 0.0
+    node.span = max(node.width, node.below_width) + pad
     if cpu:
         node.width = node.span - pad
 
@@ -150,9 +155,7 @@ def set_positions(node: BoxNode, x: float, level: int, tops: Mapping[int, float]
         node.y = bottom - node.height
         return
     node.y = tops[level]
-    widths = [child.span for child in node.inner] + [leaf.width for leaf in node.leaves]
-    widths += [SPINE + stack[0].width for stack in node.stacks]
-    at = x + (node.span - sum(widths) - GAP * max(0, len(widths) - 1)) / 2
+    at = x + (node.span - node.below_width) / 2
     for child in node.inner:
         set_positions(child, at, level + 1, tops, bottom)
         at += child.span + GAP
@@ -167,15 +170,15 @@ def set_positions(node: BoxNode, x: float, level: int, tops: Mapping[int, float]
         at += SPINE + stack[0].width + GAP
 
 
-def finding_number(device: Document, host: Document, findings: Sequence[tuple[str, str]]) -> int:
-    """Return the number of the finding that names a device, 0 for none; one that names many devices marks none."""
+def finding_marks(host: Document, findings: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return the number of the first finding that names a device, by the device's id.
+
+    A finding that names more than FEW devices marks none.
+    """
     ids = [str(each["id"]) for each in host.get("devices") or []]
+    marks: dict[str, int] = {}
     for number, (what, _) in enumerate(findings, 1):
-        if mentions(what, str(device["id"])) and sum(mentions(what, each) for each in ids) <= FEW:
-            return number
-    return 0
-
-
-def mentions(text: str, id: str) -> bool:
-    """Whether a finding names a device."""
-    return bool(id) and re.search(rf"(?<![\w/]){re.escape(id)}(?![\w/])", text) is not None
+        named = [id_ for id_ in ids if id_ and re.search(rf"(?<![\w/]){re.escape(id_)}(?![\w/])", what)]
+        if len(named) <= FEW:
+            marks = {**dict.fromkeys(named, number), **marks}
+    return marks

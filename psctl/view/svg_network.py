@@ -3,7 +3,7 @@
 Hosts stand in columns. Left of each column is a gutter with a lane for each cable of its hosts: a lane comes down from
 its bar, and turns into its host at the height of the host's name; deeper hosts have the outer lanes, so lanes of one
 gutter never cross. A cable between two hosts is a track of its own below the bars; where there are too many of these to
-be followed by eye, they are left to the words in the hosts' heads.
+be followed by eye, only the text in the hosts' heads has them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NetworkDrawing:
         a, b = str(link["a"]), str(link["b"])
         return (a, b) if a in self.hosts else (b, a)
 
-    def words(self, host: str) -> list[str]:
+    def link_texts(self, host: str) -> list[str]:
         """Return a line of text for each link of a host."""
         lines = []
         for link in [*self.spokes, *self.direct]:
@@ -166,8 +166,8 @@ class NetworkDrawing:
     ) -> None:
         points = [(a[1], a[2]), (a[0], a[2]), (a[0], y), (b[0], y), (b[0], b[2]), (b[1], b[2])]
         canvas.line(points, self.pens.between(link), link_colour(link), title=_title(link))
-        words, x = _carried(link), min(a[0], b[0]) + 10
-        canvas.label(words, [(x, y - 6), (x, y + 13), (max(a[0], b[0]) - text_width(words, 9) - 10, y - 6)])
+        text, x = _carried(link), min(a[0], b[0]) + 10
+        canvas.label(text, [(x, y - 6), (x, y + 13), (max(a[0], b[0]) - text_width(text, 9) - 10, y - 6)])
 
     def _lane(self, canvas: Canvas, link: Document, place: tuple[float, float, float], start: float) -> None:
         lane, x, y = place
@@ -183,8 +183,8 @@ class NetworkDrawing:
             xs = xs if abs(xs[0] - xs[1]) > 8 else (a.x + 8 + shift, b.x + b.width - 8 - shift)
             points = [(xs[0], a.y), (xs[0], y), (xs[1], y), (xs[1], b.y)]
             canvas.line(points, self.pens.between(link), link_colour(link), title=_title(link))
-            words = _carried(link)
-            canvas.label(words, [(min(xs) + 10, y - self.pens.between(link) / 2 - 4)], colour=INK)
+            text = _carried(link)
+            canvas.label(text, [(min(xs) + 10, y - self.pens.between(link) / 2 - 4)], colour=INK)
 
 
 def _carried(link: Document) -> str:

@@ -112,9 +112,9 @@ def draw_doctor(console: Console, document: Document) -> None:
     for host in document["hosts"]:
         right = [check for check in host["checks"] if check["ok"]]
         if console.is_terminal and right:
-            words = ", ".join(f"{check['check']} {_text(check['detail'])}" for check in right)
+            passed = ", ".join(f"{check['check']} {_text(check['detail'])}" for check in right)
             rows.append(
-                [host["name"], (glyphs.done, "green"), f"{len(right)} check{'s' if len(right) > 1 else ''}", words]
+                [host["name"], (glyphs.done, "green"), f"{len(right)} check{'s' if len(right) > 1 else ''}", passed]
             )
             right = []
         for check in [*right, *(check for check in host["checks"] if not check["ok"])]:

@@ -75,8 +75,8 @@ class _Drawing:
     def draw_host(self, host: Document, matrix: bool) -> None:
         title = Text(one_line(host["name"]), style="bold reverse")
         failed = bool(host.get("error"))
-        words = "" if failed else f" {self.signs.dot} ".join(labels.host_summary(host))
-        self.print_columns(Text.assemble(title, " " if words else ""), Text(words), "")
+        summary = "" if failed else f" {self.signs.dot} ".join(labels.host_summary(host))
+        self.print_columns(Text.assemble(title, " " if summary else ""), Text(summary), "")
         if not failed:
             arranged = device_tree(host)
             if matrix:
@@ -100,12 +100,12 @@ class _Drawing:
             line.append(" " * (first - cell_len(line.plain)))
             if links[id(branch)]:
                 line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
-            words = Text(f" {self.signs.dot} ".join(labels.device_details(branch.device, branch.link)))
+            details = Text(f" {self.signs.dot} ".join(labels.device_details(branch.device, branch.link)))
             if branch.device.get("derived"):
-                words.append(" derived" if words.plain else "derived", style="dim italic")
+                details.append(" derived" if details.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
-                words.append(" measured" if words.plain else "measured", style="green")
-            self.print_columns(line, words, rest)
+                details.append(" measured" if details.plain else "measured", style="green")
+            self.print_columns(line, details, rest)
 
     def _rows(self, branches: Sequence[DeviceNode], lead: str) -> Iterator[tuple[str, str, DeviceNode]]:
         """Yield the text before a device, the text before its further lines, and the device."""
@@ -116,19 +116,19 @@ class _Drawing:
             yield lead + (self.signs.corner if last else self.signs.tee), rest, branch
             yield from self._rows(branch.below, under)
 
-    def print_columns(self, line: Text, words: Text, rest: str) -> None:
+    def print_columns(self, line: Text, details: Text, rest: str) -> None:
         """Print text at the right of a line, wrapped in its own column; on the next line where there is no space."""
         indent = cell_len(line.plain)
-        if not words.plain:
+        if not details.plain:
             line.rstrip()
             self.print_line(line)
             return
-        if self.width - indent < min(MIN_COLUMN, cell_len(words.plain)):
+        if self.width - indent < min(MIN_COLUMN, cell_len(details.plain)):
             line.rstrip()
             self.print_line(line)
             indent = min(cell_len(rest) + 4, self.width // 2)
             line = Text(rest, style="dim").append(" " * (indent - cell_len(rest)))
-        for part in words.wrap(self.console, max(8, self.width - indent), overflow="fold"):
+        for part in details.wrap(self.console, max(8, self.width - indent), overflow="fold"):
             part.rstrip()
             self.print_line(Text.assemble(line, part))
             line = Text(rest, style="dim").append(" " * max(0, indent - cell_len(rest)))
@@ -164,11 +164,11 @@ class _Drawing:
             left, right, carried, *more = (cell + " " * (widths[i] - cell_len(cell)) for i, cell in enumerate(row))
             line = Text.assemble((left, "bold"), f" {self.signs.cable} ", right, "  ", (carried, "bold"), "  ")
             style = "green" if row[-1].startswith("measured") else "dim"
-            words = Text("  ".join(more[:-1]) + "  ").append(row[-1], style=style)
+            details = Text("  ".join(more[:-1]) + "  ").append(row[-1], style=style)
             if cell_len(left) > self.width // 2:
                 self.print_columns(Text(""), Text(row[0], style="bold"), "")
                 line = Text.assemble(f" {self.signs.cable} ", right, "  ", (carried, "bold"), "  ")
-            self.print_columns(line, words, "")
+            self.print_columns(line, details, "")
         self.print_line(Text(""))
 
     def draw_strategy(self, strategy: Document | None) -> None:

@@ -40,7 +40,7 @@ def draw_matrix(console: Console, host: Document, width: int) -> None:
         host: an entry of `topo -o json`'s hosts.
         width: cells in a line; the matrix is split into blocks of columns that fit.
     """
-    ids, words = matrix_of(host)
+    ids, entries = matrix_of(host)
     if not ids:
         say(console, Text("no matrix: no output describes pairs of devices", style="dim"))
         return
@@ -49,7 +49,7 @@ def draw_matrix(console: Console, host: Document, width: int) -> None:
     heads = [*map(one_line, ids), *(["NUMA"] if nodes else [])]
     table = [
         [
-            *(matrix_entry(words, a, b) or NOTHING for b in ids),
+            *(matrix_entry(entries, a, b) or NOTHING for b in ids),
             *([NOTHING if numa[a] is None else str(numa[a])] if nodes else []),
         ]
         for a in ids
@@ -88,22 +88,22 @@ def _padded(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
-def _style(word: str) -> str:
-    if word in ("X", NOTHING):
+def _style(entry: str) -> str:
+    if entry in ("X", NOTHING):
         return "dim"
-    known = RELATION_MEANINGS.get("NV#" if bonded(word) else word)
+    known = RELATION_MEANINGS.get("NV#" if bonded(entry) else entry)
     return known[0] if known else "bold magenta"
 
 
-def _legend(console: Console, words: set[str], width: int) -> None:
+def _legend(console: Console, entries: set[str], width: int) -> None:
     """Print the meaning of the entries that occur, nearest first; unknown ones last."""
-    seen = {"NV#" if bonded(word) else word for word in words} - {"X", NOTHING}
-    lines = [(word, *RELATION_MEANINGS[word]) for word in RELATION_MEANINGS if word in seen]
+    seen = {"NV#" if bonded(entry) else entry for entry in entries} - {"X", NOTHING}
+    lines = [(entry, *RELATION_MEANINGS[entry]) for entry in RELATION_MEANINGS if entry in seen]
     lines += [
-        (word, "bold magenta", "as printed by the tool; meaning unknown")
-        for word in sorted(seen - set(RELATION_MEANINGS))
+        (entry, "bold magenta", "as printed by the tool; meaning unknown")
+        for entry in sorted(seen - set(RELATION_MEANINGS))
     ]
-    for word, style, meaning in lines:
-        line = Text.assemble((f"{_padded(word, 5)}", style), (meaning, "dim"))
+    for entry, style, meaning in lines:
+        line = Text.assemble((f"{_padded(entry, 5)}", style), (meaning, "dim"))
         for part in line.wrap(console, width):
             say(console, part)

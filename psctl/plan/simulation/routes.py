@@ -63,7 +63,7 @@ class _DirectedEdge(msgspec.Struct, frozen=True):
         return _DirectedEdge(self.to, self.origin, self.back, self.wires, self.width, self.latency, self.type)
 
 
-_Way = tuple[_DirectedEdge, ...]
+_Path = tuple[_DirectedEdge, ...]
 _Graph = dict[str, list[_DirectedEdge]]
 
 
@@ -87,7 +87,7 @@ class SimulatedNetwork:
         self._outside = self._cables(cluster.between)
         self._loopbacks = {host.name: self._wire(f"{host.name} loopback", LOOPBACK_RATE) for host in cluster.hosts}
         self._ends = {end for end in self._outside if self._host_of(end) in self._hosts}
-        self._ways: dict[tuple[str, str], dict[str, _Way]] = {}
+        self._paths: dict[tuple[str, str], dict[str, _Path]] = {}
         self._routes: dict[tuple[str, str], NetworkRoute] = {}
         self._nics: dict[str, str] = {}
         for host in cluster.hosts:
@@ -109,7 +109,7 @@ class SimulatedNetwork:
         own; None where they are not."""
         if len(placement) < 2 or len(set(placement)) < len(placement) or set(placement) - set(self._hosts):
             return None
-        cables = [self._outside.get(self._way_out(place, "")[0], []) for place in placement]
+        cables = [self._outside.get(self._exit_of(place, "")[0], []) for place in placement]
         kinds = {(step.to, step.width, step.latency, len(step.wires)) for steps in cables for step in steps}
         single = all(len(steps) == 1 for steps in cables)
         switch = len(kinds) == 1 and next(iter(kinds))[0] not in self._ends
@@ -125,13 +125,13 @@ class SimulatedNetwork:
     def _host_of(self, end: str) -> str:
         return end if end in self._hosts else end.rpartition("/")[0]
 
-    def _router(self, host: HostNode, alone: bool) -> Router:
-        before = "" if alone else f"{host.name}/"
+    def _router(self, host: HostNode, single: bool) -> Router:
+        prefix = "" if single else f"{host.name}/"
         edges = []
         for edge in host.graph.edges:
             known = edge if edge.bandwidth else msgspec.structs.replace(edge, bandwidth=ASSUMED_SLOT)
-            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", known.bandwidth)
-            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", known.bandwidth)
+            there = self._wire(f"{prefix}{edge.a} -> {prefix}{edge.b}", known.bandwidth)
+            back = self._wire(f"{prefix}{edge.b} -> {prefix}{edge.a}", known.bandwidth)
             self.assumed |= set() if edge.bandwidth else {there, back}
             edge = known
             step = _DirectedEdge(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
@@ -190,8 +190,8 @@ class SimulatedNetwork:
         nics = wired or (nics if host.name in self._outside else [])
         turns: dict[tuple[str, ...], int] = {}
         for device in host.graph.devices:
-            ways = self._from(host.name, device.id)
-            rank = {nic: _length(ways[nic]) for nic in nics if nic in ways}
+            paths = self._paths_from(host.name, device.id)
+            rank = {nic: _length(paths[nic]) for nic in nics if nic in paths}
             near = tuple(nic for nic, length in rank.items() if length == min(rank.values()))
             if near:
                 turn = turns.get((device.kind, *near), 0)
@@ -204,18 +204,18 @@ class SimulatedNetwork:
         (host_a, device_a), (host_b, device_b) = self._split(a), self._split(b)
         if host_a == host_b:
             return self._within(host_a, device_a, device_b)
-        start, before = self._way_out(host_a, device_a)
-        end, behind = self._way_out(host_b, device_b)
-        ways = self._from("", start)
-        if end not in ways:  # its nearest nic is on another network: by any that is on this one
-            ends = [other for other in ways if self._host_of(other) == host_b]
+        start, out = self._exit_of(host_a, device_a)
+        end, into = self._exit_of(host_b, device_b)
+        paths = self._paths_from("", start)
+        if end not in paths:  # its nearest nic is on another network: by any that is on this one
+            ends = [other for other in paths if self._host_of(other) == host_b]
             if not ends:
                 raise KeyError(f"no link joins {a!r} to {b!r}")
-            end, behind = min(ends, key=lambda other: (_length(ways[other]), other)), ()
-        whole = (*before, *ways[end], *(step.reversed() for step in behind[::-1]))
-        known = any(step.latency is not None for step in ways[end])
-        fabric = all(step.type == "InfiniBand" for step in ways[end])
-        return _made(whole, 0.0 if known else self._delays.infiniband if fabric else self._delays.ethernet)
+            end, into = min(ends, key=lambda other: (_length(paths[other]), other)), ()
+        whole = (*out, *paths[end], *(step.reversed() for step in into[::-1]))
+        known = any(step.latency is not None for step in paths[end])
+        fabric = all(step.type == "InfiniBand" for step in paths[end])
+        return _route_over(whole, 0.0 if known else self._delays.infiniband if fabric else self._delays.ethernet)
 
     def _split(self, place: str) -> tuple[str, str]:
         if place in self._hosts:
@@ -228,24 +228,24 @@ class SimulatedNetwork:
     def _within(self, host: str, a: str, b: str) -> NetworkRoute:
         graph = self._hosts[host].graph
         if _on_cpu(graph, a) and _on_cpu(graph, b):
-            way: _Way = ()
+            path: _Path = ()
         elif a and b:
-            way = self._from(host, a).get(b, ()) if a != b else ()
+            path = self._paths_from(host, a).get(b, ()) if a != b else ()
         else:
-            ways = self._from(host, a or b)
-            near = [ways[cpu.id] for cpu in graph.of_kind("cpu") if cpu.id in ways]
-            way = min(near, key=_length, default=())
-            way = way if a else tuple(step.reversed() for step in way[::-1])
-        if not way:
+            paths = self._paths_from(host, a or b)
+            near = [paths[cpu.id] for cpu in graph.of_kind("cpu") if cpu.id in paths]
+            path = min(near, key=_length, default=())
+            path = path if a else tuple(step.reversed() for step in path[::-1])
+        if not path:
             return NetworkRoute((self._loopbacks[host],), self._delays.loopback)
-        return _made(way, 0.0 if any(step.latency is not None for step in way) else self._delays.inside)
+        return _route_over(path, 0.0 if any(step.latency is not None for step in path) else self._delays.inside)
 
-    def _way_out(self, host: str, device: str) -> tuple[str, _Way]:
+    def _exit_of(self, host: str, device: str) -> tuple[str, _Path]:
         """Return the end through which a device reaches other hosts, and its path to it inside the host."""
         nic = self._nics.get(f"{host}/{device}")
         if nic is not None:
             end = f"{host}/{nic}"
-            return end if end in self._outside else host, self._from(host, device)[nic]
+            return end if end in self._outside else host, self._paths_from(host, device)[nic]
         if host in self._outside:
             return host, ()
         ends = [end for end in self._outside if self._host_of(end) == host]
@@ -253,20 +253,20 @@ class SimulatedNetwork:
             raise KeyError(f"no link joins {host!r} to other hosts")
         return max(ends, key=lambda end: max(step.width for step in self._outside[end])), ()
 
-    def _from(self, host: str, start: str) -> dict[str, _Way]:
+    def _paths_from(self, host: str, start: str) -> dict[str, _Path]:
         """Return the best paths from a device to all others of its host; from an end to all others where `host` is
         empty."""
-        found = self._ways.get((host, start))
+        found = self._paths.get((host, start))
         if found is None:
             found = self._inside(host, start) if host else _fewest_cables(start, self._outside, self._ends)
-            self._ways[host, start] = found
+            self._paths[host, start] = found
         return found
 
-    def _inside(self, host: str, start: str) -> dict[str, _Way]:
-        found: dict[str, _Way] = {start: ()}
-        for device, path in self._routers[host].paths(start).items():
-            slots = [self._slots[host, edge] for edge in path.edges]
-            pairs = zip(slots, path.devices, strict=False)  # one device more than edges
+    def _inside(self, host: str, start: str) -> dict[str, _Path]:
+        found: dict[str, _Path] = {start: ()}
+        for device, shortest in self._routers[host].paths(start).items():
+            slots = [self._slots[host, edge] for edge in shortest.edges]
+            pairs = zip(slots, shortest.devices, strict=False)  # one device more than edges
             found[device] = tuple(slot if slot.origin == origin else slot.reversed() for slot, origin in pairs)
         return found
 
@@ -276,35 +276,35 @@ def _on_cpu(graph: HostGraph, device: str) -> bool:
     return found is None or found.kind == "cpu"
 
 
-def _length(way: _Way) -> tuple[int, float]:
-    return len(way), -min((step.width for step in way), default=0.0)
+def _length(path: _Path) -> tuple[int, float]:
+    return len(path), -min((step.width for step in path), default=0.0)
 
 
-def _made(way: Iterable[_DirectedEdge], unknown: float) -> NetworkRoute:
-    way = tuple(way)
-    wires = tuple(wire for step in way for wire in step.wires)
-    return NetworkRoute(wires, unknown + sum(step.latency or 0.0 for step in way))
+def _route_over(path: Iterable[_DirectedEdge], unknown: float) -> NetworkRoute:
+    path = tuple(path)
+    wires = tuple(wire for step in path for wire in step.wires)
+    return NetworkRoute(wires, unknown + sum(step.latency or 0.0 for step in path))
 
 
-def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:
+def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Path]:
     """Return the path with the fewest cables, of these the widest, to each end; `stops` forward nothing.
 
     Dijkstra on (cables, -width): the beginning of a best path is a best path, so the pair serves as a length.
     """
-    found: dict[str, _Way] = {}
-    queue: list[tuple[int, float, str, int, _Way]] = [(0, -float("inf"), start, 0, ())]
+    found: dict[str, _Path] = {}
+    queue: list[tuple[int, float, str, int, _Path]] = [(0, -float("inf"), start, 0, ())]
     pushed = 0
     while queue:
-        cables, minus_width, at, _, way = heapq.heappop(queue)
+        cables, minus_width, at, _, path = heapq.heappop(queue)
         if at in found:
             continue
-        found[at] = way
+        found[at] = path
         if at != start and at in stops:
             continue
         for step in graph.get(at, ()):
             if step.to not in found:
                 pushed += 1
-                heapq.heappush(queue, (cables + 1, max(minus_width, -step.width), step.to, pushed, (*way, step)))
+                heapq.heappush(queue, (cables + 1, max(minus_width, -step.width), step.to, pushed, (*path, step)))
     return found
 
 
