@@ -22,6 +22,7 @@ import msgspec
 from psctl.agent import supervisor
 from psctl.agent.control_client import SOCKET
 from psctl.agent.coordinator_link import FromCoordinator
+from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.types import Address, Count, Member, Name
@@ -47,7 +48,7 @@ class ControlSocket:
     Args:
         job_dir: where the socket is made.
         private: a 0700 folder on the same disk, where the socket is made before it is moved: no other user can open it.
-        answer: called with each request; raises Refused.
+        answer: called with each request; raises ControlRefused.
     """
 
     def __init__(self, job_dir: Path, private: Path, answer: Callable[[ControlRequest], dict[str, Any]]) -> None:
@@ -106,7 +107,7 @@ class CoordinatorQueries:
         send: sends to the coordinator; False when there is no connection.
     """
 
-    def __init__(self, send: Callable[[Any], bool]) -> None:
+    def __init__(self, send: Callable[[JobMessage], bool]) -> None:
         self._send = send
         self._ticket = 0
         self._answers: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
@@ -135,7 +136,7 @@ class CoordinatorQueries:
                 break
         return {"servers": asked, "answers": found}
 
-    def _ask(self, make: Callable[[int], Any], patience: float) -> Iterator[FromCoordinator]:
+    def _ask(self, make: Callable[[int], JobMessage], patience: float) -> Iterator[FromCoordinator]:
         """Send a question and yield its answers until the time is over."""
         self._ticket += 1
         deadline = time.monotonic() + patience
@@ -172,9 +173,9 @@ class _Scale(msgspec.Struct):
 
 
 class _Stop(msgspec.Struct):
-    save: bool
-    force: bool
-    by: Annotated[str, msgspec.Meta(max_length=256)]
+    save: bool = False
+    force: bool = False
+    by: Annotated[str, msgspec.Meta(max_length=256)] = "psctl stop"
 
 
 class _Read(msgspec.Struct):
@@ -204,11 +205,7 @@ def answer(
             processes = [{"role": each.role, "rank": each.rank, "pid": pid} for each, pid in status.processes]
             return {**_hello(status), "processes": processes, "stopping": status.stopping}
         case "stop":
-            try:
-                stop = msgspec.convert({"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop)
-            except msgspec.ValidationError as error:
-                raise ControlRefused(str(error)) from error
-            put(StopRequested(StopWanted(stop.save, stop.force, stop.by)))
+            put(StopRequested(StopWanted(**_arguments(request, _Stop))))
             return {"accepted": True}
         case "scale":
             return queries.scale(**_arguments(request, _Scale))

@@ -122,13 +122,9 @@ class CoordinatorLink(ConnectionHandler):
     """
 
     def __init__(
-        self,
-        credentials: Credentials,
-        register: Register,
-        congestion: str,
-        put: Callable[[Any], None],
-        copies: CheckpointCopies,
-    ) -> None:
+        self, credentials: Credentials, register: Register, congestion: str,
+        put: Callable[[LinkUp | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
+    ) -> None:  # fmt: skip
         self._credentials, self._register, self._congestion = credentials, register, congestion
         self._put, self._copies = put, copies
         self._lock = threading.Lock()

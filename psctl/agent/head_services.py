@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -44,8 +43,8 @@ class HeadServices:
     """
 
     def __init__(
-        self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None],
-        credentials: Credentials, master_port: MasterPort,
+        self, orders: AgentOrders, files: Files, processes: Processes,
+        put: Callable[[StoreWanted | CoordinatorAt], None], credentials: Credentials, master_port: MasterPort,
     ) -> None:  # fmt: skip
         self._orders = orders
         self._files = files
@@ -87,9 +86,7 @@ class HeadServices:
         log = os.open(self._files.job_dir / LOG, flags, 0o600)
         try:
             argv = spawn.argv_of(self._orders, "coordinator")
-            return self._processes.start(
-                "coordinator", argv, environment, self._orders.job_dir, log, log, [report, orders]
-            )
+            return self._processes.start(argv, environment, self._orders.job_dir, log, log, [report, orders])
         finally:
             os.close(log)
 
@@ -112,7 +109,7 @@ class HeadServices:
         descriptor = self._store.descriptor
         arguments = [str(descriptor), loopback_tcp.HOST, str(self._store.port)]
         self.store_host = self._processes.start(
-            "store", [self._orders.python, "-m", "psctl.agent.torch_store_host", *arguments], environment,
+            [self._orders.python, "-m", "psctl.agent.torch_store_host", *arguments], environment,
             self._orders.job_dir, 2, 2, [descriptor],
         )  # fmt: skip
 

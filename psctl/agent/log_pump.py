@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psctl.agent.log_files import RankLogs, StreamLog
-from psctl.job.process_messages import OutputLines
+from psctl.job.process_messages import OutputLines, Stream
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 
@@ -43,7 +43,7 @@ SHOWN = 4096
 class _Stream:
     """One stream of one process."""
 
-    def __init__(self, member: Member, name: str, source: int, log: StreamLog) -> None:
+    def __init__(self, member: Member, name: Stream, source: int, log: StreamLog) -> None:
         self.member = member
         self.name = name
         self.source = source
@@ -71,7 +71,7 @@ class LogPump:
     """
 
     def __init__(
-        self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[OutputLines], None],
+        self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[OutputLines], object],
         trouble: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -86,7 +86,7 @@ class LogPump:
         self._thread = threading.Thread(target=self._run, name="psctl logs", daemon=True)
         self._thread.start()
 
-    def add(self, member: Member, name: str, source: int) -> None:
+    def add(self, member: Member, name: Stream, source: int) -> None:
         """Add one stream of a process; the pump closes `source`, the reading end of its pipe."""
         os.set_blocking(source, False)
         with self._lock:

@@ -40,12 +40,12 @@ from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
 from psctl.agent.torch_store import MasterPort
-from psctl.errors import PsctlError
+from psctl.errors import MessageRefused, PsctlError
+from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
     HoldSlots,
     JobFinished,
-    OutputLines,
     ProcessExited,
     ProcessFailure,
     ProcessStarted,
@@ -82,6 +82,12 @@ class KeeperGone(msgspec.Struct, frozen=True):
     """The agent's keeper has ended."""
 
 
+AgentEvent = (
+    ChildEnded | SigtermReceived | KeeperGone | LinkUp | LinkGone | FromCoordinator | CoordinatorAt | StoreWanted
+    | StopRequested
+)  # fmt: skip
+
+
 class Agent:
     """Runs one job on one host: handles events until the job ends, then removes what the job needs only while it runs.
 
@@ -96,7 +102,7 @@ class Agent:
         self._umask = umask
         self.host = orders.job.hosts[orders.host]
         self.files = Files(orders)
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
         self._members: dict[AgentChild, Member] = {}
@@ -105,13 +111,12 @@ class Agent:
         self._stacks = StackDumps(orders.code_dir, self._secrets)
         self._kill_times: dict[AgentChild, float] = {}  # when a child that was asked to end is killed
         self._unsent_exits: list[ProcessExited] = []  # exits not reported yet: no connection
-        self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._send_output, self._log)
         self._coordinator: Address | None = orders.coordinator
         self._unsent_stop: StopWanted | None = None  # a stop not sent yet: no connection
         self._stopping = ""
         self._kill_at: float | None = None
         self._exit_at: float | None = None
-        self._failure: tuple[ProcessFailure, int] | None = None  # the job's failure, if the coordinator cannot write it
+        self._failure: ProcessFailure | None = None  # the job's failure, if the coordinator cannot write it
         self._abandoned = False  # the coordinator is lost
         self._finished = False
         credentials = spawn.credentials_of(orders)
@@ -121,6 +126,7 @@ class Agent:
         self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = CoordinatorLink(credentials, register, orders.job.congestion, self._queue.put, self._copies)
         self._queries = CoordinatorQueries(self._link.send)
+        self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._link.send, self._log)
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
@@ -173,7 +179,7 @@ class Agent:
         deadlines = [sample_at, *self._kill_times.values(), *filter(None, [self._kill_at, self._exit_at])]
         return max(0.0, min(deadlines) - time.monotonic())
 
-    def _handle(self, event: Any) -> None:
+    def _handle(self, event: AgentEvent) -> None:
         match event:
             case ChildEnded():
                 for child in self._processes.ended():
@@ -203,7 +209,7 @@ class Agent:
                 self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
             case KeeperGone():
                 self._log("the keeper of this agent has ended; all processes of the job on this host are ended")
-                self._record_failure("psctl's keeper on the head died", 1)
+                self._record_failure("psctl's keeper on the head died")
                 self._finished = True
 
     def _apply_deadlines(self, now: float) -> None:
@@ -215,7 +221,7 @@ class Agent:
             self._processes.end_all(but=self._head.coordinator)
             self._queue.put(ChildEnded())
         if self._exit_at is not None and now >= self._exit_at:
-            self._record_failure(f"the job did not end in time after {self._stopping or 'a request to end'}", 1)
+            self._record_failure(f"the job did not end in time after {self._stopping or 'a request to end'}")
             self._finished = True
 
     # ---- processes -------------------------------------------------------------------------------------------------
@@ -223,7 +229,8 @@ class Agent:
     def _start_process(self, start: StartProcess) -> None:
         member = start.member
         try:
-            spawn.check_order(self.orders, start, len(self._members))
+            if why := spawn.refusal_of(self.orders, start, len(self._members)):
+                raise MessageRefused(why, where=str(member))
             assert self._coordinator is not None, "orders to start processes are sent by the coordinator"
             with self._segments.opened(member) as segments, self._stacks.opened(member) as dump:
                 data = spawn.process_orders(self.orders, start, self._coordinator, self.files, segments, dump)
@@ -241,17 +248,17 @@ class Agent:
         given = {**start.environment, **self._master_port.environment(start)}
         environment = spawn.environment_of(self.orders, given, self.files, start.member, descriptors[-1])
         cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
-        readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
+        (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
         try:
             return self._processes.start(
-                str(start.member), spawn.argv_of(self.orders, start.member.role), environment, cwd,
-                writers[0], writers[1], descriptors, self._umask if start.member.role == "worker" else -1,
+                spawn.argv_of(self.orders, start.member.role), environment, cwd, to_stdout, to_stderr, descriptors,
+                self._umask if start.member.role == "worker" else -1,
             )  # fmt: skip
         finally:
-            for writer in writers:
-                os.close(writer)
-            for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
-                self._pump.add(start.member, stream, reader)
+            os.close(to_stdout)
+            os.close(to_stderr)
+            self._pump.add(start.member, "stdout", stdout)
+            self._pump.add(start.member, "stderr", stderr)
 
     def _on_child_ended(self, child: AgentChild) -> None:
         status = child.status if child.status is not None else 0
@@ -297,14 +304,12 @@ class Agent:
 
     # ---- the coordinator -------------------------------------------------------------------------------------------
 
-    def _on_coordinator_message(self, message: Any) -> None:
+    def _on_coordinator_message(self, message: JobMessage) -> None:
         match message:
             case StartProcess() if not self._stopping:
                 self._start_process(message)
             case StartProcess():
-                failure = ProcessFailure(
-                    str(message.member), self.host.name, -15, time.time(), 0, "not started", [], []
-                )
+                failure = ProcessFailure(str(message.member), self.host.name, -15, time.time(), 0, "not started")
                 self._report_exit(ProcessExited(message.member, -int(signal.SIGTERM), failure))
             case EndProcesses(members=members, grace=grace):
                 self._end_members(members, grace)
@@ -332,16 +337,15 @@ class Agent:
         if child.status:
             tail = self._head.tail()
             failure = spawn.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
-            failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
-            self._failure = failure, failure.exit if failure.code else 1
-            self._log(failure.exception)
+            self._failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
+            self._log(self._failure.exception)
         self._processes.end_all()
         self._finished = True
 
     def _on_coordinator_lost(self, reason: str) -> None:
         """End the job on this host after the connection to the coordinator is lost; the head writes the job's end."""
         self._log(f"the coordinator is lost: {reason}")
-        self._record_failure(f"psctl's coordinator was lost: {reason}", 1)
+        self._record_failure(f"psctl's coordinator was lost: {reason}")
         self._stop_processes(self.orders.grace, "the coordinator is lost")
         self._exit_at = time.monotonic() + self.orders.grace + 1
         self._abandoned = True
@@ -359,17 +363,16 @@ class Agent:
             self._stopping = self._stopping or f"a forced stop by {stop.by}"
             self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
 
-    def _record_failure(self, text: str, exit_code: int) -> None:
+    def _record_failure(self, text: str, code: str = "", exit_code: int = 1, hint: str = "") -> None:
         if self._failure is None:
-            failure = ProcessFailure(str(COORDINATOR), self.host.name, 1, time.time(), 0, text, [], [])
-            self._failure = failure, exit_code
+            self._failure = ProcessFailure(
+                str(COORDINATOR), self.host.name, 1, time.time(), 0, text, code=code, exit=exit_code, hint=hint
+            )
 
     def _fail(self, error: PsctlError | OSError) -> None:
         self._log(str(error))
-        self._record_failure(str(error), getattr(error, "exit", 1))
-        if isinstance(error, PsctlError) and self._failure is not None:
-            failure = msgspec.structs.replace(self._failure[0], code=error.code, exit=error.exit, hint=error.hint)
-            self._failure = failure, error.exit
+        known = (error.code, error.exit, error.hint) if isinstance(error, PsctlError) else ()
+        self._record_failure(str(error), *known)
         self._finished = True
 
     # ---- the end ---------------------------------------------------------------------------------------------------
@@ -379,9 +382,9 @@ class Agent:
         self._link.close(1.0)
         self._copies.discard()
         if self.orders.host == 0:
-            self._record_failure("psctl's agent on the head ended before the job did", 1)
+            self._record_failure("psctl's agent on the head ended before the job did")
             assert self._failure is not None
-            supervisor.write_finished(self.files.job_dir, self.orders.job.name, *self._failure)
+            supervisor.write_finished(self.files.job_dir, self.orders.job.name, self._failure)
         supervisor.clean(self.files.job_dir)
 
     # ---- other threads ---------------------------------------------------------------------------------------------
@@ -391,9 +394,6 @@ class Agent:
         processes = [(member, child.pid) for child, member in list(self._members.items())]
         status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
         return answer(request, status, self._queue.put, self._queries)
-
-    def _send_output(self, lines: OutputLines) -> None:
-        self._link.send(lines)
 
     def _sample(self) -> None:
         sample = self._processes.sample(self.host.name)

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import psutil
 
@@ -29,8 +28,7 @@ class AgentChild:
     of memory; "" when there is none, or when the agent killed it.
     """
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
-        self.name = name
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.pid = popen.pid
         self.status: int | None = None
         self.memory = ""
@@ -65,20 +63,12 @@ class Processes:
         self._ended: list[AgentChild] = []
 
     def start(
-        self,
-        name: str,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        cwd: str,
-        stdout: int,
-        stderr: int,
-        descriptors: Sequence[int] = (),
-        umask: int = -1,
-    ) -> AgentChild:
+        self, argv: Sequence[str], environment: Mapping[str, str], cwd: str, stdout: int, stderr: int,
+        descriptors: Sequence[int] = (), umask: int = -1,
+    ) -> AgentChild:  # fmt: skip
         """Start a process, which ties itself to the agent (process/lifeline.py).
 
         Args:
-            name: for messages.
             stdout, stderr: descriptors that it writes to; the caller closes them.
             descriptors: further descriptors that it inherits.
             umask: its umask; -1: the agent's.
@@ -89,19 +79,14 @@ class Processes:
         # A new open file description for each child: the signal at end of file is set for one description.
         tie = os.open(f"/proc/self/fd/{self._lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            options: dict[str, Any] = {
-                "start_new_session": True,
-                "pass_fds": (tie, *descriptors),
-                "stdin": subprocess.DEVNULL,
-                "umask": umask,
-            }
             popen = subprocess.Popen(
-                list(argv), cwd=cwd, stdout=stdout, stderr=stderr,
-                env={**environment, lifeline.ENVIRONMENT: f"{tie}:{os.getpid()}"}, **options,
+                list(argv), cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                env={**environment, lifeline.ENVIRONMENT: f"{tie}:{os.getpid()}"},
+                pass_fds=(tie, *descriptors), start_new_session=True, umask=umask,
             )  # fmt: skip
         finally:
             os.close(tie)
-        child = AgentChild(name, popen)
+        child = AgentChild(popen)
         self._children[child.pid] = child
         return child
 

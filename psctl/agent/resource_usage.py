@@ -6,11 +6,14 @@ whichever process exhausted the memory. Where there is none, the counter of the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from psctl.agent.supervisor import stat_fields
 
 SHARE = 0.01
 """Share of one core below which a process is idle: threads that only wake to look at a timer use less."""
@@ -40,13 +43,11 @@ def processor_seconds(sessions: set[int]) -> dict[int, float]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        session = int(stat[3])
-        if session in found:
-            found[session] += sum(int(each) for each in stat[11:15]) / _TICKS
+        with contextlib.suppress(OSError):  # it has just ended
+            stat = stat_fields(int(entry.name))
+            session = int(stat[3])
+            if session in found:
+                found[session] += sum(int(each) for each in stat[11:15]) / _TICKS
     return found
 
 

@@ -16,7 +16,7 @@ import msgspec
 import psctl
 from psctl.agent.processes import AgentChild
 from psctl.agent.supervisor import PRIVATE, SLOTS
-from psctl.errors import MessageRefused, PsctlError
+from psctl.errors import PsctlError
 from psctl.job.environment import NAMES, SPINS
 from psctl.job.process_messages import ProcessFailure, StartProcess
 from psctl.orders import AgentOrders
@@ -100,13 +100,6 @@ def refusal_of(orders: AgentOrders, start: StartProcess, running: int) -> str:
     return f"it sets {', '.join(sorted(foreign))[:200]}, which the job file does not" if foreign else ""
 
 
-def check_order(orders: AgentOrders, start: StartProcess, running: int) -> None:
-    """Raise MessageRefused for an order that is refused."""
-    why = refusal_of(orders, start, running)
-    if why:
-        raise MessageRefused(why, where=str(start.member))
-
-
 def slots_of(orders: AgentOrders) -> int:
     """Return how many workers of the job may run on this host."""
     host = orders.job.hosts[orders.host]
@@ -121,11 +114,7 @@ def argv_of(orders: AgentOrders, role: str) -> list[str]:
     """
     modules = {"server": ["-m", "psctl.server.main"], "coordinator": ["-m", "psctl.coordinator.main"]}
     own = [*modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
-    return [orders.python, _bootstrap(), *own]
-
-
-def _bootstrap() -> str:
-    return os.path.abspath(bootstrap.__file__)
+    return [orders.python, os.path.abspath(bootstrap.__file__), *own]
 
 
 def environment_of(
@@ -145,13 +134,9 @@ def environment_of(
         **own,
         **given,
         **(orders.secrets if member.role == "worker" else {}),
-        "PYTHONPATH": os.pathsep.join(paths or [_package_root()]),
+        "PYTHONPATH": os.pathsep.join(paths or [str(Path(psctl.__file__).parents[1])]),
         ENVIRONMENT: files.named(member, descriptor),
     }
-
-
-def _package_root() -> str:
-    return str(Path(psctl.__file__).parents[1])
 
 
 def process_orders(
@@ -194,7 +179,7 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
     else:
         why = f"{error.strerror or error} ({error.filename or orders.python})"
     text = f"{member} could not be started: {why}"
-    return ProcessFailure(str(member), host, 127, time.time(), 0, text, [], [], code, status, hint)
+    return ProcessFailure(str(member), host, 127, time.time(), 0, text, code=code, exit=status, hint=hint)
 
 
 def account(

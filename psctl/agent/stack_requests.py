@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from psctl.agent.processes import AgentChild
+from psctl.agent.supervisor import stat_fields
 from psctl.job.process_messages import Stacks
 from psctl.process import stack_dump
 from psctl.process.secret_masking import Secrets
@@ -132,8 +133,7 @@ def _read(descriptor: int, end: float) -> str:
 def _missing_reason(pid: int) -> str:
     """Return why a process has written no dump."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
+        state = stat_fields(pid)[0]
     except (OSError, IndexError):
         return "the process has ended"
     if state in "Tt":

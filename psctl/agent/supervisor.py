@@ -49,13 +49,13 @@ def identity(pid: int) -> str | None:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        state, _, *rest = _stat(pid)
+        state, _, *rest = stat_fields(pid)
     except OSError:
         return None
     return None if state in "ZX" else f"{boot}:{rest[17]}"
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; the name before it may contain any character."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
@@ -68,7 +68,7 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
     children: dict[int, list[int]] = {}
     for each in psutil.pids():
         with contextlib.suppress(OSError):
-            children.setdefault(int(_stat(each)[1]), []).append(each)
+            children.setdefault(int(stat_fields(each)[1]), []).append(each)
     found, parents = [], [pid or os.getpid()]
     while parents:
         below = [child for parent in parents for child in children.pop(parent, [])]
@@ -144,7 +144,7 @@ def last_lines(path: Path, size: int = 1 << 20) -> list[bytes]:
         return [line for line in file.read().split(b"\n")[:-1] if line]
 
 
-def write_finished(job_dir: Path, job: str, failure: ProcessFailure, exit_code: int = 1) -> bool:
+def write_finished(job_dir: Path, job: str, failure: ProcessFailure) -> bool:
     """Append the last event to the event log if it has none; return whether it was written.
 
     Call it only after the coordinator has ended.
@@ -165,7 +165,8 @@ def write_finished(job_dir: Path, job: str, failure: ProcessFailure, exit_code: 
     checkpoint = f"{job}@{saved[-1]}" if saved else None
     began = next((event.time for event in found), failure.time)
     last = events.Finished(
-        time=failure.time, status="failed", exit=exit_code, steps=steps, seconds=max(0.0, failure.time - began),
+        time=failure.time, status="failed", exit=failures.exit_code(failure), steps=steps,
+        seconds=max(0.0, failure.time - began),
         metrics=next((e.metrics for e in reversed(found) if isinstance(e, events.Progress)), {}),
         failure=failures.document(failure, job, stopped, checkpoint),
     )  # fmt: skip
@@ -201,7 +202,7 @@ def end_job(orders: AgentOrders, status: int) -> None:
     if orders.host == 0:
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         text = f"psctl's agent on the head died: {why}"
-        failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
+        failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text)
         write_finished(job_dir, orders.job.name, failure)
     remove_abandoned(Path(orders.workdir) / "checkpoints")  # their writers may have been killed
     clean(job_dir)

@@ -33,12 +33,6 @@ INSIDE: dict[Role, tuple[str, ...]] = {"agent": (JOINED,), "server": (JOINED,), 
 WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED,), "worker": (PREPARED,)}
 """Of messages that a worker may send after `Prepare`."""
 
-SECRET = 64
-"""Most bytes of a secret that workers send each other."""
-
-METRICS = 1000
-"""Most names in one step's numbers."""
-
 
 def _of_save(sender: Member, message: Any) -> str:
     if message.tables and sender.role != "server":
@@ -57,21 +51,8 @@ def _ready(sender: Member, message: training.MemberReady) -> str:
     return "" if listens == (sender.role == "server") else "a server says where it listens, and a worker does not"
 
 
-def _report(sender: Member, message: training.WorkerReport) -> str:
-    most = max((len(each.metrics) for each in message.steps), default=0)
-    return "" if most <= METRICS else f"{most} numbers of one step, more than {METRICS}"
-
-
 def _exited(sender: Member, message: process.ProcessExited) -> str:
     return "" if (message.failure is None) == (message.status == 0) else "a failure has a status other than 0"
-
-
-def _lines(sender: Member, message: process.OutputLines) -> str:
-    return "" if message.stream in ("stdout", "stderr") else f"stream {message.stream[:80]!r}"
-
-
-def _listens(sender: Member, message: training.WorkerListens) -> str:
-    return "" if len(message.secret) <= SECRET else f"a secret of {len(message.secret)} bytes"
 
 
 COORDINATION = Permits(
@@ -80,7 +61,7 @@ COORDINATION = Permits(
         Permit(process.Register, (AGENT,), FIRST, JOINED),
         Permit(process.ProcessStarted, (AGENT,), INSIDE),
         Permit(process.ProcessExited, (AGENT,), INSIDE, size=LAYOUTS, check=_exited),
-        Permit(process.OutputLines, (AGENT,), INSIDE, size=LAYOUTS, check=_lines),
+        Permit(process.OutputLines, (AGENT,), INSIDE, size=LAYOUTS),
         Permit(process.HostSample, (AGENT,), INSIDE, size=LISTS),
         Permit(process.Stacks, (AGENT,), INSIDE, size=LISTS),
         Permit(process.StopWanted, (AGENT,), INSIDE),
@@ -104,7 +85,7 @@ COORDINATION = Permits(
         Permit(training.Join, (WORKER, SERVER), FIRST, JOINED),
         Permit(training.Prepare, (WORKER,), {"worker": (JOINED,)}, PREPARED, size=LAYOUTS),
         Permit(training.MemberReady, (WORKER, SERVER), WITH_MODEL, check=_ready),
-        Permit(training.WorkerReport, (WORKER,), INSIDE, size=LAYOUTS, check=_report),
+        Permit(training.WorkerReport, (WORKER,), INSIDE, size=LAYOUTS),
         Permit(training.Heartbeat, (WORKER, SERVER), INSIDE, size=LISTS),
         Permit(checkpoint.CutPosition, (WORKER,), INSIDE),
         Permit(checkpoint.SaveBegin, (WORKER, SERVER), WITH_MODEL, size=LAYOUTS, check=_save_begin),
@@ -122,7 +103,7 @@ COORDINATION = Permits(
         Permit(membership.StepUnfit, (WORKER,), WITH_MODEL),
         Permit(membership.ServerUnreachable, (WORKER, SERVER), INSIDE),
         Permit(membership.ProtocolViolation, (SERVER,), INSIDE),
-        Permit(training.WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` has no model
+        Permit(training.WorkerListens, (WORKER,), INSIDE),  # `psctl bench` has no model
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
         Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),

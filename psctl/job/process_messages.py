@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
 from psctl.types import Address, Count, Member
+
+Stream = Literal["stdout", "stderr"]
 
 
 class Register(JobMessage, frozen=True):
@@ -37,8 +39,8 @@ class ProcessFailure(msgspec.Struct, frozen=True):
     time: float  # seconds since the epoch, on that host
     step: int
     exception: str  # "ValueError: NaN loss"; "killed by signal 9" when there was none
-    frames: list[str]  # the user's own frames, outermost first: "train.py:88 in step: loss = f(x)"
-    tail: list[str]  # last lines of its standard error
+    frames: list[str] = []  # the user's own frames, outermost first: "train.py:88 in step: loss = f(x)"
+    tail: list[str] = []  # last lines of its standard error
     code: str = ""  # of a psctl error ("port-taken"); "" when the user's code failed
     exit: int = 1  # the exit code that this failure gives the job
     hint: str = ""  # what to do about it, where psctl knows
@@ -56,7 +58,7 @@ class OutputLines(JobMessage, frozen=True):
     """Lines that a process printed; `dropped` more are in the host's log file alone, which lacks `unwritten` of all."""
 
     member: Member
-    stream: str  # "stdout" | "stderr"
+    stream: Stream
     lines: list[str]
     dropped: types.Size = 0
     unwritten: types.Size = 0

@@ -6,7 +6,7 @@ workers concerned have, the coordinator sends each of them `WorkersAt`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -45,7 +45,7 @@ class StepReport(msgspec.Struct, frozen=True):
     step: types.Step
     epoch: types.Step
     weight: float  # examples
-    metrics: dict[types.Name, float]
+    metrics: Annotated[dict[types.Name, float], msgspec.Meta(max_length=1000)]
 
 
 class WorkerReport(JobMessage, frozen=True):
@@ -154,7 +154,7 @@ class WorkerListens(JobMessage, frozen=True):
     secret that workers of its own host must send. Answered by WorkersAt."""
 
     address: Address | None
-    secret: bytes
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class WorkerAt(msgspec.Struct, frozen=True):

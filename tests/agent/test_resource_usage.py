@@ -99,7 +99,7 @@ def test_the_account_of_a_kill_for_lack_of_memory_names_the_evidence(
     tmp_path: Path, status: int, memory: str, exception: str, hinted: bool
 ) -> None:
     with subprocess.Popen(["true"]) as ended:
-        child = AgentChild("worker/1", ended)
+        child = AgentChild(ended)
     child.status, child.memory = status, memory
     failure = account(Files(Orders(tmp_path)), W1, "h1", child, [], Secrets([]))  # type: ignore[arg-type]
     assert failure.exception == exception
@@ -131,7 +131,7 @@ open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 processes = Processes(os.pipe()[0])
 greedy = "held = [bytes([1]) * (1 << 20) for _ in range(400)]"
 for program in (greedy, "import os; os.kill(os.getpid(), 9)"):
-    child = processes.start("x", [sys.executable, "-c", program], dict(os.environ), "/", 1, 2)
+    child = processes.start([sys.executable, "-c", program], dict(os.environ), "/", 1, 2)
     while child.status is None:
         processes.reap()
     print(child.status, child.memory)

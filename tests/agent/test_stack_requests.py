@@ -58,7 +58,7 @@ class Scene:
 
     def ask(self) -> Stacks:
         answers: queue.Queue[Stacks] = queue.Queue()
-        self.stacks.ask([(AgentChild("worker/0", self.popen), W0)], answers.put)
+        self.stacks.ask([(AgentChild(self.popen), W0)], answers.put)
         return answers.get(timeout=20)
 
     def end(self) -> None:

@@ -152,7 +152,7 @@ class DrivenJob:
         failure = None
         if status:
             text = exception or f"status {status}"
-            failure = ProcessFailure(str(member), "h", status, 0.0, 0, text, [], [], code=code)
+            failure = ProcessFailure(str(member), "h", status, 0.0, 0, text, code=code)
         new = self.handle(ConnectionLost(member, "closed"))
         return [*new, *self.receive(agent or agent_of(member), ProcessExited(member, status, failure))]
 

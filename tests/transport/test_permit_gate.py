@@ -211,13 +211,6 @@ def server() -> Caller:
         (training_messages.StartBegin([SLICE]), "StartBegin is for worker/0"),
         (training_messages.Join(1), "Join in state 'prepared'"),
         (training_messages.Prepare(Layout((), "", ()), ()), "Prepare in state 'prepared'"),
-        (training_messages.WorkerListens(None, bytes(65)), "a secret of 65 bytes"),
-        (
-            training_messages.WorkerReport(
-                1, 0, [training_messages.StepReport(1, 0, 1.0, {f"m{at}": 0.0 for at in range(1001)})], 1, 1, 1, 0
-            ),
-            "1001 numbers of one step",
-        ),
         (
             table_server_messages.TablesReady(Address("10.0.0.1", 1)),
             "TablesReady is no message that a worker may send",
@@ -262,6 +255,7 @@ def test_a_worker_that_breaks_the_table_is_refused_at_a_server(message: Any, why
     assert why in Caller(PARAMETERS, "server", Member("worker", 1)).refused(message)
 
 
+MANY = {"step": 1, "epoch": 0, "weight": 1.0, "metrics": {f"m{at}": 0.0 for at in range(1001)}}
 DIMENSIONS = {"name": "w", "dtype": "float32", "shape": [1] * 65, "start": 0, "stop": 1}
 
 
@@ -280,6 +274,13 @@ DIMENSIONS = {"name": "w", "dtype": "float32", "shape": [1] * 65, "start": 0, "s
         (process_messages.ScaleWanted, {"ticket": 1, "workers": 1_000_001, "servers": None}, "<= 1000000"),
         (training_messages.MemberReady, {"address": {"host": "h", "port": 70000}}, "<= 65535"),
         (membership_messages.ShardHandedOver, {"epoch": 1, "shard": -1}, ">= 0"),
+        (training_messages.WorkerListens, {"address": None, "secret": bytes(65)}, "length <= 64"),
+        (training_messages.WorkerReport, {"step": 1, "epoch": 0, "steps": [MANY]}, "length <= 1000"),
+        (
+            process_messages.OutputLines,
+            {"member": {"role": "worker", "rank": 0}, "stream": "out"},
+            "Invalid enum value",
+        ),
     ],
 )
 def test_bounds_of_fields_are_refused_by_decoding(kind: type, fields: dict[str, Any], why: str) -> None:
