@@ -48,7 +48,7 @@ from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreac
 from psctl.job.training_messages import Decision, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, PendingValues
 from psctl.ps.dense.client.receive_buffers import ValueSink
-from psctl.ps.messages import FromServer, Message, Push, PushPart, WaitQuery
+from psctl.ps.messages import FromServer, Message, Push, WaitQuery
 from psctl.ps.outputs import ToServer
 from psctl.types import Member, Number, ServerAt
 
@@ -367,5 +367,5 @@ class ParameterClient:
                 self._waits.wake()
 
     def _written(self, message: Message, size: int) -> None:
-        if self._trace is not None and isinstance(message, Push | PushPart):
+        if self._trace is not None and isinstance(message, Push):
             self._trace((self._clock.now(), "push-bytes-left", message.shard, message.clock))

@@ -2,8 +2,8 @@
 
 Clocks count from 0: clock c is the c-th step of the job. *Version* v of a shard holds the clocks 0 .. v-1, so version 0
 is the start values and a pull at clock c is answered by version c-s or newer (s: staleness, 0 under bsp).
-The docstring of a message states its payload, if it has one. Bytes of one shard to one peer are sent in order, in parts
-of at most LARGE bytes (rank states and copies: PART); a part's `offset` is the end of the part before.
+The docstring of a message states its payload, if it has one. A message carries all of its bytes, however many: the
+transport sends them in pieces, into the receiver's buffer. If the connection breaks, the whole message is sent again.
 
 A push is sent to the shard's *primary*. When all of it has arrived there, the primary sends PushStaged; when it is
 applied on every member of the shard's chain of replicas, the primary sends Pushed (Values of a version that holds the
@@ -19,10 +19,10 @@ import msgspec
 from psctl.types import Number
 
 PART = 512 * 1024
-"""Bytes of one part of a rank state, or of a copy from server to server."""
+"""Bytes of one part of a copy from server to server, or of a checkpoint."""
 
-LARGE = 4 << 20
-"""Bytes of one part of a push, of values, of a chain's entry; the transport splits and receives messages in place."""
+LARGEST = 1 << 30
+"""Limit of the bytes of one shard's gradients or values, and of one rank state; the receiver knows the exact size."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -41,19 +41,17 @@ class SharedRange(msgspec.Struct, frozen=True):
 
 
 class StartValues(Message, frozen=True):
-    """Payload: start values of the shard, from byte `offset`. Rank 0 alone sends them."""
+    """Payload: start values of the shard. Rank 0 alone sends them."""
 
     shard: int
-    offset: int
 
 
 class Push(Message, frozen=True):
-    """First part of a worker's gradients of one shard at one clock. Payload: bytes from 0 on.
+    """A worker's gradients of one shard at one clock. Payload: the gradients, or their code (error_feedback.py).
 
-    `present` has one byte a piece, 1 where this worker had a gradient; no bytes follow when all are 0.
+    `present` has one byte a piece, 1 where this worker had a gradient; there is no payload when all are 0.
     `landed` is the newest version of the shard that this worker holds completely: older ones may be overwritten.
-    `at`: there is no payload and no part; all bytes are at this place. `size`: number of bytes, if they are a code
-    (error_feedback.py); -1: the gradients are not coded.
+    `at`: there is no payload; the bytes are at this place.
     Where workers step (`Terms.pushes_ask`) it is answered as a Pull of the version that holds it would be.
     `covers`: the bytes are a host sum (host_sums.py) of these ranks' gradients, each times its weight; the sender is
     one of them. `weight` is the sum of their weights, `present` the union of theirs. (): the sender's gradients alone.
@@ -65,16 +63,7 @@ class Push(Message, frozen=True):
     present: bytes
     landed: int
     at: SharedRange | None = None
-    size: int = -1
     covers: tuple[int, ...] = ()
-
-
-class PushPart(Message, frozen=True):
-    """Payload: further bytes of the Push before it, from byte `offset`."""
-
-    shard: int
-    clock: int
-    offset: int
 
 
 class Step(Message, frozen=True):
@@ -134,15 +123,13 @@ class WaitQuery(Message, frozen=True):
 
 
 class PutRankState(Message, frozen=True):
-    """Payload: bytes of a rank's state outside the gradients (buffers, tracked state) at the start of `clock`.
+    """Payload: a rank's state outside the gradients (buffers, tracked state) at the start of `clock`.
 
-    From byte `offset`, of `size` bytes in all. Sent to the primary of shard 0, which sends it down its chain. `rank`:
-    the state's rank; under bsp and ssp only rank 0's is used, under asp each rank sends its own.
+    Sent to the primary of shard 0, which sends it down its chain. `rank`: the state's rank; under bsp and ssp only
+    rank 0's is used, under asp each rank sends its own.
     """
 
     clock: int
-    size: int
-    offset: int
     rank: int = 0
 
 
@@ -216,11 +203,11 @@ class NormsAnswer(Message, frozen=True):
 
 
 class Values(Message, frozen=True):
-    """First part of a shard at one version, all of it the same version; answers the Pull at `clock`. Payload: bytes.
+    """A shard at one version, all of it the same version; answers the Pull at `clock`. Payload: the values.
 
     `present` has a byte for each piece: whether any worker had a gradient at the clock that made this version.
     `clocks`: all workers' clocks before it are in the values; except under asp it is the version itself.
-    `at`: there is no payload and no part; all bytes are at this place.
+    `at`: there is no payload; the bytes are at this place.
     """
 
     shard: int
@@ -231,20 +218,10 @@ class Values(Message, frozen=True):
     at: SharedRange | None = None
 
 
-class ValuesPart(Message, frozen=True):
-    """Payload: further bytes of the Values before it, from byte `offset`."""
-
-    shard: int
-    version: int
-    offset: int
-
-
 class RankStateAnswer(Message, frozen=True):
-    """Answer to RankStateQuery. Payload: its bytes from `offset`, of `size` in all."""
+    """Answer to RankStateQuery. Payload: the state."""
 
     clock: int
-    size: int
-    offset: int
 
 
 class WaitAnswer(Message, frozen=True):
@@ -267,24 +244,15 @@ class Refused(Message, frozen=True):
 
 
 class Forward(Message, frozen=True):
-    """Entry `number` of the shard, which makes version number+1 of version `number`. Payload: its bytes from 0 on.
+    """Entry `number` of the shard, which makes version number+1 of version `number`. Payload: that of the entry.
 
-    `head` describes the entry in the encoding of the replicated state; `size`: bytes of the whole payload.
+    `head` describes the entry in the encoding of the replicated state.
     """
 
     shard: int
     number: int
     epoch: int
-    size: int
     head: bytes
-
-
-class ForwardPart(Message, frozen=True):
-    """Payload: further bytes of the Forward before it, from byte `offset`."""
-
-    shard: int
-    number: int
-    offset: int
 
 
 class Forwarded(Message, frozen=True):
@@ -310,7 +278,7 @@ class ReplicaQuery(Message, frozen=True):
 
 
 class StateCopy(Message, frozen=True):
-    """Start a copy of the whole state of the shard at `version`: `size` bytes in StateParts, StateEnd, newer entries.
+    """Start a copy of the whole state of the shard at `version`: `size` bytes in StateParts, then newer entries.
 
     `copy` is its name; it replaces all state of the receiver.
     """
@@ -324,7 +292,7 @@ class StateCopy(Message, frozen=True):
 
 
 class LeadTransfer(Message, frozen=True):
-    """Start the transfer of the lead: the state staged and not applied at `version` follows in StateParts, StateEnd."""
+    """Start the transfer of the lead: the state staged and not applied at `version`, `size` bytes, in StateParts."""
 
     shard: int
     version: int
@@ -334,14 +302,7 @@ class LeadTransfer(Message, frozen=True):
 
 
 class StatePart(Message, frozen=True):
-    """Payload: bytes of the StateCopy or LeadTransfer before it, from byte `offset`."""
-
-    shard: int
-    offset: int
-
-
-class StateEnd(Message, frozen=True):
-    """All bytes of the StateCopy or LeadTransfer are sent."""
+    """Payload: the next bytes, PART at most, of the StateCopy or LeadTransfer before it."""
 
     shard: int
 
@@ -353,33 +314,11 @@ class LeadAccepted(Message, frozen=True):
     epoch: int
 
 
-FromWorker = (
-    StartValues | Push | PushPart | Step | SaveNow | NormsQuery | Pull | WaitQuery | PutRankState | RankStateQuery
-)
+FromWorker = StartValues | Push | Step | SaveNow | NormsQuery | Pull | WaitQuery | PutRankState | RankStateQuery
 FromServer = (
-    Leads
-    | PushStaged
-    | Pushed
-    | NormsAnswer
-    | Values
-    | ValuesPart
-    | RankStateAnswer
-    | WaitAnswer
-    | Refused
-    | SharedMemoryAccepted
+    Leads | PushStaged | Pushed | NormsAnswer | Values | RankStateAnswer | WaitAnswer | Refused | SharedMemoryAccepted
 )
-BetweenServers = (
-    Forward
-    | ForwardPart
-    | Forwarded
-    | ReplicaQuery
-    | StateCopy
-    | LeadTransfer
-    | StatePart
-    | StateEnd
-    | LeadAccepted
-    | PutRankState
-)
+BetweenServers = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | LeadAccepted | PutRankState
 """Messages between servers."""
 
 BetweenPeers = HostPush | PushAlone

@@ -5,7 +5,8 @@ from __future__ import annotations
 from psctl.permits import LAYOUTS, LISTS, Direction, Permit, Permits
 from psctl.ps import messages as say
 from psctl.ps import table_messages as of_tables
-from psctl.ps.messages import LARGE, PART
+from psctl.ps.messages import LARGEST, PART
+from psctl.ps.table_messages import LARGE
 from psctl.types import Member
 
 ASK: Direction = ("worker", "server")
@@ -13,10 +14,10 @@ TELL: Direction = ("server", "worker")
 BETWEEN: Direction = ("server", "server")
 
 
-def _aside(sender: Member, message: say.PutRankState) -> str:
+def _rank_state(sender: Member, message: say.PutRankState) -> str:
     if sender.role == "worker" and message.rank != sender.rank:
         return f"the state of worker/{message.rank}"
-    return "" if message.size >= 0 and message.offset >= 0 else "a size below 0"
+    return ""
 
 
 def _push(sender: Member, message: say.Push) -> str:
@@ -24,16 +25,15 @@ def _push(sender: Member, message: say.Push) -> str:
     return "" if own else f"a sum of {len(message.covers)} workers without the sender"
 
 
-def _chain() -> list[Permit]:
+def _chain(entry: int) -> list[Permit]:
+    """Return the rows of a shard's chain, whose entries have `entry` bytes at most."""
     return [
-        Permit(say.Forward, (BETWEEN,), size=LAYOUTS, payload=LARGE),
-        Permit(say.ForwardPart, (BETWEEN,), payload=LARGE),
+        Permit(say.Forward, (BETWEEN,), size=LAYOUTS, payload=entry),
         Permit(say.Forwarded, (BETWEEN,)),
         Permit(say.ReplicaQuery, (BETWEEN,)),
         Permit(say.StateCopy, (BETWEEN,), size=LAYOUTS),
         Permit(say.LeadTransfer, (BETWEEN,), size=LAYOUTS),
-        Permit(say.StatePart, (BETWEEN,), payload=LARGE),
-        Permit(say.StateEnd, (BETWEEN,)),
+        Permit(say.StatePart, (BETWEEN,), payload=PART),
         Permit(say.LeadAccepted, (BETWEEN,)),
     ]
 
@@ -41,15 +41,14 @@ def _chain() -> list[Permit]:
 PARAMETERS = Permits(
     [
         # ---- a worker to a server
-        Permit(say.StartValues, (ASK,), rank=0, payload=LARGE),
-        Permit(say.Push, (ASK,), size=LISTS, payload=LARGE, check=_push),
-        Permit(say.PushPart, (ASK,), payload=LARGE),
+        Permit(say.StartValues, (ASK,), rank=0, payload=LARGEST),
+        Permit(say.Push, (ASK,), size=LISTS, payload=LARGEST, check=_push),
         Permit(say.Step, (ASK,), size=LISTS),
         Permit(say.SaveNow, (ASK,)),
         Permit(say.NormsQuery, (ASK,)),
         Permit(say.Pull, (ASK,), size=LISTS),
         Permit(say.WaitQuery, (ASK,)),
-        Permit(say.PutRankState, (ASK, BETWEEN), payload=LARGE, check=_aside),
+        Permit(say.PutRankState, (ASK, BETWEEN), payload=LARGEST, check=_rank_state),
         Permit(say.RankStateQuery, (ASK,)),
         Permit(say.SharedMemoryOffer, (ASK,)),
         # ---- a server to a worker
@@ -58,12 +57,11 @@ PARAMETERS = Permits(
         Permit(say.PushStaged, (TELL,)),
         Permit(say.Pushed, (TELL,)),
         Permit(say.NormsAnswer, (TELL,), size=LISTS),
-        Permit(say.Values, (TELL,), size=LISTS, payload=LARGE),
-        Permit(say.ValuesPart, (TELL,), payload=LARGE),
-        Permit(say.RankStateAnswer, (TELL,), payload=PART),
+        Permit(say.Values, (TELL,), size=LISTS, payload=LARGEST),
+        Permit(say.RankStateAnswer, (TELL,), payload=LARGEST),
         Permit(say.WaitAnswer, (TELL,), size=LISTS),
         Permit(say.Refused, (TELL,)),
-        *_chain(),
+        *_chain(LARGEST),
     ]
 )
 """Every message of a connection to a server of parameters, once."""
@@ -91,7 +89,7 @@ TABLES = Permits(
         Permit(of_tables.KeysUnknown, (TELL,)),
         Permit(say.WaitAnswer, (TELL,), size=LISTS),
         Permit(say.Refused, (TELL,)),
-        *_chain(),
+        *_chain(of_tables.LARGEST_STATE),
     ]
 )
 """Every message of a connection to a server's tables, once."""

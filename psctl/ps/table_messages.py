@@ -31,14 +31,12 @@ import msgspec
 from psctl.ps.messages import (
     Forward,
     Forwarded,
-    ForwardPart,
     LeadAccepted,
     LeadTransfer,
     Message,
     ReplicaQuery,
     SharedRange,
     StateCopy,
-    StateEnd,
     StatePart,
 )
 from psctl.types import MOST_RANKS, Count, Name, Shape
@@ -47,6 +45,12 @@ RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 """Number of rows of a section; -1: all existing rows."""
 
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+LARGE = 4 << 20
+"""Bytes of one part of a long payload."""
+
+LARGEST_STATE = 1 << 36
+"""Limit of the bytes of one shard of all stores in a copy, and of one entry of its chain."""
 
 BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
@@ -313,7 +317,5 @@ class KeysUnknown(Message, frozen=True):
     session: int
 
 
-TableBetween = (
-    Forward | ForwardPart | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | StateEnd | LeadAccepted
-)
+TableBetween = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | LeadAccepted
 """Messages between servers about a shard's chain."""

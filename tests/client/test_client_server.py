@@ -391,8 +391,8 @@ class Forger:
 
 
 FORGED = [
-    (StartValues(0, 0), b"\0" * 8, "StartValues is for worker/0 to send"),
-    (PutRankState(0, 4, 0, rank=0), b"evil", "PutRankState: the state of worker/0"),
+    (StartValues(0), b"\0" * 8, "StartValues is for worker/0 to send"),
+    (PutRankState(0, rank=0), b"evil", "PutRankState: the state of worker/0"),
     (Push(0, 0, 1.0, b"", -1, covers=(0,)), None, "Push: a sum of 1 workers without the sender"),
     (Forwarded(0, 1, 1, 1), None, "Forwarded is no message that a worker may send"),
     (Leads(1, [0]), None, "Leads is no message that a worker may send"),

@@ -10,7 +10,7 @@ import pytest
 from psctl.errors import ProtocolError
 from psctl.ps.dense.clock_ledger import Membership, StepLedger
 from psctl.ps.dense.rank_state_store import RankStates
-from psctl.ps.messages import PART, PutRankState, RankStateAnswer, RankStateQuery, Step
+from psctl.ps.messages import LARGEST, PutRankState, RankStateAnswer, RankStateQuery, Step
 from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.replication.replica_roles import AFTER_HANDING, ROLES, ChainPosition, Role, position_of
 
@@ -41,27 +41,19 @@ def test_copies_wait_for_one_another_and_the_largest_goes_alone():
 
 
 def give(asides: RankStates, sender: str, clock: int, data: bytes) -> bool:
-    whole = False
-    for offset in range(0, max(1, len(data)), PART):
-        part = data[offset : offset + PART]
-        message = PutRankState(clock, len(data), offset)
-        place = asides.receive_buffer_for(sender, message, len(part)) if part else None
-        if place is not None:
-            place[:] = part
-        whole = asides.add_bytes(sender, message, len(part))
-    return whole
+    place = asides.receive_buffer_for(sender, PutRankState(clock), len(data)) if data else None
+    if place is not None:
+        place[:] = data
+    return asides.add(sender, PutRankState(clock), len(data))
 
 
 def test_an_aside_is_kept_for_some_clocks_and_answered_when_it_comes():
-    asides, data = RankStates(2), bytes(range(256)) * (PART // 128)
+    asides, data = RankStates(2), bytes(range(256)) * 10
     asides.on_query(1, RankStateQuery(5))
     assert asides.answers() == []
     assert give(asides, "worker/0", 5, data)
     answers = asides.answers()
-    assert [one.message for one in answers] == [
-        RankStateAnswer(5, len(data), offset) for offset in range(0, len(data), PART)
-    ]
-    assert b"".join(one.payload for one in answers) == data
+    assert [(one.message, one.payload) for one in answers] == [(RankStateAnswer(5), data)]
     assert asides.answers() == []
     assert not give(asides, "worker/0", 5, bytes(len(data)))  # it is here: the first one counts
     assert give(asides, "worker/0", 6, b"six")
@@ -70,12 +62,12 @@ def test_an_aside_is_kept_for_some_clocks_and_answered_when_it_comes():
     assert asides.newest_clock(0) == 7
 
 
-def test_an_aside_that_breaks_off_is_begun_anew_and_one_out_of_order_is_an_error():
+def test_a_rank_state_that_breaks_off_starts_again_and_a_vast_one_is_an_error():
     asides = RankStates(2)
-    asides.receive_buffer_for("worker/0", PutRankState(1, 8, 0), 4)[:] = b"half"
-    assert not asides.add_bytes("worker/0", PutRankState(1, 8, 0), 4)
-    with pytest.raises(ProtocolError, match="worker/0"):
-        asides.receive_buffer_for("worker/0", PutRankState(1, 8, 6), 2)
+    asides.receive_buffer_for("worker/0", PutRankState(1), 8)[:4] = b"half"
+    asides.on_disconnected(0)
+    with pytest.raises(ProtocolError, match="worker/0: a rank state of"):
+        asides.receive_buffer_for("worker/0", PutRankState(1), LARGEST + 1)
     assert give(asides, "worker/0", 1, b"complete")
 
 

@@ -8,7 +8,7 @@ import torch
 from psctl.errors import ProtocolError
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import LARGE, Leads, NormsAnswer, Pull, Push, Pushed, PushPart, Values, ValuesPart
+from psctl.ps.messages import Leads, NormsAnswer, Pull, Push, Pushed, Values
 from psctl.ps.outputs import ToServer
 from psctl.ps.pieces import bytes_view
 from psctl.types import Layout, ParameterInfo, Range, Shard
@@ -76,31 +76,29 @@ def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
     mind = started()
     mind.pull(1)
     head = Values(0, 1, b"\1\1", 1, 1)
-    mind.receive_buffer_for(0, head, 8)[:] = bytes_view(torch.full((2,), 5.0))
-    mind.on_server_message(0, head, 8)
+    place = mind.receive_buffer_for(0, head, 24)
+    place[:8] = bytes_view(torch.full((2,), 5.0))
     mind.set_waiting([0], True)
-    rest = ValuesPart(0, 1, 8)
-    mind.receive_buffer_for(0, rest, 16)[:] = bytes_view(torch.full((4,), 5.0))
+    place[8:] = bytes_view(torch.full((4,), 5.0))
     assert mind.front["float32"].eq(1).all()
-    mind.on_server_message(0, rest, 16)
+    mind.on_server_message(0, head, 24)
     mind.copy_to_front([0])
     assert mind.front["float32"][:6].eq(5).all()
 
 
-def test_a_push_leaves_out_of_the_send_buffer_in_parts_and_says_what_has_landed():
-    size = LARGE // 4 + 3
+def test_a_push_leaves_out_of_the_send_buffer_however_long_and_says_what_has_landed():
+    size = (5 << 20) + 3
     layout = Layout((ParameterInfo("a", (size,), "float32", 0),), "SGD", ({"lr": 0.1},))
     mind = DenseClient(Terms(layout, 1, "server"), [Shard(0, "float32", Range(0, size))], [0], 0)
     mind.on_server_message(0, Leads(0, [0]))
     mind.pull(0)
-    for head, count in ((Values(0, 0, b"\1", 0, 0), LARGE), (ValuesPart(0, 0, LARGE), 12)):
-        mind.receive_buffer_for(0, head, count)
-        mind.on_server_message(0, head, count)
-    first, second = mind.push(0, 0, [True], 1.0)
-    assert (first.message, len(first.payload)) == (Push(0, 0, 1.0, b"\1", 0), LARGE)
-    assert (second.message, len(second.payload)) == (PushPart(0, 0, LARGE), 12)
+    head = Values(0, 0, b"\1", 0, 0)
+    mind.receive_buffer_for(0, head, 4 * size)
+    mind.on_server_message(0, head, 4 * size)
+    (sent,) = mind.push(0, 0, [True], 1.0)
+    assert (sent.message, len(sent.payload)) == (Push(0, 0, 1.0, b"\1", 0), 4 * size)
     mind.send_buffer(0)["float32"].fill_(7.0)
-    assert torch.frombuffer(second.payload, dtype=torch.float32).eq(7).all()  # its own memory, no copy
+    assert torch.frombuffer(sent.payload, dtype=torch.float32).eq(7).all()  # its own memory, no copy
 
 
 def test_a_push_without_gradients_has_no_payload():

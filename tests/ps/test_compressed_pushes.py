@@ -13,7 +13,7 @@ from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.clock_ledger import StepOrder
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Push, PushPart, SharedRange, Values
+from psctl.ps.messages import Leads, Push, SharedRange, Values
 from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Compression, Layout, ParameterInfo, Range, Shard
@@ -89,8 +89,8 @@ def client(kind: str, rank: int, world: int) -> DenseClient:
 def server(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> DenseShard:
     mind = DenseShard(terms(kind, world, update, staleness), SHARD, HELD)
     mind.on_assignment(0, [0], [], lambda _: True)
-    mind.start_values_buffer(0, 0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
-    mind.on_start_values(0, 0, 4 * SHARD.range.stop)
+    mind.start_values_buffer(0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
+    mind.on_start_values()
     return mind
 
 
@@ -108,7 +108,7 @@ def pushed(mind: DenseClient, clock: int, values: torch.Tensor, present=(True, T
 
 def texts(outs: list) -> list:
     """Return a push and its bytes, as they are now."""
-    wanted = [one for one in outs if isinstance(one.message, Push | PushPart)]
+    wanted = [one for one in outs if isinstance(one.message, Push)]
     return [(one.message, bytes(one.payload or b"")) for one in wanted]
 
 
@@ -154,7 +154,7 @@ def test_what_is_handed_over_is_a_code_still() -> None:
     old, new, worker = server("int8", 2), server("int8", 2), client("int8", 1, 2)
     deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
     head, data = old._staging.staged_state()
-    assert sum(len(one) for one in data) == worker.send_buffers.code_size(0, 0)
+    assert sum(len(one) for one in data) == len(worker.send_buffers.sent_bytes(0, 0).bytes)
     new._staging.restore_staged(head, memoryview(b"".join(data)))
     zero = pushed(client("int8", 0, 2), 0, gradient(0))
     for mind in (old, new):
@@ -168,8 +168,8 @@ def test_a_code_is_read_where_its_worker_has_it() -> None:
     worker = client("onebit", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     deliver(sent, 0, outs)
-    size = worker.send_buffers.code_size(0, 0)
-    head = Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, size), size)
+    size = len(worker.send_buffers.sent_bytes(0, 0).bytes)
+    head = Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, size))
     lent.on_push(0, head, 0, worker.send_buffers.sent_bytes(0, 0).bytes)
     for mind in (sent, lent):
         mind.on_step_order(0, StepOrder([], None, False))
@@ -201,19 +201,17 @@ def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounde
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("data", "reason"),
     [
-        ({"size": -1}, "code of -1 bytes, under onebit"),
-        ({"size": 1 << 30}, "code of 1073741824 bytes"),
-        ({"data": b"\7" * 40, "size": 40}, "no code of its gradients"),
-        ({"data": b"", "size": 0}, "no code of its gradients"),
+        (bytes(1 << 20), "push of 1048576 bytes where"),
+        (b"\7" * 40, "no code of its gradients"),
+        (b"", "no code of its gradients"),
     ],
 )
-def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(change: dict, reason: str) -> None:
+def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(data: bytes, reason: str) -> None:
     mind, worker = server("onebit", 1), client("onebit", 0, 1)
     right = pushed(worker, 0, gradient(0))
-    data = change.get("data", bytes(right[0].payload))
-    head = Push(0, 0, 1.0, b"\1\1", 0, None, change.get("size", len(data)))
+    head = Push(0, 0, 1.0, b"\1\1", 0)
     with pytest.raises(ProtocolError, match=reason):
         deliver(mind, 0, [ToServer(0, head, memoryview(data))])
     undisturbed = server("onebit", 1)

@@ -18,7 +18,7 @@ from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Pull, Push, Pushed, PushPart, PushStaged, SharedRange, Values
+from psctl.ps.messages import Leads, Pull, Push, Pushed, PushStaged, SharedRange, Values
 from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
@@ -37,8 +37,8 @@ def make(hosts, me=0, chain=(0,), started=True, world=WORLD) -> DenseShard:
     mind = DenseShard(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
     mind.on_assignment(0, chain, [], lambda server: True)
     if started:
-        mind.start_values_buffer(0, 0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
-        mind.on_start_values(0, 0, 4 * SIZE)
+        mind.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
+        mind.on_start_values()
     return mind
 
 
@@ -112,10 +112,8 @@ class Play:
         return self.membership.at(self.clock)
 
     def say(self, rank: int, message: Push, data: bytes) -> None:
-        """Queue a push, in one message or in parts."""
-        step = self.draw(st.sampled_from([len(data), len(data), 24]))
-        self.lines[rank].append((message, data[:step]))
-        self.lines[rank].extend((PushPart(0, message.clock, at), data[at : at + step]) for at in range(step, 76, step))
+        """Queue a push."""
+        self.lines[rank].append((message, data))
 
     def alone(self, rank: int) -> None:
         """A worker pushes its own gradients, again or for the first time."""
@@ -145,7 +143,7 @@ class Play:
     def snap(self, rank: int) -> None:
         """A worker's connection breaks; those who rely on what it was to bring are told."""
         lost = [message for message, _ in self.lines[rank]] + [one[0] for one in [self.half.get(rank)] if one]
-        covers = {one for message in lost if isinstance(message, Push) for one in message.covers}
+        covers = {one for message in lost for one in message.covers}
         self.lines[rank].clear()
         self.half.pop(rank, None)
         self.mind.on_worker_disconnected(rank)

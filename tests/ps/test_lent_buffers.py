@@ -13,7 +13,7 @@ from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import Leads, Pull, Push, PushPart, SharedRange, Values
+from psctl.ps.messages import Leads, Pull, Push, SharedRange, Values
 from psctl.ps.outputs import ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
@@ -52,8 +52,8 @@ def make(world=3, update="server", staleness=0, shelf=None) -> DenseShard:
     terms = Terms(layout, world, update, 0, staleness)
     mind = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
     mind.on_assignment(0, [0], [], lambda server: True)
-    mind.start_values_buffer(0, 0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
-    mind.on_start_values(0, 0, 4 * SIZE)
+    mind.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
+    mind.on_start_values()
     return mind
 
 
@@ -279,7 +279,7 @@ def test_a_push_to_a_server_that_is_near_says_where_it_lies():
     assert torch.frombuffer(shelf.read(out.message.at), dtype=torch.float32).eq(3).all()
     shelf.near.clear()
     again = mind.on_server_message(0, Leads(0, [0]))
-    (sent,) = [one for one in again if isinstance(one.message, Push | PushPart)]
+    (sent,) = [one for one in again if isinstance(one.message, Push)]
     assert sent.message.at is None and len(sent.payload) == 4 * SIZE, "by another connection it may be far"
 
 

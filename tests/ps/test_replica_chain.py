@@ -156,14 +156,14 @@ def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
     chain = servers.chains[1]
     servers.assigned(1, [1])
     servers.begin(1)
-    chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "a"), 0)  # by an assignment that is not known here yet
-    place = chain.receive_buffer_for(0, StatePart(0, 0), 4)
+    chain.on_message(0, StateCopy(0, 0, 2, 8, b"", "a"), 0)  # by an assignment that is not known here yet
+    place = chain.receive_buffer_for(0, StatePart(0), 4)
     assert place is not None
-    chain.on_message(0, StatePart(0, 0), 4)
+    chain.on_message(0, StatePart(0), 4)
     servers.assigned(2, [0], (1,))
     assert chain.role == "demoting"
     chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
-    assert chain.receive_buffer_for(0, StatePart(0, 0), 4) is None
+    assert chain.receive_buffer_for(0, StatePart(0), 4) is None
 
 
 def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_the_same() -> None:

@@ -44,8 +44,8 @@ def make(owners=(0, 0), rank=0, world=2, started=True) -> DenseServer:
     mind.on_assignment(0, [[owner] for owner in owners], [[] for _ in owners], [0, 1])
     for index in mind.shards if started else ():
         size = 4 * len(SHARDS[index].range)
-        mind.receive_buffer_for(0, StartValues(index, 0), size)[:] = bytes(size)
-        mind.on_worker_message(0, StartValues(index, 0), size)
+        mind.receive_buffer_for(0, StartValues(index), size)[:] = bytes(size)
+        mind.on_worker_message(0, StartValues(index), size)
     return mind
 
 

@@ -13,7 +13,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.clock_ledger import StepOrder
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import LARGE, NormsAnswer, Pull, Push, Pushed, PushPart, PushStaged, Values, ValuesPart
+from psctl.ps.messages import NormsAnswer, Pull, Push, Pushed, PushStaged, Values
 from psctl.ps.outputs import Snapshot, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
@@ -30,8 +30,8 @@ def make(world=3, size=70, update="server", optimizer="SGD", staleness=0, starte
     mind.on_assignment(0, [0], [], lambda server: True)
     if started:
         values = torch.ones(size)
-        mind.start_values_buffer(0, 0, 4 * size)[:] = bytes_view(values)
-        mind.on_start_values(0, 0, 4 * size)
+        mind.start_values_buffer(0, 4 * size)[:] = bytes_view(values)
+        mind.on_start_values()
     return mind
 
 
@@ -42,16 +42,10 @@ def gradient(rank: int, clock: int, size: int = 70) -> torch.Tensor:
 def push(mind, rank, clock, present=b"\1\1", landed=None, weight=1.0, size=70, data=None):
     message = Push(0, clock, weight, present, clock if landed is None else landed)
     view = bytes_view(gradient(rank, clock, size) if data is None else data) if any(present) else memoryview(b"")
-    found = []
-    for offset in range(0, max(1, len(view)), LARGE):
-        part = view[offset : offset + LARGE]
-        head = message if offset == 0 else PushPart(0, clock, offset)
-        if len(part):
-            place = mind.push_buffer_for(rank, head, len(part))
-            if place is not None:
-                place[:] = part
-        found += mind.on_push(rank, head, len(part))
-    return found
+    place = mind.push_buffer_for(rank, message, len(view)) if len(view) else None
+    if place is not None:
+        place[:] = view
+    return mind.on_push(rank, message, len(view))
 
 
 def order(mind, clock, scale=None, save=False):
@@ -60,12 +54,9 @@ def order(mind, clock, scale=None, save=False):
 
 def read(outputs, rank, size=70) -> torch.Tensor:
     """The values that were sent to a rank, as a tensor."""
-    data = bytearray(4 * size)
-    for output in outputs:
-        if isinstance(output, ToWorker) and output.rank == rank and isinstance(output.message, Values | ValuesPart):
-            offset = getattr(output.message, "offset", 0)
-            data[offset : offset + len(output.payload)] = output.payload
-    return torch.frombuffer(data, dtype=torch.float32)
+    found = [one for one in outputs if isinstance(one, ToWorker) and one.rank == rank]
+    data = [one.payload for one in found if isinstance(one.message, Values)]
+    return torch.frombuffer(bytearray(data[-1]), dtype=torch.float32) if data else torch.zeros(size)
 
 
 def ask(mind, rank, clock, staleness=0):
@@ -225,29 +216,26 @@ def test_under_update_worker_buffers_go_round_without_a_copy():
     assert len(mind.state._free) <= 3
 
 
-def test_a_shard_in_many_parts_is_pushed_and_answered_whole():
-    size = LARGE // 4 * 2 + 33
+def test_a_large_shard_is_pushed_and_answered_in_one_message():
+    size = (2 << 20) + 33
     mind = make(world=1, size=size, update="worker")
     ask(mind, 0, 0)
     push(mind, 0, 0, size=size)
     order(mind, 0)
     answer = ask(mind, 0, 1)
-    assert [type(output.message) for output in answer] == [Values, ValuesPart, ValuesPart]
+    assert [type(output.message) for output in answer] == [Values]
     assert torch.equal(read(answer, 0, size), gradient(0, 0, size))
 
 
 def test_a_push_that_broke_off_is_begun_anew():
-    size = LARGE // 4 + 10
-    mind = make(world=1, size=size, update="worker")
+    mind = make(world=1, update="worker")
     ask(mind, 0, 0)
-    head = Push(0, 0, 1.0, b"\1\1", 0)
-    mind.push_buffer_for(0, head, LARGE)[:] = bytes(LARGE)
-    mind.on_push(0, head, LARGE)
+    mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0), 280)[:200] = bytes(200)
     mind.on_worker_disconnected(0)
     ask(mind, 0, 0)
-    push(mind, 0, 0, size=size)
+    push(mind, 0, 0)
     order(mind, 0)
-    assert torch.equal(read(ask(mind, 0, 1), 0, size), gradient(0, 0, size))
+    assert torch.equal(read(ask(mind, 0, 1), 0), gradient(0, 0))
 
 
 def test_a_step_that_is_saved_leaves_a_copy_that_later_steps_do_not_touch():
@@ -283,7 +271,6 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
     with pytest.raises(ProtocolError, match=reason):
         mind.push_buffer_for(1, message, size)
     assert mind.push_buffer_for(1, Push(0, 1, 1.0, b"\1\1", 0), 280) is None  # it skips a clock: it will come again
-    assert mind.push_buffer_for(1, PushPart(0, 0, 0), 280) is None  # its beginning is missing
     push(mind, 1, 0)
     order(mind, 0)
     clean = make(world=2)
@@ -297,15 +284,15 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
 def test_start_values_come_once_and_from_rank_0():
     mind = make(started=False)
     with pytest.raises(ProtocolError, match="worker/1, shard 0: sent start values"):
-        mind.start_values_buffer(1, 0, 280)
+        mind.start_values_buffer(1, 280)
     with pytest.raises(ProtocolError, match="start values"):
-        mind.start_values_buffer(0, 0, 284)
+        mind.start_values_buffer(0, 284)
     with pytest.raises(ProtocolError, match="before there are start values"):
         mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", -1), 280)
     assert ask(mind, 2, 0) == []
-    mind.start_values_buffer(0, 0, 280)[:] = bytes_view(torch.ones(70))
-    assert [output.rank for output in mind.on_start_values(0, 0, 280)] == [2]
-    assert mind.start_values_buffer(0, 0, 280) is None  # sent again after a broken connection
+    mind.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
+    assert [output.rank for output in mind.on_start_values()] == [2]
+    assert mind.start_values_buffer(0, 280) is None  # sent again after a broken connection
 
 
 def test_where_workers_step_a_push_is_answered_with_the_sum_that_it_is_in_also_when_it_is_said_again():

@@ -14,7 +14,6 @@ import torch
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import PART
 from psctl.ps.outputs import HeldPushes, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.shards import cut, spaces
 from psctl.types import PLAIN, Layout, ParameterInfo
@@ -286,5 +285,4 @@ class World:
                 assert [bytes(one) for one in other.snapshot()[1]] == [bytes(one) for one in states[0].snapshot()[1]]
 
 
-assert 4 * max(len(shard.range) for shard in SHARDS) < PART
 assert len(SHARDS) >= 3

@@ -39,7 +39,7 @@ import torch
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import ShardState
-from psctl.ps.messages import Push, PushPart
+from psctl.ps.messages import Push
 from psctl.ps.pieces import bytes_view
 from psctl.types import Member, Shard
 from tests.simulation.kernel import Broken
@@ -67,7 +67,6 @@ class Oracle:
         followed = scenario.staleness != 0 or scenario.follows
         self._truth = Truth(script, scenario.groups) if followed else undisturbed(scenario.spec, scenario.groups)
         self._shares: dict[tuple[int, int], float] = {}  # (rank, clock) -> weight
-        self._covers: dict[tuple[Member, int], tuple[int, ...]] = {}  # (worker, shard) -> whose sum it is sending
         self.covered = 0  # pushes for several workers that were seen
         self._waiting: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # clock -> rank -> gradient, weight
         self._taken: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # those that the truth holds
@@ -193,19 +192,15 @@ class Oracle:
         self._taken[clock] = pushed
         self._truth.step(pushed, world if total == 0 or abs(total - world) <= NEAR * world else total)
 
-    def sent(self, who: Member, message: Push | PushPart, payload: bytes) -> None:
-        """A part of a push leaves a worker."""
+    def sent(self, who: Member, message: Push, payload: bytes) -> None:
+        """A push leaves a worker."""
         shard = self.shards[message.shard]
-        offset = message.offset if isinstance(message, PushPart) else 0
         item = torch.empty(0, dtype=self._script.dtype).element_size()
-        start = shard.range.start * item + offset
-        if isinstance(message, Push):
-            self._covers[who, message.shard] = message.covers
-            self.covered += bool(message.covers)
-        covers = self._covers[who, message.shard]
+        start = shard.range.start * item
+        self.covered += bool(message.covers)
         whole = (
-            self._together(covers, message.clock)
-            if covers
+            self._together(message.covers, message.clock)
+            if message.covers
             else (self._pushed[who.rank, who.incarnation, message.clock])
         )
         if payload != whole[start : start + len(payload)]:

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 
-from psctl.ps.dense import rank_state_store
-from psctl.ps.dense.client import dense_client_state
-from psctl.ps.dense.server import shard_answers
-from psctl.ps.messages import Push, PushPart
+from psctl.ps.messages import Push
 from psctl.ps.replication import chain_entries
 from psctl.types import Member
 from tests.simulation.coordinator import Agent, Coordinator
@@ -170,23 +167,18 @@ class Play:
                         process.end(-9)
 
     def _leaves(self, owner: Process, message: Any, body: bytes | None) -> None:
-        if isinstance(message, Push | PushPart) and body is not None:
+        if isinstance(message, Push) and body is not None:
             self.oracle.sent(owner.member, message, body)
 
 
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
-    """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
-    rooms = [(rank_state_store, "PART"), (chain_entries, "PART")]
-    rooms += [(room, "LARGE") for room in (chain_entries, dense_client_state, shard_answers)]
-    before = [getattr(room, name) for room, name in rooms]
-    for room, name in rooms:
-        setattr(room, name, size)
+    """Let copies travel in parts of `size` bytes, so that tiny tensors have several."""
+    before, chain_entries.PART = chain_entries.PART, size
     try:
         yield
     finally:
-        for (room, name), large in zip(rooms, before, strict=True):
-            setattr(room, name, large)
+        chain_entries.PART = before
 
 
 def play(seed: int, *, traced: bool = False) -> Outcome:

@@ -162,7 +162,8 @@ def draw(seed: int) -> Scenario:
         torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
         norms=update == "server" and staleness is not None and chance.random() < 0.2, faults=faults,
     )  # fmt: skip
-    return replace(drawn, faults=(*faults, *_between_workers(drawn), *_two_at_once(drawn)))
+    torn = drawn.torn if drawn.part > 256 else max(drawn.torn, 0.4)
+    return replace(drawn, torn=torn, faults=(*faults, *_between_workers(drawn), *_two_at_once(drawn)))
 
 
 def _between_workers(scenario: Scenario) -> list[Fault]:

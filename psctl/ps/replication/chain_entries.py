@@ -1,24 +1,17 @@
 """The entries of one shard that followers may still need, messages for entries and copies, and their reception.
 
-Entries and copies are received in order, and are no larger than their first message announced.
+An entry arrives in one message. A copy arrives in parts, after a message that announces its size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import msgspec
+
 from psctl.errors import ProtocolError
-from psctl.ps.messages import (
-    LARGE,
-    PART,
-    BetweenServers,
-    Forward,
-    ForwardPart,
-    LeadTransfer,
-    StateCopy,
-    StateEnd,
-    StatePart,
-)
+from psctl.ps.messages import PART, Forward, LeadTransfer, StateCopy, StatePart
 from psctl.ps.outputs import ChainOutput, ToServer
 from psctl.ps.replication.replica_roles import ReplicatedState
 
@@ -57,14 +50,10 @@ class EntryLog:
         for known in list(self._log):
             self._machine.release(self._log.pop(known)[1])
 
-    def messages(self, server: int, number: int, epoch: int) -> list[ChainOutput]:
-        """Return the messages that send an entry to a server."""
+    def message(self, server: int, number: int, epoch: int) -> ToServer:
+        """Return the message that sends an entry to a server."""
         head, payload = self._log[number]
-        begin = Forward(self._shard, number, epoch, len(payload), head)
-        outputs: list[ChainOutput] = [ToServer(server, begin, payload[:LARGE] or None)]
-        for offset in range(LARGE, len(payload), LARGE):
-            outputs.append(ToServer(server, ForwardPart(self._shard, number, offset), payload[offset : offset + LARGE]))
-        return outputs
+        return ToServer(server, Forward(self._shard, number, epoch, head), payload or None)
 
 
 COPIED = 1 << 29
@@ -95,19 +84,32 @@ class CopyBudget:
         self._under_way.pop((shard, server), None)
 
 
-def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[ChainOutput]:
-    """Return the messages that follow a StateCopy or LeadTransfer."""
-    outputs: list[ChainOutput] = []
-    base = 0
-    for one in data:
-        for offset in range(0, len(one), PART):
-            outputs.append(ToServer(server, StatePart(shard, base + offset), one[offset : offset + PART]))
-        base += len(one)
-    return [*outputs, ToServer(server, StateEnd(shard))]
+def copy_messages(server: int, begin: StateCopy | LeadTransfer, data: Sequence[memoryview]) -> list[ChainOutput]:
+    """Return the messages that send a copy or a transfer."""
+    parts = [one[offset : offset + PART] for one in data for offset in range(0, len(one), PART)]
+    return [ToServer(server, begin), *(ToServer(server, StatePart(begin.shard), part) for part in parts)]
+
+
+class IncomingEntry(msgspec.Struct):
+    """An entry whose payload is arriving; `void`: it is dropped when its bytes have arrived."""
+
+    message: Forward
+    buffer: memoryview
+    void: bool = False
+
+
+class IncomingCopy(msgspec.Struct):
+    """A copy or transfer that is arriving; `data` None: it is not expected, and its bytes are dropped."""
+
+    begin: StateCopy | LeadTransfer
+    data: memoryview | None
+    filled: int = 0
 
 
 class IncomingTransfers:
-    """Receives at most one entry and one copy at a time; a new one replaces an unfinished one.
+    """Receives from each server one entry and one copy at a time, and expects at most one of each: the newest.
+
+    A buffer of the machine is released when no bytes arrive in it any more: all have, or the connection is lost.
 
     Args:
         shard: its index.
@@ -116,98 +118,73 @@ class IncomingTransfers:
 
     def __init__(self, shard: int, machine: ReplicatedState) -> None:
         self._shard, self._machine = shard, machine
-        self._entry: Forward | None = None
-        self._room = memoryview(b"")
-        self._entry_filled = 0
-        self._sender = -1
-        self._copy: StateCopy | LeadTransfer | None = None
-        self._source = -1
-        self._data = memoryview(b"")
-        self._copy_filled = 0
+        self._entries: dict[int, IncomingEntry] = {}  # by sender
+        self._copies: dict[int, IncomingCopy] = {}
 
-    def open_entry(self, server: int, message: Forward) -> None:
-        """Start to receive an entry."""
-        self.drop_entry()
-        self._room = self._machine.entry_buffer(message.head, message.size)
-        self._entry, self._entry_filled, self._sender = message, 0, server
+    def entry_buffer(self, server: int, message: Forward, size: int) -> memoryview:
+        """Expect this entry, and no other; return the buffer for its payload."""
+        self.drop_entries()
+        buffer = self._machine.entry_buffer(message.head, size)
+        self._entries[server] = IncomingEntry(message, buffer)
+        return buffer
 
-    def drop_entry(self) -> None:
-        """Drop the entry that is being received."""
-        if self._entry is not None:
-            self._entry = None
-            self._machine.release(self._room)
+    def drop_entries(self, epoch: float = math.inf) -> None:
+        """Drop the entry that is arriving, if it was sent under an assignment older than `epoch`."""
+        for entry in self._entries.values():
+            entry.void = entry.void or entry.message.epoch < epoch
 
-    def drop_older(self, epoch: int) -> None:
-        """Drop the entry that is being received if it was sent under an older assignment."""
-        if self._entry is not None and self._entry.epoch < epoch:
-            self.drop_entry()
+    def finish_entry(self, server: int) -> memoryview | None:
+        """Return the payload of the entry that has arrived; None when it is not expected any more."""
+        entry = self._entries.pop(server, None)
+        if entry is not None and entry.void:
+            self._machine.release(entry.buffer)
+        return None if entry is None or entry.void else entry.buffer
 
-    def drop_copy(self, epoch: int) -> None:
-        """Drop the copy that is being received if it was sent under an older assignment."""
-        if self._copy is not None and self._copy.epoch < epoch:
-            self._copy, self._data = None, memoryview(b"")
-
-    def is_open(self, server: int, message: Forward) -> bool:
-        """Return whether this entry is being received, from that server."""
-        return self._entry == message and self._sender == server
-
-    def open_copy(self, server: int, message: StateCopy | LeadTransfer | None) -> None:
-        """Start to receive a copy or a transfer; None: one that is not expected, whose parts are dropped."""
-        if message is None:
-            if self._source == server:
-                self._copy, self._source, self._data = None, -1, memoryview(b"")
-        elif message.size <= self._machine.copy_limit:  # a correct one is not larger
-            self._copy, self._source, self._copy_filled = message, server, 0
-            self._data = memoryview(bytearray(message.size))
-
-    def place(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
-        """Return the buffer for a payload; None when the payload is not needed.
+    def start_copy(self, server: int, message: StateCopy | LeadTransfer, *, expected: bool) -> None:
+        """Receive a copy or a transfer; if it is `expected`, no other is any more.
 
         Raises:
-            ProtocolError: it does not fit; nothing was changed.
+            ProtocolError: it is larger than the state can be; the server's fault.
         """
-        if isinstance(message, Forward | ForwardPart):
-            if self._entry is None or self._entry.number != message.number or self._sender != server:
-                return None
-            offset = message.offset if isinstance(message, ForwardPart) else 0
-            if offset < self._entry_filled:
-                return None  # a duplicate
-            return self._fits(server, self._room, self._entry_filled, offset, size)
-        if isinstance(message, StatePart):
-            if self._copy is None or self._source != server:
-                return None
-            return self._fits(server, self._data, self._copy_filled, message.offset, size)
-        raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
+        if not 0 <= message.size <= self._machine.copy_limit:
+            raise self._error(server, f"a copy of {message.size} bytes, more than {self._machine.copy_limit}")
+        for copy in self._copies.values() if expected else ():
+            copy.data = None
+        self._copies[server] = IncomingCopy(message, memoryview(bytearray(message.size)) if expected else None)
 
-    def _fits(self, server: int, whole: memoryview, filled: int, offset: int, size: int) -> memoryview:
-        if offset != filled or offset + size > len(whole):
-            what = f"bytes [{offset}, {offset + size}) of {len(whole)} where {filled} are"
-            raise ProtocolError(f"server/{server}, shard {self._shard}: {what}", where=f"server/{server}")
-        return whole[offset : offset + size]
+    def drop_copies(self, epoch: int) -> None:
+        """Drop a copy that was sent under an assignment older than `epoch`."""
+        for copy in self._copies.values():
+            if copy.begin.epoch < epoch:
+                copy.data = None
 
-    def entry_filled(self, server: int, message: Forward | ForwardPart, size: int) -> tuple[Forward, memoryview] | None:
-        """Count an entry's bytes; return the entry once it is complete."""
-        entry = self._entry
-        offset = message.offset if isinstance(message, ForwardPart) else 0
-        if entry is None or entry.number != message.number or self._sender != server:
-            return None
-        if offset != self._entry_filled:
-            return None
-        self._entry_filled += size
-        if self._entry_filled < len(self._room):
-            return None
-        self._entry = None
-        return entry, self._room
+    def copy_buffer(self, server: int, size: int) -> memoryview | None:
+        """Return the buffer for the next bytes of a copy; None when they are not needed.
 
-    def copy_filled(self, server: int, size: int) -> None:
-        """Count a copy's bytes."""
-        if self._source == server:
-            self._copy_filled += size
-
-    def copied(self, server: int) -> tuple[StateCopy | LeadTransfer, memoryview] | None:
-        """Return the copy that has ended, if it is complete."""
-        begin = self._copy
-        if begin is None or self._source != server or self._copy_filled < begin.size:
+        Raises:
+            ProtocolError: there are more than announced; nothing was changed.
+        """
+        copy = self._copies.get(server)
+        if copy is None:
             return None
-        data, self._copy, self._data = self._data, None, memoryview(b"")
-        return begin, data
+        if copy.filled + size > copy.begin.size:
+            raise self._error(server, f"{copy.filled + size} bytes of a copy of {copy.begin.size}")
+        return None if copy.data is None else copy.data[copy.filled : copy.filled + size]
+
+    def add_to_copy(self, server: int, size: int) -> IncomingCopy | None:
+        """Count received bytes of a copy; return the copy when it is complete."""
+        copy = self._copies.get(server)
+        if copy is None:
+            return None
+        copy.filled += size
+        return self._copies.pop(server) if copy.filled >= copy.begin.size else None
+
+    def on_server_disconnected(self, server: int) -> None:
+        """Drop what a server was sending."""
+        self._copies.pop(server, None)
+        entry = self._entries.pop(server, None)
+        if entry is not None:
+            self._machine.release(entry.buffer)
+
+    def _error(self, server: int, what: str) -> ProtocolError:
+        return ProtocolError(f"server/{server}, shard {self._shard}: {what}", where=f"server/{server}")

@@ -45,12 +45,10 @@ from psctl.ps.messages import (
     BetweenServers,
     Forward,
     Forwarded,
-    ForwardPart,
     LeadAccepted,
     LeadTransfer,
     ReplicaQuery,
     StateCopy,
-    StateEnd,
     StatePart,
 )
 from psctl.ps.outputs import ChainOutput, LeadMoved, ReplicaCaughtUp, ToServer
@@ -195,7 +193,7 @@ class ReplicaChain:
         lives = witness is not None and witness != self.me and alive(witness)
         self._set_role(ROLES[now.role, position_of(self.me, chain, copies)][0 if lives else 1])
         self._transfer_sent = False
-        self._incoming.drop_older(epoch)
+        self._incoming.drop_entries(epoch)
         outputs = self._accept_lead()
         known = set(self.followers)
         self._update_followers()
@@ -217,8 +215,8 @@ class ReplicaChain:
             self._position.void = False  # no server is left that has more
         if role == "none":
             self._log.clear()
-            self._incoming.drop_older(self.epoch)
-            self._incoming.drop_copy(self.epoch)
+            self._incoming.drop_entries(self.epoch)
+            self._incoming.drop_copies(self.epoch)
             if self._transfer is not None and self._transfer[1] < self.epoch:
                 self._transfer = None
 
@@ -253,7 +251,7 @@ class ReplicaChain:
         outputs: list[ChainOutput] = []
         for server, follower in self.followers.items():
             if follower.filled and self._up(server):
-                outputs += self._log.messages(server, number, self._position.epoch)
+                outputs.append(self._log.message(server, number, self._position.epoch))
         self._prune()
         return outputs
 
@@ -272,6 +270,7 @@ class ReplicaChain:
 
     def on_server_disconnected(self, server: int) -> None:
         """Handle the loss of a connection; a copy that was in progress starts again later."""
+        self._incoming.on_server_disconnected(server)
         self._copy_budget.finish(self.shard, server)
         follower = self.followers.get(server)
         if follower is not None and not follower.counts:
@@ -304,7 +303,7 @@ class ReplicaChain:
             outputs.append(ToServer(server, ReplicaQuery(self.shard, position.epoch)))
         if follower.reported_epoch >= 0 or follower.copied >= 0:
             for number in self._log.since(max(follower.has, follower.copied)):
-                outputs += self._log.messages(server, number, position.epoch)
+                outputs.append(self._log.message(server, number, position.epoch))
         if follower.counts and position.role == "primary" and server in position.copies:
             outputs.append(ReplicaCaughtUp(position.epoch, self.shard, server))
         return outputs
@@ -325,7 +324,7 @@ class ReplicaChain:
         follower.copy = f"{self.me}.{epoch}.{self._copies_sent}"
         follower.acked = min(follower.acked, version) if follower.counts else version - 1
         begin = StateCopy(self.shard, version, epoch, sum(len(one) for one in data), head, follower.copy)
-        return [ToServer(server, begin), *copy_messages(server, self.shard, data)]
+        return copy_messages(server, begin, data)
 
     def _needs_copy(self, follower: ChainFollower) -> bool:
         """Return whether a follower lacks entries that are not kept, or has entries that only a lost primary sent."""
@@ -351,9 +350,14 @@ class ReplicaChain:
         Raises:
             ProtocolError: the payload does not fit; nothing was changed.
         """
-        if isinstance(message, Forward):
-            self._open_entry(server, message)
-        return self._incoming.place(server, message, size)
+        if isinstance(message, StatePart):
+            return self._incoming.copy_buffer(server, size)
+        if not isinstance(message, Forward):
+            raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
+        if size > self._machine.entry_limit:
+            what = f"an entry of {size} bytes, more than {self._machine.entry_limit}"
+            raise ProtocolError(f"server/{server}, shard {self.shard}: {what}", where=f"server/{server}")
+        return self._incoming.entry_buffer(server, message, size) if self._is_next(message) else None
 
     def on_message(self, server: int, message: BetweenServers, size: int) -> list[ChainOutput]:
         """Handle another server's message whose payload, if any, was received into `receive_buffer_for`'s buffer.
@@ -364,7 +368,7 @@ class ReplicaChain:
         if self.leads and isinstance(message, Forward | ReplicaQuery) and message.epoch >= self.epoch:
             return [ToServer(server, LeadAccepted(self.shard, message.epoch))]  # the sender need not transfer the lead
         match message:
-            case Forward() | ForwardPart():
+            case Forward():
                 return self._on_entry(server, message, size)
             case ReplicaQuery():
                 if message.epoch <= self.epoch:  # an earlier copy that is not the one restored here is lost
@@ -374,14 +378,10 @@ class ReplicaChain:
             case Forwarded():
                 return self._on_acknowledged(server, message)
             case StateCopy() | LeadTransfer():
-                meant = self._is_expected(server, message.epoch)
-                self._incoming.open_copy(server, message if meant else None)
-                return []
+                self._incoming.start_copy(server, message, expected=self._is_expected(server, message.epoch))
+                return self._on_copied(server, 0)
             case StatePart():
-                self._incoming.copy_filled(server, size)
-                return []
-            case StateEnd():
-                return self._on_copy_end(server)
+                return self._on_copied(server, size)
             case LeadAccepted():
                 return self._on_lead_accepted(message)
             case _:
@@ -393,28 +393,22 @@ class ReplicaChain:
             return True
         return epoch == self.epoch and self.role in ("copying", "member", "promoting", "primary")
 
-    def _open_entry(self, server: int, message: Forward) -> None:
-        """Open an entry if it is the next one and of no older epoch; else the entry of another server continues."""
+    def _is_next(self, message: Forward) -> bool:
+        """Return whether an entry is the next one here, and of no older epoch."""
         if message.epoch < self.epoch or (message.epoch == self.epoch and self.role in ("none", "primary")):
-            return
-        if self.role == "demoting":
-            return  # the state here is the newest, or void
-        if message.number == self.version:
-            self._incoming.open_entry(server, message)
+            return False
+        # In role demoting the state here is the newest, or void.
+        return self.role != "demoting" and message.number == self.version
 
-    def _on_entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
-        if isinstance(message, Forward):
-            if size == 0:
-                self._open_entry(server, message)
-            if not self._incoming.is_open(server, message):
-                missed = message.number > self.version
-                return self._acknowledge(missed=missed) if message.epoch >= self.epoch else []
-        whole = self._incoming.entry_filled(server, message, size)
-        if whole is None:
-            return []
-        begin, payload = whole
-        self._machine.apply(begin.head, payload, kept=True)
-        return self.append(begin.number, begin.head, payload) + self._acknowledge()
+    def _on_entry(self, server: int, message: Forward, size: int) -> list[ChainOutput]:
+        if size == 0 and self._is_next(message):
+            self._incoming.entry_buffer(server, message, 0)
+        payload = self._incoming.finish_entry(server)
+        if payload is None:
+            missed = message.number > self.version
+            return self._acknowledge(missed=missed) if message.epoch >= self.epoch else []
+        self._machine.apply(message.head, payload, kept=True)
+        return self.append(message.number, message.head, payload) + self._acknowledge()
 
     @property
     def _predecessor(self) -> int | None:
@@ -468,11 +462,14 @@ class ReplicaChain:
             del self._early_reports[server]
         return due
 
-    def _on_copy_end(self, server: int) -> list[ChainOutput]:
-        whole = self._incoming.copied(server)
-        if whole is None or not self._is_expected(server, whole[0].epoch):
+    def _on_copied(self, server: int, size: int) -> list[ChainOutput]:
+        """Count received bytes of a copy; the last ones complete it."""
+        copy = self._incoming.add_to_copy(server, size)
+        if copy is None:
+            return []
+        begin, data = copy.begin, copy.data
+        if data is None or not self._is_expected(server, begin.epoch):
             return self._acknowledge(missed=True)
-        begin, data = whole
         if isinstance(begin, LeadTransfer):
             self._transfer = (server, begin.epoch, begin.head, data)
             return self._accept_lead()
@@ -485,7 +482,7 @@ class ReplicaChain:
             return self._acknowledge()
         first, self._position.void = self.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
-        self._incoming.drop_entry()
+        self._incoming.drop_entries()
         self._log.clear()
         outputs = self.on_first_version() if first else []
         return outputs + self._copy_to_strayed() + self._acknowledge()
@@ -507,7 +504,7 @@ class ReplicaChain:
         version = self._machine.version
         assert version is not None, "it is settled"
         begin = LeadTransfer(self.shard, version, self.epoch, sum(len(one) for one in data), head)
-        return [ToServer(first, begin), *copy_messages(first, self.shard, data)]
+        return copy_messages(first, begin, data)
 
     def _accept_lead(self) -> list[ChainOutput]:
         if self._transfer is None or self._transfer[1] > self.epoch:

@@ -22,6 +22,10 @@ class ReplicatedState(Protocol):
     def copy_limit(self) -> int:
         """Upper bound of the bytes of a copy or of the staged state."""
 
+    @property
+    def entry_limit(self) -> int:
+        """Upper bound of the bytes of an entry's payload."""
+
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return the buffer for an entry's payload of `size` bytes; `release` returns it."""
 

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.messages import LARGE
-from psctl.ps.table_messages import More
+from psctl.ps.table_messages import LARGE, More
 from psctl.ps.tables.reductions import Array, Lanes, values_of, word_of
 from psctl.ps.tables.row_index import Keys
 

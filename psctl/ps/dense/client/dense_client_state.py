@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import msgspec
 import torch
@@ -35,7 +34,6 @@ from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStateFetch
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
-    LARGE,
     BetweenPeers,
     FromServer,
     HostPush,
@@ -46,7 +44,6 @@ from psctl.ps.messages import (
     Push,
     PushAlone,
     Pushed,
-    PushPart,
     PushStaged,
     PutRankState,
     RankStateAnswer,
@@ -57,7 +54,6 @@ from psctl.ps.messages import (
     StartValues,
     Step,
     Values,
-    ValuesPart,
     WaitAnswer,
 )
 from psctl.ps.outputs import ToServer
@@ -208,8 +204,7 @@ class DenseClient:
             return []
         one = self.shards[shard]
         view = bytes_view(self._start[one.dtype].narrow(0, one.range.start, len(one.range)))
-        offsets = range(0, max(1, len(view)), LARGE)
-        return [ToServer(self.owners[shard], StartValues(shard, at), view[at : at + LARGE] or None) for at in offsets]
+        return [ToServer(self.owners[shard], StartValues(shard), view)]
 
     def send_buffer(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`; `unacknowledged_servers(clock - buffers)` must be empty."""
@@ -241,8 +236,7 @@ class DenseClient:
             f"shard {shard}: push of clock {clock} after {self._last_pushed[shard]}"
         )
         self._last_pushed[shard] = clock
-        size = self.send_buffers.code_size(clock, shard)
-        head = Push(shard, clock, float(weight), bytes(map(bool, present)), self._whole_version(shard), size=size)
+        head = Push(shard, clock, float(weight), bytes(map(bool, present)), self._whole_version(shard))
         self._outbox.add_push(head)
         if self._host is None:
             return self._push_separately(head)
@@ -270,12 +264,7 @@ class DenseClient:
         flat, view = self.send_buffers.sent_bytes(head.clock, head.shard)
         if lent := self._lending.place_for(owner, flat):
             return [ToServer(owner, msgspec.structs.replace(head, at=lent))]
-        return self._bytes_of(head, view)
-
-    def _bytes_of(self, head: Push, view: memoryview) -> list[ClientOutput]:
-        owner, offsets = self._route.owners[head.shard], range(LARGE, len(view), LARGE)
-        parts = [ToServer(owner, PushPart(head.shard, head.clock, at), view[at : at + LARGE]) for at in offsets]
-        return [ToServer(owner, head, view[:LARGE] or None), *parts]
+        return [ToServer(owner, head, view)]
 
     def _whole_version(self, shard: int) -> int:
         return self._received.each[shard].whole_version
@@ -342,10 +331,7 @@ class DenseClient:
         return self._rank_state_messages(clock) if self._is_open(0) else []
 
     def _rank_state_messages(self, clock: int) -> list[ToServer]:
-        data, size = self._rank_states[clock], len(self._rank_states[clock])
-        offsets = range(0, max(1, size), LARGE)
-        head = partial(PutRankState, clock, size, rank=self.rank)
-        return [ToServer(self.owners[0], head(at), data[at : at + LARGE] or None) for at in offsets]
+        return [ToServer(self.owners[0], PutRankState(clock, self.rank), self._rank_states[clock] or None)]
 
     def request_rank_state(self, clock: int) -> list[ToServer]:
         """Request rank 0's state at `clock`; under asp, the one that this rank sent before it was restarted."""
@@ -367,9 +353,11 @@ class DenseClient:
         """
         if isinstance(message, RankStateAnswer):
             return self._rank_state_fetch.receive_buffer_for(server, message, size)
-        if not isinstance(message, Values | ValuesPart):
+        if not isinstance(message, Values):
             raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
         if not self._is_owner(server, message.shard):
+            if size > self.sizes[message.shard]:
+                raise wrong(server, message.shard, f"{size} bytes where {self.sizes[message.shard]} belong")
             return None
         return self._received.receive_buffer_for(server, message, size)
 
@@ -382,7 +370,7 @@ class DenseClient:
             ProtocolError: as `receive_buffer_for`.
         """
         match message:
-            case Values() | ValuesPart():
+            case Values():
                 return self._on_values(server, message, size, lent)
             case Leads():
                 return self._on_leads(server, message)
@@ -397,15 +385,15 @@ class DenseClient:
                 if self._is_owner(server, message.shard):
                     self._norms.on_answer(server, message)
             case RankStateAnswer():
-                self._rank_state_fetch.add_bytes(server, message, size)
+                self._rank_state_fetch.on_answer(server, message, size)
             case WaitAnswer():
                 self.wait_reasons[server] = message.workers
             case Refused():
                 self.refused = message
         return []
 
-    def _on_values(self, server: int, message: Values | ValuesPart, size: int, lent: Lent) -> list[ClientOutput]:
-        if not self._is_owner(server, message.shard) or not self._received.add_bytes(server, message, size, lent):
+    def _on_values(self, server: int, message: Values, size: int, lent: Lent) -> list[ClientOutput]:
+        if not self._is_owner(server, message.shard) or not self._received.on_values(server, message, size, lent):
             return []
         said = [] if self.terms.staleness is None else self._on_pushed(message.version - 1, message.shard)
         if self.terms.update == "server" and self.terms.staleness is None:
@@ -474,8 +462,8 @@ class DenseClient:
         assert own is not None, "when it is Taken, or its server is lost, there is nothing to sum any more"
         weight, ranks = joint_weight(part.weight for part in gather.parts), tuple(part.rank for part in gather.parts)
         head = msgspec.structs.replace(own, weight=weight, present=present, covers=ranks)
-        view = bytes_view(gather.into) if any(present) else memoryview(b"")
-        return [*self._bytes_of(head, view), *self._ready_orders()]
+        view = bytes_view(gather.into) if any(present) else None
+        return [ToServer(self._route.owners[shard], head, view), *self._ready_orders()]
 
     def _carry_out(self, acts: Sequence[Act]) -> list[ClientOutput]:
         said: list[ClientOutput] = []

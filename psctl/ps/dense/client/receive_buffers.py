@@ -25,7 +25,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import narrow
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.shard_state import Terms
-from psctl.ps.messages import NormsAnswer, Values, ValuesPart
+from psctl.ps.messages import NormsAnswer, Values
 from psctl.ps.pieces import Piece, Stretch, stretch, torch_dtype
 from psctl.ps.shards import spaces
 from psctl.types import Shard
@@ -68,7 +68,6 @@ class ShardValues:
         self.front_clocks = base - 1
         self.incoming: int | None = None  # version that is being received
         self.incoming_clocks = base - 1
-        self.filled = 0
         self.direct = False  # the incoming bytes are received in the front
         self.waiting = False  # the user waits: the front may be written
         self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, in its server's memory
@@ -126,30 +125,20 @@ class ReceiveBuffers:
         """Drop a partly received answer, which the lost owner cannot continue."""
         self.each[shard].incoming = None
 
-    def receive_buffer_for(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
+    def receive_buffer_for(self, server: int, message: Values, size: int) -> memoryview | None:
         """Return the buffer for a payload; None when the payload is not needed.
 
         Raises:
             ProtocolError: the server broke the protocol; nothing was changed.
         """
-        landing, offset = self.each[message.shard], 0
-        if isinstance(message, Values):
-            if message.at is not None:
-                raise wrong(server, message.shard, "values that lie elsewhere, with bytes")
-            if not self._begin(server, landing, message):
-                return None
-        else:
-            if message.version != landing.incoming:
-                return None
-            offset = message.offset
-            if offset < landing.filled:
-                return None  # of a duplicate answer
-            if offset != landing.filled:
-                raise wrong(server, message.shard, f"part of version {message.version}, out of order")
-        whole = self._target(landing, message.shard, message.version).bytes
-        if offset + size > len(whole):
-            raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
-        return whole[offset : offset + size]
+        landing, belong = self.each[message.shard], len(self._back_of(message.shard, message.version).bytes)
+        if message.at is not None:
+            raise wrong(server, message.shard, "values that lie elsewhere, with bytes")
+        if size != belong:
+            raise wrong(server, message.shard, f"{size} bytes where {belong} belong")
+        if not self._begin(server, landing, message):
+            return None
+        return self._target(landing, message.shard, message.version).bytes
 
     def _begin(self, server: int, landing: ShardValues, message: Values) -> bool:
         asp = self._terms.staleness is None
@@ -161,30 +150,25 @@ class ReceiveBuffers:
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # the pull was repeated after a broken connection, and answered twice
         landing.incoming, landing.incoming_clocks = message.version, message.clocks
-        landing.filled, landing.direct = 0, False
+        landing.direct = False
         if landing.waiting and self.sink is None:
             landing.direct = self._narrow(self._shards[message.shard], message.version) is None
         return True
 
-    def add_bytes(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
-        """Count received bytes, or use the lent ones; return whether the shard's values are complete.
+    def on_values(self, server: int, message: Values, size: int, lent: Lent = None) -> bool:
+        """Use values that have arrived, or are lent; return whether they are the shard's newest.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
         """
-        if lent is not None and isinstance(message, Values):
+        if lent is not None:
             return self._use_lent(server, message, lent)
+        if not size:
+            raise wrong(server, message.shard, "values without bytes")
         landing = self.each[message.shard]
-        if size == 0 and isinstance(message, Values):
-            self._begin(server, landing, message)
-        offset = message.offset if isinstance(message, ValuesPart) else 0
-        if landing.incoming != message.version or offset != landing.filled:
+        if landing.incoming != message.version:
             return False
-        if isinstance(message, Values):
-            self._note_presence(landing, message)
-        landing.filled += size
-        if landing.filled < len(self._target(landing, message.shard, message.version).bytes):
-            return False
+        self._note_presence(landing, message)
         landing.lent = None
         self._on_whole(landing, message.version)
         if landing.direct:

@@ -70,10 +70,6 @@ class SendBuffers:
         seed = clock, self._rank, shard
         self._sizes[turn][shard] = one.encode(gradients, held, present, residual, codes[shard], seed)
 
-    def code_size(self, clock: int, shard: int) -> int:
-        """Return the bytes of a shard's code; -1: it is not coded."""
-        return self._sizes[clock % self._turns].get(shard, -1)
-
     def sent_bytes(self, clock: int, shard: int) -> Stretch:
         """Return the bytes to send of a shard that has a gradient."""
         turn = clock % self._turns

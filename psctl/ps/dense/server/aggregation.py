@@ -138,7 +138,7 @@ class ClockAggregation(PushStaging):
             self.add_code(staged, self._sum, staged.weight)
             return
         if staged.weight != 1.0 and not staged.covers:  # a host sum is weighted already
-            staged = StagedPush(1.0, staged.present, staged.expected, self.own_gradient(staged).mul_(staged.weight))
+            staged = StagedPush(1.0, staged.present, staged.size, self.own_gradient(staged).mul_(staged.weight))
         if self._sum is None and self._first is None:
             self._sum_present = staged.present
             if staged.lent and whole:

@@ -33,6 +33,7 @@ from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, Step
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStates
 from psctl.ps.dense.server.dense_shard import DenseShard
+from psctl.ps.dense.server.push_staging import largest_payload
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
     BetweenServers,
@@ -41,7 +42,6 @@ from psctl.ps.messages import (
     NormsQuery,
     Pull,
     Push,
-    PushPart,
     PutRankState,
     RankStateQuery,
     Refused,
@@ -115,6 +115,7 @@ class DenseServer:
         self.terms, self.rank, self.epoch = terms, rank, -1
         self.shards: dict[int, DenseShard] = {}
         self._all, self._held, self._restored = list(shards), pieces(terms.layout, shards), restored
+        self._largest = [largest_payload(terms, *one) for one in zip(shards, self._held, strict=True)]
         self._guard, self._lending = guard, lending
         self._membership = Membership.initial(terms.world, terms.base)
         self._ledger = StepLedger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
@@ -224,14 +225,17 @@ class DenseServer:
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
                 return self._rank_states.receive_buffer_for(f"worker/{rank}", message, size)
-        if not isinstance(message, StartValues | Push | PushPart):
+        if not isinstance(message, StartValues | Push):
             raise ProtocolError(f"worker/{rank}: {type(message).__name__} with a payload", where=f"worker/{rank}")
         shard = self.shards.get(message.shard) or self._shard(f"worker/{rank}", message.shard)
+        if size > self._largest[message.shard]:
+            what = f"{size} bytes where {self._largest[message.shard]} belong at most"
+            raise ProtocolError(f"worker/{rank}, shard {message.shard}: {what}", where=f"worker/{rank}")
         if shard is None:
             return None
         with self._guard(message.shard):
             if isinstance(message, StartValues):
-                return shard.start_values_buffer(rank, message.offset, size)
+                return shard.start_values_buffer(rank, size)
             return shard.push_buffer_for(rank, message, size)
 
     def on_worker_message(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
@@ -253,12 +257,10 @@ class DenseServer:
 
     def _dispatch(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
         match message:
-            case Push() | PushPart():
+            case Push():
                 return self._ask_if_here(rank, message.shard, lambda shard: shard.on_push(rank, message, size, lent))
             case StartValues():
-                return self._ask_if_here(
-                    rank, message.shard, lambda shard: shard.on_start_values(rank, message.offset, size)
-                )
+                return self._ask_if_here(rank, message.shard, DenseShard.on_start_values)
             case Step():
                 return self._step(rank, message)
             case SaveNow():
@@ -302,7 +304,7 @@ class DenseServer:
             if isinstance(message, RankStateQuery):
                 self._rank_states.on_query(rank, message)
                 return [*self._rank_states.answers()]
-            if not self._rank_states.add_bytes(f"worker/{rank}", message, size):
+            if not self._rank_states.add(f"worker/{rank}", message, size):
                 return []
             copies = [one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)]
             return [*self._rank_states.answers(), *copies]
@@ -343,7 +345,7 @@ class DenseServer:
         """
         if isinstance(message, PutRankState):
             with self._guard(LEDGER):
-                if not self._rank_states.add_bytes(f"server/{server}", message, size):
+                if not self._rank_states.add(f"server/{server}", message, size):
                     return []
                 return [
                     one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)

@@ -34,7 +34,6 @@ from psctl.ps.messages import (
     Pull,
     Push,
     Pushed,
-    PushPart,
     PushStaged,
 )
 from psctl.ps.outputs import ChainOutput, Output, Snapshot, ToWorker
@@ -62,6 +61,11 @@ class ReplicatedShard:
         terms = self._state.terms
         ranks = len(self._intake.membership.everyone)
         return max(self._state.copy_limit, (ranks * terms.buffers + 1) * self._state.nbytes)
+
+    @property
+    def entry_limit(self) -> int:
+        """The bytes of the shard's gradients."""
+        return self._state.nbytes
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return the buffer for an entry's payload."""
@@ -131,7 +135,7 @@ class DenseShard:
         self.chain = ReplicaChain(
             shard.index, me, ReplicatedShard(self.state, self._staging), up, epoch, copying=copying
         )
-        self._begun = 0  # received bytes of start values
+        self._starting = False  # start values are being received
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
         self._unacknowledged: set[int] = set()  # ranks that wait for Pushed
         self.led_from = terms.base - 1
@@ -186,24 +190,25 @@ class DenseShard:
 
     # ---- start values -----------------------------------------------------------------------------------------------
 
-    def start_values_buffer(self, rank: int, offset: int, size: int) -> memoryview | None:
-        """Return the buffer for start values; None when they are not needed."""
+    def start_values_buffer(self, rank: int, size: int) -> memoryview | None:
+        """Return the buffer for start values; None when they are not needed.
+
+        Raises:
+            ProtocolError: they have the wrong size or sender; the worker's fault.
+        """
+        if size != self.state.nbytes:
+            raise self._error(rank, f"start values of {size} bytes where {self.state.nbytes} belong")
         if not (self.leads or self.chain.role == "demoting") or self.version is not None:
             return None
         if rank != 0 or self._restored:
             raise self._error(rank, "sent start values, which are not its to send")
-        if offset == 0:
-            self._begun = 0
-        if offset != self._begun or offset + size > self.state.nbytes:
-            raise self._error(rank, f"start values [{offset}, {offset + size})")
-        return bytes_view(self.state.values)[offset : offset + size]
+        self._starting = True
+        return bytes_view(self.state.values)
 
-    def on_start_values(self, rank: int, offset: int, size: int) -> list[Output]:
-        """Count start values; the last bytes complete the first version."""
-        if self.start_values_buffer(rank, offset, size) is None:
-            return []
-        self._begun += size
-        if self._begun < self.state.nbytes:
+    def on_start_values(self) -> list[Output]:
+        """Make the start values, which have arrived, the first version."""
+        started, self._starting = self._starting, False
+        if not started or not (self.leads or self.chain.role == "demoting") or self.version is not None:
             return []
         self.state.begin()
         return [*self.chain.on_first_version(), *self._advance()]
@@ -215,24 +220,24 @@ class DenseShard:
 
     # ---- pushes and orders ------------------------------------------------------------------------------------------
 
-    def push_buffer_for(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
+    def push_buffer_for(self, rank: int, message: Push, size: int) -> memoryview | None:
         """Return the buffer for a push's bytes; None when they are not needed.
 
         Raises:
-            ProtocolError: wrong size, offset or clock; the worker's fault, and nothing was changed.
+            ProtocolError: wrong size or clock; the worker's fault, and nothing was changed.
         """
         if not self.chain.leads:
             return None
         self._check(rank, message)
         return self._staging.receive_buffer_for(rank, message, size)
 
-    def _check(self, rank: int, message: Push | PushPart) -> None:
+    def _check(self, rank: int, message: Push) -> None:
         version = self.state.version
-        if isinstance(message, Push) and message.landed > (-1 if version is None else version):
+        if message.landed > (-1 if version is None else version):
             raise self._error(rank, f"push that claims version {message.landed}, which was never sent")
 
-    def on_push(self, rank: int, message: Push | PushPart, size: int, lent: Lent = None) -> list[Output]:
-        """Count a push's bytes; the last ones are acknowledged by PushStaged, and everything ready is applied.
+    def on_push(self, rank: int, message: Push, size: int, lent: Lent = None) -> list[Output]:
+        """Count a push that has arrived: it is acknowledged by PushStaged, and everything ready is applied.
 
         Args:
             lent: all of its bytes, in shared memory.
@@ -241,17 +246,14 @@ class DenseShard:
             return []
         if not size:
             self._check(rank, message)  # else `push_buffer_for` did
-        if isinstance(message, Push):
-            self._readers.on_received(rank, message.landed)
-            if message.covers:
-                # A worker that offers gradients of a clock has that version.
-                self._readers.on_covered(message.covers, message.clock)
-            if self._pushes_ask:
-                self._answers.on_push(rank, message.clock)
+        self._readers.on_received(rank, message.landed)
+        if message.covers:
+            # A worker that offers gradients of a clock has that version.
+            self._readers.on_covered(message.covers, message.clock)
+        if self._pushes_ask:
+            self._answers.on_push(rank, message.clock)
         if message.clock <= self._staging.clock_of(rank):
             self._staging.give_up(rank, message)
-            if not isinstance(message, Push):
-                return []
             applied = self._staging.applied_of(rank) >= message.clock
             self._unacknowledged.update([rank] if applied else ())
             return [
@@ -259,10 +261,10 @@ class DenseShard:
                 *self._ask_again(),
                 *(self._advance() if applied else ()),
             ]
-        if isinstance(message, Push) and lent is not None:
+        if lent is not None:
             taken = self._staging.add_lent(rank, message, lent)
         else:
-            taken = self._staging.add_bytes(rank, message, size)
+            taken = self._staging.add_received(rank, message, size)
         return [*self._acknowledge(taken, message.clock), *self._ask_again(), *(self._apply_ready() if taken else ())]
 
     def _acknowledge(self, ranks: Sequence[int], clock: int) -> list[Output]:
@@ -411,6 +413,7 @@ class DenseShard:
         self._answers.on_disconnected(rank)
         self._readers.on_disconnected(rank)
         self._staging.drop_incoming(rank)
+        self._starting = self._starting and rank != 0
 
     def _error(self, rank: int, what: str) -> ProtocolError:
         return ProtocolError(f"worker/{rank}, shard {self.shard.index}: {what}", where=f"worker/{rank}")

@@ -1,8 +1,8 @@
 """Pushes that a shard has received and not applied, the vector clock and step orders, and their transfer.
 
 The vector clock holds the last clock of each rank that is *staged* (`taken`): received completely. A push older than
-that is a duplicate; one that skips a clock, or a part without its beginning, was sent before this server led the shard
-and is sent again. Which gradient is ready to be applied depends on the consistency model: aggregation.py.
+that is a duplicate; one that skips a clock was sent before this server led the shard and is sent again. Which gradient
+is ready to be applied depends on the consistency model: aggregation.py.
 
 A *host sum* (host_sums.py) is the push of all ranks that it covers: when it is complete their clocks advance together.
 It counts only if none of their pushes has arrived separately and they are all the members of their host; else it is
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -27,31 +28,27 @@ import torch
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import coder
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
-from psctl.ps.dense.shard_state import ShardEntry, ShardState
-from psctl.ps.messages import Push, PushPart
-from psctl.ps.pieces import bytes_view
+from psctl.ps.dense.shard_state import ShardEntry, ShardState, Terms
+from psctl.ps.messages import Push
+from psctl.ps.pieces import Piece, bytes_view, torch_dtype
+from psctl.types import Shard
 
 
 class StagedPush:
     """A push that is being received, or waits for the sum; a `lent` one is in the worker's own memory.
 
-    `covers`: the ranks of a host sum; (): the sender alone. `view`: the buffer's bytes, where they are known.
+    `size`: its bytes, at the start of `buffer`. `covers`: the ranks of a host sum; (): the sender alone. `whole`: its
+    bytes have arrived.
     """
 
     def __init__(
-        self, weight: float, present: bytes, expected: int, buffer: torch.Tensor, covers: tuple[int, ...] = (), *,
-        lent: bool = False, view: memoryview | None = None,
+        self, weight: float, present: bytes, size: int, buffer: torch.Tensor, covers: tuple[int, ...] = (), *,
+        lent: bool = False, whole: bool = True,
     ) -> None:  # fmt: skip
-        self.weight, self.present, self.expected, self.covers, self.lent = weight, present, expected, covers, lent
-        self.filled = expected if lent else 0
+        self.weight, self.present, self.size, self.covers, self.lent = weight, present, size, covers, lent
+        self.whole = whole
         self.void = False  # it no longer counts, and its bytes are still arriving
         self.buffer = buffer
-        self.bytes = bytes_view(buffer) if view is None else view
-
-    @property
-    def whole(self) -> bool:
-        """Whether all bytes have arrived."""
-        return self.filled == self.expected
 
 
 class TransferredPush(msgspec.Struct, frozen=True):
@@ -101,6 +98,13 @@ class ReadyGradient(msgspec.Struct, frozen=True):
     gradient: torch.Tensor
 
 
+def largest_payload(terms: Terms, shard: Shard, held: Sequence[Piece]) -> int:
+    """Return the most bytes that a worker may send for a shard: its start values, or its gradients or their code."""
+    dtype = torch_dtype(shard.dtype)
+    code = coder(terms.compression, dtype)
+    return max(len(shard.range) * dtype.itemsize, 0 if code is None else code.limit(held))
+
+
 class PushStaging(ABC):
     """Staging of pushes, common to both aggregations.
 
@@ -137,34 +141,24 @@ class PushStaging(ABC):
 
     # ---- pushes ---------------------------------------------------------------------------------------------------
 
-    def receive_buffer_for(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
+    def receive_buffer_for(self, rank: int, message: Push, size: int) -> memoryview | None:
         """Return the buffer for a push's bytes; None when they are not needed.
 
         Raises:
-            ProtocolError: wrong size, offset or clock; the worker's fault, and nothing was changed.
+            ProtocolError: wrong size or clock; the worker's fault, and nothing was changed.
         """
-        if message.clock <= self.clock_of(rank):
+        if message.at is not None and size:
+            raise self.error(rank, "a push that lies elsewhere, with bytes")
+        belong = 0 if not any(message.present) else self._state.nbytes if self._coder is None else size
+        if size != belong or size > self._limit:
+            raise self.error(rank, f"push of {size} bytes where {min(belong, self._limit)} belong")
+        if message.clock <= self.clock_of(rank) or not self._is_next(rank, message):
             return None
-        staged, offset = self._staged.get((message.clock, rank)), 0
-        if isinstance(message, Push):
-            if message.at is not None:
-                raise self.error(rank, "a push that lies elsewhere, with bytes")
-            if not self._is_next(rank, message):
-                return None
-            room, expected = self._new_buffer(), self._expected(message)
-            view = self._state.bytes_of(room)
-            staged = StagedPush(message.weight, message.present, expected, room, message.covers, view=view)
-            self._staged[message.clock, rank] = staged
-        elif staged is None or staged.void:
-            return None
-        else:
-            offset = message.offset
-            if offset != staged.filled:
-                raise self.error(rank, f"part of clock {message.clock} at byte {offset}, out of order")
-        if offset + size > staged.expected:
-            self._forget(message.clock, rank)
-            raise self.error(rank, f"push of {offset + size} bytes where {staged.expected} belong")
-        return staged.bytes[offset : offset + size]
+        buffer = self._new_buffer()
+        self._staged[message.clock, rank] = StagedPush(
+            message.weight, message.present, size, buffer, message.covers, whole=False
+        )
+        return self._state.bytes_of(buffer)[:size]
 
     def _is_next(self, rank: int, message: Push) -> bool:
         """Return whether this push is the next one; its bytes from before a broken connection are dropped."""
@@ -194,7 +188,7 @@ class PushStaging(ABC):
         assert message.at is not None, "it says where it lies"
         if not self._is_next(rank, message):
             return ()
-        dtype, size = self._buffer_dtype, self._state.nbytes if self._coder is None else message.size
+        dtype, size = self._buffer_dtype, self._state.nbytes if self._coder is None else min(len(lent), self._limit)
         align = dtype.itemsize if self._coder is None else 8
         if len(lent) != size or not size or message.at.offset % align or not any(message.present):
             raise self.error(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
@@ -204,17 +198,19 @@ class PushStaging(ABC):
         self.taken[rank] = message.clock
         return (rank,)
 
-    def add_bytes(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
-        """Count a push's bytes; return the ranks whose clocks are complete with them."""
-        if size == 0 and isinstance(message, Push):
+    def add_received(self, rank: int, message: Push, size: int) -> tuple[int, ...]:
+        """Count a push whose bytes have arrived; return the ranks whose clocks are complete with it.
+
+        Raises:
+            ProtocolError: as `receive_buffer_for`.
+        """
+        if size == 0:
             self.receive_buffer_for(rank, message, 0)
         staged = self._staged.get((message.clock, rank))
         if staged is None or staged.void or message.clock <= self.clock_of(rank):
             self.give_up(rank, message)
             return ()
-        staged.filled += size
-        if not staged.whole:
-            return ()
+        staged.whole = True
         try:
             self._check_code(rank, staged)
         except ProtocolError:
@@ -230,10 +226,9 @@ class PushStaging(ABC):
         self.taken.update(dict.fromkeys(staged.covers, message.clock))
         return staged.covers
 
-    def give_up(self, rank: int, message: Push | PushPart) -> None:
-        """Drop a push that does not count: exactly the bytes received so far."""
-        staged = self._staged.get((message.clock, rank))
-        covers = message.covers if isinstance(message, Push) else staged.covers if staged is not None else ()
+    def give_up(self, rank: int, message: Push) -> None:
+        """Drop a push that does not count."""
+        staged, covers = self._staged.get((message.clock, rank)), message.covers
         if staged is not None and not (staged.whole and message.clock <= self.clock_of(rank)):
             self._forget(message.clock, rank)
         waiting = [one for one in covers if self.clock_of(one) < message.clock]
@@ -249,12 +244,6 @@ class PushStaging(ABC):
             return self._state.take_buffer()
         return self._spare.pop() if self._spare else torch.empty(self._limit, dtype=torch.uint8)
 
-    def _expected(self, message: Push) -> int:
-        """Return the number of bytes of a push."""
-        if not any(message.present):
-            return 0
-        return self._state.nbytes if self._coder is None else message.size
-
     def _check_code(self, rank: int, staged: StagedPush) -> None:
         """Check that a complete push can be summed.
 
@@ -264,7 +253,7 @@ class PushStaging(ABC):
         if self._coder is None:
             return
         try:
-            self._coder.check(staged.buffer[: staged.expected], self._state.held, staged.present)
+            self._coder.check(staged.buffer[: staged.size], self._state.held, staged.present)
         except ValueError as error:
             raise self.error(rank, f"a push that is no code of its gradients: {error}") from None
 
@@ -276,8 +265,6 @@ class PushStaging(ABC):
             raise self.error(rank, f"push of clock {message.clock} at version {self._state.version}")
         if len(message.present) != len(held) or message.present.strip(b"\x00\x01"):
             raise self.error(rank, f"push for {len(message.present)} pieces where {len(held)} are")
-        if (message.size >= 0) != (self._coder is not None) or message.size > self._limit:
-            raise self.error(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise self.error(rank, f"push with weight {message.weight}")
         if message.covers and (rank not in message.covers or message.at is not None):
@@ -321,7 +308,7 @@ class PushStaging(ABC):
     def add_code(self, staged: StagedPush, total: torch.Tensor, weight: float) -> None:
         """Add a staged push that is a code, times `weight`, to a sum; the push is removed."""
         assert self._coder is not None, "others are added piece by piece"
-        self._coder.add(staged.buffer[: staged.expected], self._state.held, staged.present, total, weight)
+        self._coder.add(staged.buffer[: staged.size], self._state.held, staged.present, total, weight)
         self._release(staged)
 
     def drop_incoming(self, rank: int) -> None:
@@ -387,12 +374,12 @@ class PushStaging(ABC):
         """Return everything that is staged and not applied: a head, and bytes that do not change."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
         pushes = [
-            TransferredPush(clock, rank, one.weight, one.present, one.expected, one.covers)
+            TransferredPush(clock, rank, one.weight, one.present, one.size, one.covers)
             for (clock, rank), one in whole.items()
         ]
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
         head = self._add_sum_to(StagedTransfer(dict(self.taken), orders, pushes, sorted(self.saves)))
-        data = [one.bytes[: one.expected] for one in whole.values() if one.expected]
+        data = [bytes_view(one.buffer)[: one.size] for one in whole.values() if one.size]
         return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
@@ -410,11 +397,10 @@ class PushStaging(ABC):
         if handed.summed >= 0:
             self._take_sum(handed, data[:first])
         for push, size in zip(handed.pushes, sizes, strict=True):
-            one = self._staged[push.clock, push.rank] = StagedPush(
-                push.weight, push.present, size, self._new_buffer(), push.covers
-            )
-            one.bytes[:size] = data[first : first + size]
-            one.filled, first = size, first + size
+            buffer = self._new_buffer()
+            bytes_view(buffer)[:size] = data[first : first + size]
+            self._staged[push.clock, push.rank] = StagedPush(push.weight, push.present, size, buffer, push.covers)
+            first += size
         for clock, order in handed.orders:
             self.add_order(clock, order)
         self.taken, self.saves = handed.taken, set(handed.saves)

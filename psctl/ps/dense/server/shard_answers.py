@@ -10,7 +10,7 @@ from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.dense.server.aggregation import squares
 from psctl.ps.dense.server.push_staging import PushStaging
 from psctl.ps.dense.shard_state import ShardState
-from psctl.ps.messages import LARGE, NormsAnswer, Pull, Values, ValuesPart
+from psctl.ps.messages import NormsAnswer, Pull, Values
 from psctl.ps.outputs import ToWorker
 
 
@@ -116,7 +116,7 @@ class ShardAnswers:
             wish = self._pulls[rank]
             if self._satisfies(rank, wish):
                 del self._pulls[rank]
-                outputs += self._values_to(rank, wish.clock)
+                outputs.append(self._values_to(rank, wish.clock))
         return outputs
 
     def _satisfies(self, rank: int, wish: _WaitingPull) -> bool:
@@ -126,20 +126,14 @@ class ShardAnswers:
             return self._intake.applied_of(rank) >= wish.clock - 1 and self._intake.clocks >= wish.oldest
         return version >= wish.oldest and version > wish.have
 
-    def _values_to(self, rank: int, clock: int) -> list[ToWorker]:
+    def _values_to(self, rank: int, clock: int) -> ToWorker:
         state, index = self._state, self._state.shard.index
         version = state.version
         assert version is not None, "it is settled"
         self._readers.on_sent(rank, version)
         at = self._lending.place_for(rank, state.values)
         head = Values(index, version, state.present, clock, self._intake.clocks, at)
-        if at is not None:
-            return [ToWorker(rank, head)]
-        view = state.bytes_of(state.values_to_send())
-        outputs = [ToWorker(rank, head, view[:LARGE] or None)]
-        for offset in range(LARGE, len(view), LARGE):
-            outputs.append(ToWorker(rank, ValuesPart(index, version, offset), view[offset : offset + LARGE]))
-        return outputs
+        return ToWorker(rank, head, state.bytes_of(state.values_to_send()) if at is None else None)
 
     def norms(self) -> list[ToWorker]:
         """Answer the norm queries for the clock under way, once all pushes have arrived."""

@@ -11,17 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
+import numpy as np
 
 from psctl.ps.outputs import ChainOutput
 from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.replication.replica_chain import ReplicaChain
-from psctl.ps.table_messages import ShardProgress, StoreSpec
+from psctl.ps.table_messages import LARGEST_STATE, ShardProgress, StoreSpec
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
 from psctl.ps.tables.table_kinds import Functions
 from psctl.ps.tables.table_state import ShardTable, TableEntry, TableShard
-
-LARGEST = 1 << 36
-"""Bytes of one shard of all stores that are copied at most."""
 
 
 class EntryHead(msgspec.Struct, frozen=True):
@@ -42,7 +40,7 @@ class ReplicatedTables:
         functions: reductions and users' functions.
     """
 
-    copy_limit = LARGEST
+    copy_limit = entry_limit = LARGEST_STATE
 
     def __init__(self, functions: Functions) -> None:
         self.version: int | None = None
@@ -93,7 +91,7 @@ class ReplicatedTables:
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return the buffer for an entry's payload."""
-        return memoryview(bytearray(size))
+        return np.empty(size, dtype=np.uint8).data  # its memory is taken as the bytes arrive
 
     def release(self, payload: memoryview) -> None:
         """Do nothing: payload buffers are not reused."""
