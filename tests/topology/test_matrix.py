@@ -123,7 +123,7 @@ def test_a_long_word_does_not_hide_that_others_are_lost() -> None:
     lines[2] = "GPU1\tSYS\t X \t<unknown>\tSYS"  # a word before <unknown> is lost
     matrix = read_matrix("\n".join(lines) + "\n" + LEGEND)
     assert matrix.words == {pair: word for pair, word in words.items() if pair[0] != "GPU1"}
-    assert ["GPU1 is not whole" in finding.what for finding in matrix.findings] == [True]
+    assert ["GPU1 is incomplete" in finding.what for finding in matrix.findings] == [True]
 
 
 @given(truths(), st.integers(40, 260), st.booleans())

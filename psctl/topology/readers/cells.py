@@ -1,8 +1,8 @@
-"""Text of tables, as machines, terminals and people leave it, cleaned and split into cells.
+"""Cleans the text of tables and splits it into cells.
 
-A table of nvidia-smi is words between tabs. On its way into a file it loses things: tabs become blanks or vanish (two
-cells stick together), a terminal breaks lines at its width (even inside a word), escapes lose their first byte. These
-functions undo that for one token at a time; where two readings are possible both are returned.
+A table of nvidia-smi is words between tabs. Saved tables are often damaged: tabs become blanks or vanish (two cells are
+joined), a terminal breaks lines at its width (even inside a word), escape sequences lose their first byte. These
+functions repair one token at a time; where two readings are possible, both are returned.
 """
 
 from __future__ import annotations
@@ -13,50 +13,51 @@ from collections.abc import Iterator
 import msgspec
 
 LINK_WORDS = re.compile(r"SYS|NODE|PHB|PXB|PIX|SOC|NV\d{1,3}|X")
-"""The words of `nvidia-smi topo -m`. No word is made of others, so a run of them comes apart in one way only."""
+"""The link types of `nvidia-smi topo -m`. No word consists of others, so joined words split in only one way."""
 
 PEER_WORDS = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
-"""The words of `nvidia-smi topo -p2p`."""
+"""The codes of `nvidia-smi topo -p2p`."""
 
 GPU = re.compile(r"GPU\d+(?:/[A-Za-z]+\d+)*")
 DEVICE = re.compile(
     r"GPU\d+(?:/(?:GI|CI)\d+)*|GPU\d+(?:/[A-Za-z]+\d+)+|NIC\d+|mlx\d+_(?:[a-z]+_?)?\d+|[a-z][\w.:-]*\d[\w.-]*"
 )
-"""A device as a header names it: GPU0, GPU0/GI1, NIC0, mlx5_0, mlx5_bond_0; others in lower case with a number."""
+"""The name of a device in a header: GPU0, GPU0/GI1, NIC0, mlx5_0, mlx5_bond_0; others in lower case with a number."""
 
 CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")
-NOT_SAID = re.compile(r"N/A|n/a")
+UNAVAILABLE = re.compile(r"N/A|n/a")
 
 _ESCAPES = re.compile(
     r"(?:\ufffd|\\u001[bB]|\\x1[bB]|\\033|\\e)?\[\d+(?:;\d+)*m"
     r"|\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]"
 )
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff\ufffd]")
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff\ufffd]")
 _BLANKS = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _BARS = re.compile(r"[|\u2502\u2503\u2551]")
 
 
 def clean(text: str) -> str:
-    """Return the text without escapes, odd blanks and unseen characters, its lines ended by one line feed each.
+    """Return the text without escape sequences, special blanks and invisible characters, with line feeds as line ends.
 
-    Bars of a drawn table become tabs. A text that was stored as one quoted string gets its tabs and line feeds back.
+    Bars of a drawn table become tabs. In a text that was stored as one quoted string, \\t and \\n become tabs and line
+    feeds.
     """
     if "\n" not in text.strip() and "\\n" in text:
         text = text.replace("\\r", "").replace("\\n", "\n").replace("\\t", "\t")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _ESCAPES.sub("", text)
     if not text.isascii():
-        text = _UNSEEN.sub("", _BLANKS.sub(" ", text))
+        text = _INVISIBLE.sub("", _BLANKS.sub(" ", text))
     elif not text.isprintable():
-        text = _UNSEEN.sub("", text)
+        text = _INVISIBLE.sub("", text)
     return _BARS.sub("\t", text).replace("**", "")
 
 
 def split_glued(token: str, words: re.Pattern[str]) -> tuple[list[str], bool]:
-    """Return the cells in a token, and whether that is certain.
+    """Return the cells in a token, and whether the split is certain.
 
-    One word or an unknown one is itself. A run of known words comes apart. A word that a list of processors sticks to
-    comes apart too; with NV in front its digits could belong to either, and both are in doubt.
+    A single word, known or not, is one cell. Joined known words are split. A word joined to a list of processors is
+    split too; after NVn the digits could belong to either, so the split is uncertain.
     """
     if words.fullmatch(token) or not token[0].isalpha():
         return [token], True
@@ -74,15 +75,15 @@ def split_glued(token: str, words: re.Pattern[str]) -> tuple[list[str], bool]:
 
 
 def is_tail(token: str) -> bool:
-    """Whether a token stands behind the words: a list of processors, a node, or N/A."""
-    return bool(CPU_LIST.fullmatch(token) or NOT_SAID.fullmatch(token))
+    """Return whether a token is an affinity value: a list of processors, a NUMA node, or N/A."""
+    return bool(CPU_LIST.fullmatch(token) or UNAVAILABLE.fullmatch(token))
 
 
 def possible_joins(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
-    """Return what may have stood where a line was broken: a blank, nothing, or either.
+    """Return the possible texts at a line break before the terminal broke the line: a blank, nothing, or either.
 
-    `before` and `after` are the lines on both sides. A blank next to the break settles it; so does a word that is none
-    until both halves are joined. Between two numbers it is uncertain.
+    `before` and `after` are the lines on both sides. A blank next to the break decides; so do halves that form a word
+    only together. Between two numbers both are possible.
     """
     if not before or before[-1].isspace() or not after or after[0].isspace():
         return (" ",)
@@ -98,12 +99,12 @@ def possible_joins(before: str, after: str, words: re.Pattern[str]) -> tuple[str
 
 
 def _fragment(token: str) -> bool:
-    """Whether a token may be half of one: of a list of processors ("0-23,"), or of an unknown word."""
+    """Return whether a token may be half of a list of processors ("0-23,") or of an unknown word."""
     return bool(re.fullmatch(r"[A-Z0-9<>/?,-]+|<?\w+>?", token))
 
 
 def ranges(cpus: str) -> list[tuple[int, int]] | None:
-    """Return a list of processors as (first, last) each; None when it does not ascend, so is no such list."""
+    """Return a list of processors as (first, last) ranges; None if it does not ascend, and so is no such list."""
     found: list[tuple[int, int]] = []
     for part in cpus.rstrip(",").split(","):
         first, _, last = part.partition("-")
@@ -117,9 +118,9 @@ def ranges(cpus: str) -> list[tuple[int, int]] | None:
 
 
 def unglue_node(token: str) -> list[tuple[str, str]]:
-    """Return each way to take a list of processors apart from the node number that sticks to its end.
+    """Return each way to split a list of processors from the NUMA node joined to its end.
 
-    The list must ascend; a node's number has no zero in front and is not above the last processor's, as each node
+    The list must ascend; a node's number has no leading zero and is at most the last processor's, because each node
     before it has a processor too. "64-950" can only be 64-95 and node 0.
     """
     ways = []
@@ -136,7 +137,7 @@ def unglue_node(token: str) -> list[tuple[str, str]]:
 
 
 class PlacedToken(msgspec.Struct, frozen=True):
-    """A token of a line and where it begins, with tabs as wide as a terminal shows them."""
+    """A token of a line and the column at which it begins on a terminal."""
 
     word: str
     at: int

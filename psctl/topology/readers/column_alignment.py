@@ -1,4 +1,4 @@
-"""Aligns the words of a table's rows with the devices of its columns, as far as is certain, and reports the rest."""
+"""Aligns the words of a table's rows with the devices of its columns, and reports words without a certain column."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from psctl.topology.findings import Finding, listed
-from psctl.topology.readers.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
+from psctl.topology.readers.cells import CPU_LIST, UNAVAILABLE, is_tail, split_glued
 from psctl.topology.readers.text_tables import TextRow, TextTable
 
 MOST = 512
-"""Rows or columns of one matrix; what is larger is no machine's, and takes time with its square."""
+"""Rows or columns of one matrix; no host has more, and the time to read it grows with their square."""
 
 AGAIN = "save the command's whole output again, to a file and not from a screen"
 
 
 class AlignedRow(msgspec.Struct):
-    """A row as read: a word by its column, what stood behind the words, and whether the words are all there."""
+    """A row: its words by column, the values after them, and whether all its words are known."""
 
     label: str
     words: dict[int, str]
-    tails: list[list[str]]  # each way to read what stands behind
+    tails: list[list[str]]  # the possible readings of the values after the words
     whole: bool = False
 
 
 class AlignedTable(msgspec.Struct):
-    """What a table says: its devices, a word a pair, what stands behind each row, and what could not be read."""
+    """The contents of a table: its devices, a word a pair, the values after each row's words, and findings."""
 
     devices: tuple[str, ...]
     words: dict[tuple[str, str], str]
@@ -37,10 +37,10 @@ class AlignedTable(msgspec.Struct):
 
 
 def align(table: TextTable, known: re.Pattern[str]) -> AlignedTable:
-    """Return the grid of a table. `known` are the words that its output is made of; others are kept as they stand."""
+    """Return the contents of a table. `known` matches the known words; unknown words are kept as printed."""
     findings: list[Finding] = []
     if (size := max(len(table.rows), len(table.devices))) > MOST:
-        what = f"a matrix of {size:,} rows or columns is not read; {MOST} are the most"
+        what = f"a matrix of {size:,} rows or columns is not read; at most {MOST} are"
         return AlignedTable((), {}, {}, [Finding(what, "save the output of one host")])
     columns = _columns(table, known, findings)
     devices = tuple(column for column in columns if column)
@@ -59,7 +59,7 @@ def align(table: TextTable, known: re.Pattern[str]) -> AlignedTable:
 
 
 def _columns(table: TextTable, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
-    """Return the device of each column, "" where none is known: the header's, mended by where each row has its X."""
+    """Return the device of each column, "" if unknown: that of the header, repaired by the column of each row's X."""
     header = list(table.devices)
     place = {name: at for at, name in enumerate(header)}
     seen: dict[int, set[str]] = {}
@@ -87,13 +87,13 @@ def _columns(table: TextTable, known: re.Pattern[str], findings: list[Finding]) 
             columns[at + fits[0]] = name
     what = "has no header" if not header else f"has {longest} columns, but its header names {len(header)} devices"
     lost = columns.count("")
-    rest = f"; {lost} columns belong to no device that is known, and are left out" if lost else ""
-    findings.append(Finding(f"the matrix {what}; its columns are named by where each row says X{rest}", AGAIN))
+    rest = f"; {lost} columns belong to no known device and are left out" if lost else ""
+    findings.append(Finding(f"the matrix {what}; its columns are named by the X of each row{rest}", AGAIN))
     return columns
 
 
 def _fits(header: list[str], columns: list[str], shift: int) -> bool:
-    """Whether the header's names, moved by so many columns, agree with the rows' X."""
+    """Return whether the header's names, shifted by a number of columns, agree with the rows' X."""
     if shift < 0 or shift + len(header) > len(columns):
         return False
     agree = [columns[at + shift] == name for at, name in enumerate(header) if columns[at + shift]]
@@ -102,12 +102,12 @@ def _fits(header: list[str], columns: list[str], shift: int) -> bool:
 
 
 def _tailed(row: TextRow, table: TextTable) -> int:
-    """Return how many values may stand behind this row's words: one a title, and only GPUs have them."""
+    """Return how many values may follow this row's words: one for each title, for GPUs only."""
     return len(table.tails) if row.label.startswith("GPU") else 0
 
 
 def _cells(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens up to the first number, or to a word that is none of a table."""
+    """Return the tokens before the first number or word that no table has."""
     cells: list[str] = []
     for token in tokens:
         if CPU_LIST.fullmatch(token) or not (token.isupper() or token[0] == "<"):
@@ -119,7 +119,7 @@ def _cells(tokens: Sequence[str]) -> list[str]:
 
 
 def _read(row: TextRow, own: int | None, width: int, tailed: int, known: re.Pattern[str]) -> AlignedRow:
-    """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
+    """Return a row's words: all if the row is complete, else those with a certain column on each side of its X."""
     wholes = []
     first: tuple[list[str], set[str]] | None = None
     for cells, doubtful in row.tokens(known):
@@ -142,9 +142,9 @@ def _read(row: TextRow, own: int | None, width: int, tailed: int, known: re.Patt
 
 
 def _columnless(table: TextTable, columns: Sequence[str], known: re.Pattern[str]) -> dict[str, dict[str, str]]:
-    """Return the words by column of each row whose own column was lost, as NICs' are where lines were cut on the right.
+    """Return the words by column of each row without a column of its own: lines cut on the right lose columns of NICs.
 
-    Such a row is certain when it has exactly one word for each column that is left, none of them X, and stands once.
+    Such a row is certain if it occurs once and has exactly one word for each remaining column, none of them X.
     """
     labels = [row.label for row in table.rows]
     found: dict[str, dict[str, str]] = {}
@@ -162,11 +162,11 @@ def _columnless(table: TextTable, columns: Sequence[str], known: re.Pattern[str]
 
 
 def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: int) -> bool:
-    """Whether these are a row's words, one a column and X in its own; N/A is the last where all values follow it."""
+    """Return whether the cells are a complete row, with X in its own column; N/A is a word only before all values."""
     words, behind = cells[:width], cells[width:]
     if len(words) < width or words[own] != "X" or words.count("X") != 1 or (behind and known.fullmatch(behind[0])):
         return False
-    if tailed and NOT_SAID.fullmatch(words[-1]) and sum(map(is_tail, behind)) < tailed:
+    if tailed and UNAVAILABLE.fullmatch(words[-1]) and sum(map(is_tail, behind)) < tailed:
         return False
     return not any(word[0] in "0123456789-," for word in words)
 
@@ -174,11 +174,11 @@ def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], ta
 def _part(
     label: str, tokens: list[str], doubtful: set[str], own: int, width: int, open_: bool, known: re.Pattern[str]
 ) -> AlignedRow:
-    """Return what is certain of a row that is not whole.
+    """Return the words of an incomplete row that have a certain column.
 
-    Left of X nothing is missing when X is the word that it should be; right of it, when so many words follow as there
-    are columns. Where the header has titles and a GPU's row ends without their values, the row was cut at its end: what
-    stands is its beginning, but for the last word, which may be cut itself.
+    No word is missing left of X if X is in its own position; none is missing right of X if as many words follow as
+    there are columns. Where the header has titles and a GPU's row ends without their values, the row was cut at its
+    end: its words are the first ones, except the last word, which may be cut itself.
     """
     cells = _cells(tokens)
     words: dict[int, str] = {}
@@ -200,16 +200,16 @@ def _part(
 
 
 def _is_complete(word: str, known: re.Pattern[str]) -> bool:
-    """Whether a word at the end of a cut text is no beginning of another: NV1 may be that of NV18."""
+    """Return whether a word at the end of a cut text is complete; NV1 may be the beginning of NV18."""
     return bool(known.fullmatch(word)) and not word[-1].isdigit()
 
 
 def _by_columns(table: TextTable, rows: list[AlignedRow], place: dict[str, int], width: int) -> None:
-    """Fill rows that are not whole by the columns that their words stand in, where whole rows give the measure.
+    """Align the words of incomplete rows by the positions of columns in complete rows.
 
-    A lost stretch moves what follows it to the left; only a word that reaches into the next column moves anything to
-    the right. So in a row without such a word nothing moved if its X and its end (its last word, or what stands behind
-    the words) are where they should be, and an empty place is just that.
+    Lost text shifts the text after it to the left; only a word that reaches into the next column shifts text to the
+    right. So in a row without such a word nothing is shifted if its X and its end (its last word, or the first value
+    after the words) are in their positions; an empty cell is then a missing word.
     """
     if all(read.whole for read in rows):
         return
@@ -224,7 +224,7 @@ def _by_columns(table: TextTable, rows: list[AlignedRow], place: dict[str, int],
 
 
 def _placed(row: TextRow, begins: list[int], width: int) -> dict[int, str]:
-    """Return a row's words by the columns that they begin in, and the first value behind them; {} if one is between."""
+    """Return a row's words, and the first value after them, by column; {} if one begins between columns."""
     words: dict[int, str] = {}
     for word, at in row.placed():
         centred = at - 1 if word == "X" and at not in begins else at
@@ -241,9 +241,10 @@ def _placed(row: TextRow, begins: list[int], width: int) -> dict[int, str]:
 
 
 def _measure(table: TextTable, rows: list[AlignedRow], width: int, like: TextRow) -> list[int]:
-    """Return where each column begins, and what stands behind the words, if there is such; [] if whole rows differ.
+    """Return the position of each column, and of the values after the words if there are any; [] if rows differ.
 
-    X stands centred. Only rows count whose name reaches as many tab stops, as a longer one moves all that follows.
+    X is centred and ignored. Only complete rows count whose names span as many tab stops, because a longer name shifts
+    the row.
     """
     seen: list[set[int]] = [set() for _ in range(width + 1)]
     for row, read in zip(table.rows, rows, strict=True):
@@ -261,7 +262,7 @@ def _measure(table: TextTable, rows: list[AlignedRow], width: int, like: TextRow
 
 
 def _cut_word(row: TextRow, read: AlignedRow, known: re.Pattern[str]) -> int | None:
-    """Return the column of the word that the text ends in, where it may be the beginning of a longer one."""
+    """Return the column of the word in which the text ends, if it may be the beginning of a longer word."""
     tokens = " ".join(row.parts).split()
     split = split_glued(tokens[-1], known)[0] if tokens else []
     if not row.last or not split or _is_complete(split[-1], known) or is_tail(split[-1]):
@@ -272,7 +273,7 @@ def _cut_word(row: TextRow, read: AlignedRow, known: re.Pattern[str]) -> int | N
 def _collect(
     table: TextTable, rows: list[AlignedRow], columns: list[str], known: re.Pattern[str], findings: list[Finding]
 ) -> dict[tuple[str, str], str]:
-    """Return the words by pair; a pair of which two rows say different things has none."""
+    """Return the words by pair; a pair for which two rows differ has none."""
     words: dict[tuple[str, str], str] = {}
     torn: set[tuple[str, str]] = set()
     cuts: list[tuple[str, str]] = []
@@ -295,7 +296,9 @@ def _collect(
         words.pop(pair, None)
     if torn:
         labels = listed(dict.fromkeys(label for label, _ in sorted(torn)))
-        findings.append(Finding(f"the matrix has two rows that differ for {labels}; what differs is left out", AGAIN))
+        findings.append(
+            Finding(f"the matrix has two rows that differ for {labels}; the cells that differ are left out", AGAIN)
+        )
     return words
 
 
@@ -306,19 +309,19 @@ def _missing(
     grid: dict[tuple[str, str], str],
     extra: Collection[str],
 ) -> list[Finding]:
-    """Return what is said of rows that are not there, that belong to no column, and that have lost words.
+    """Return the findings on rows that are missing, belong to no column, or have lost words.
 
-    `extra` are rows that were read although their own columns were lost.
+    `extra` are the rows that were read although their own columns are missing.
     """
     findings = []
-    there = {read.label for read in rows}
-    absent = [name for name in columns if name and name not in there]
+    present = {read.label for read in rows}
+    absent = [name for name in columns if name and name not in present]
     if absent:
         unknown = [(a, b) for a in absent for b in absent if a < b]
-        links = "; the links between them are not known" if unknown else ""
+        links = "; the links between them are unknown" if unknown else ""
         findings.append(Finding(f"the matrix has no row for {listed(absent)}{links}", AGAIN))
     if extra:
-        what = f"the matrix has no column for {listed(extra)}: the links between them are not known"
+        what = f"the matrix has no column for {listed(extra)}: the links between them are unknown"
         findings.append(Finding(what, AGAIN))
     strangers = [read.label for read in rows if read.label not in columns and read.label not in extra]
     if strangers:
@@ -328,23 +331,21 @@ def _missing(
         others = [name for name in columns if name and name != read.label]
         lost = [name for name in others if (read.label, name) not in grid]
         if lost and not read.whole and read.label in columns:
-            say = "" if len(lost) < len(others) else "; none of its words can be aligned"
-            at = "; it is where the text ends" if row.last else ""
-            what = f"the row of {read.label} is not whole: no word for {listed(lost)}{say}{at}"
+            none = "" if len(lost) < len(others) else "; none of its words can be aligned"
+            end = "; the text ends in it" if row.last else ""
+            what = f"the row of {read.label} is incomplete: no word for {listed(lost)}{none}{end}"
             findings.append(Finding(what, AGAIN))
     return findings
 
 
 def _lopsided(devices: Sequence[str], words: dict[tuple[str, str], str]) -> list[Finding]:
-    """Return a finding for pairs of which both rows say different things."""
+    """Return a finding for pairs whose two cells differ."""
     pairs = []
     for at, a in enumerate(devices):
         for b in devices[at + 1 :]:
-            there, back = words.get((a, b)), words.get((b, a))
-            if there and back and there != back:
-                pairs.append(f"{a} to {b} is {there}, back it is {back}")
-    if not pairs:
-        return []
-    what = "the matrix contradicts itself: " + "; ".join(pairs[:4])
-    more = f"; and {len(pairs) - 4} pairs more" if len(pairs) > 4 else ""
-    return [Finding(f"{what}{more}", "run the command again and compare: it must say the same in both directions")]
+            one, other = words.get((a, b)), words.get((b, a))
+            if one and other and one != other:
+                pairs.append(f"{a} to {b} is {one}, back it is {other}")
+    what = f"the matrix contradicts itself: {listed(pairs, 4)}"
+    cure = "run the command again and compare: both directions of a pair must be equal"
+    return [Finding(what, cure)] if pairs else []

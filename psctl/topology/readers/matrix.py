@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from psctl.topology.findings import Finding
-from psctl.topology.readers.cells import LINK_WORDS, NOT_SAID, PEER_WORDS, clean, is_tail, ranges, unglue_node
+from psctl.topology.readers.cells import LINK_WORDS, PEER_WORDS, UNAVAILABLE, clean, is_tail, ranges, unglue_node
 from psctl.topology.readers.column_alignment import AGAIN, AlignedTable, align
 from psctl.topology.readers.text_tables import TextTable, tables
 from psctl.topology.readings import Affinity, Matrix, PeerMatrix
@@ -111,7 +111,7 @@ def _of_end(
     """Return the values of the row in which the text ends, without the last one where it may be cut."""
     values = _values(tokens)[: len(titles)]
     value = _titled(values, titles)
-    if value in certain.values() or (len(values) == len(titles) and NOT_SAID.fullmatch(values[-1])):
+    if value in certain.values() or (len(values) == len(titles) and UNAVAILABLE.fullmatch(values[-1])):
         return value
     what = f"the text ends without a line feed in the row of {label}; its last value may be cut and is left out"
     findings.append(Finding(what, AGAIN))
@@ -137,7 +137,7 @@ def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
     values = _values(tokens)
     named: dict[str, str] = {}
     rest = list(titles)
-    if len(values) < len(titles) and values and NOT_SAID.fullmatch(values[-1]):
+    if len(values) < len(titles) and values and UNAVAILABLE.fullmatch(values[-1]):
         named[rest.pop()] = values.pop()
     named |= dict(zip(rest, values, strict=False))
     return Affinity(**named)

@@ -1,8 +1,8 @@
-"""Recognizes outputs by their content alone and reads them.
+"""Recognizes outputs by their content and reads them.
 
-Lines that only one command prints are anchors. An anchor of another kind than the one before begins a new output; other
-lines belong to the output around them. So a file with the outputs of several commands is split again, and banners,
-prompts and errors around an output do no harm.
+A line that only one command prints is an anchor. An anchor of another kind than the one before begins a new output; all
+other lines belong to the output before them. So a file with the outputs of several commands is split into them, and
+banners, prompts and errors around an output are ignored.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _PROMPT = re.compile(
 )
 _QUOTE = re.compile(r"[>#;]+|//+|(?!\S*-smi:)[a-zA-Z][\w.-]*:(?= |\t|$)")
 _WITHIN = {"rocm": re.compile(r"\s*GPU[0-9]"), "amd": re.compile(r"\s*[0-9a-f]{4}:[0-9a-f]{2}:")}
-"""What would be another output's line anywhere else."""
+"""Lines of an output's own that would otherwise be anchors of another output."""
 
-_PEERS = re.compile(r"\s*(?:OK|CNS|GNS|TNS|NS|DR)\s*=\s")
-_WAYS = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
+_PEER_LEGEND = re.compile(r"\s*(?:OK|CNS|GNS|TNS|NS|DR)\s*=\s")
+_LINK_LEGEND = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
 LONGEST = 20_000
-"""Characters; a longer line is no line of any of these outputs, and nothing is looked for in it."""
+"""Characters of one line; no output has longer lines, which are not examined."""
 
 MOST = 64
-"""Outputs of one text; more are not read."""
+"""Outputs that are read of one text."""
 
 MOST_LINES = 2048
-"""Lines of one matrix, which a narrow terminal may have broken; reading takes time with their square."""
+"""Lines of one matrix, including lines that a terminal broke; the time to read it grows with their square."""
 
 
 class _OutputLines(NamedTuple):
-    """Lines of one output. `seen` are the anchors that may come once only, such as a GPU's line."""
+    """The lines of one output. `seen` holds the anchors that one output has only once, such as a GPU's line."""
 
     kind: str
     lines: list[str]
@@ -54,9 +54,10 @@ class _OutputLines(NamedTuple):
 
 
 def decode(data: bytes) -> str:
-    """Return the text of a saved output, however the machine or its shell stored it; never raises.
+    """Return the text of a saved output; no bytes raise an error.
 
-    UTF-8 with or without a mark, UTF-16 (which PowerShell writes behind ">"), else Latin-1. Line ends become "\\n".
+    The encoding is UTF-8 or UTF-16 (which ">" in PowerShell writes), with or without a byte order mark, else Latin-1.
+    Line ends become "\\n".
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         text = data.decode("utf-16", errors="replace")
@@ -70,7 +71,7 @@ def decode(data: bytes) -> str:
 
 
 def _every_second(data: bytes, first: int) -> bool:
-    """Whether most of every second byte are 0, as in UTF-16 of plain letters without a mark."""
+    """Return whether most of every second byte are 0, as in ASCII text in UTF-16 without a byte order mark."""
     some = data[:2000]
     return len(some) > 3 and some[first::2].count(0) > len(some) * 0.4
 
@@ -84,10 +85,11 @@ def _eight_bits(data: bytes) -> str:
 
 
 def read_all(text: str) -> tuple[Reading, ...]:
-    """Read a text that holds several outputs after one another; never raises.
+    """Read a text with any number of outputs; no text raises an error.
 
     Returns:
-        One reading an output in their order, then one Failure with all error lines; Unknown when there is nothing else.
+        The readings in the order of the outputs, then a FailedOutput with all error lines; an UnknownOutput if the text
+        has neither.
     """
     text = _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     text = "\n".join(_unquoted(text.split("\n")))
@@ -109,7 +111,7 @@ def read_all(text: str) -> tuple[Reading, ...]:
 
 
 def _unquoted(lines: list[str]) -> list[str]:
-    """Without what stands before every line: "> " of a mail, "# " of a comment, "node7: " of a parallel shell."""
+    """Remove a prefix that all lines have: "> " of a mail, "# " of a comment, "node7: " of a parallel shell."""
     filled = [line for line in lines if line.strip()]
     match = _QUOTE.match(filled[0]) if len(filled) > 1 else None
     if match is None or not all(line.startswith(match[0].rstrip()) for line in filled):
@@ -118,14 +120,14 @@ def _unquoted(lines: list[str]) -> list[str]:
 
 
 def _xml_ends(text: str, begin: int) -> tuple[int, int]:
-    """From the first line of XML before an element to the end of the document, or of the text."""
+    """Return where the XML document around an element begins and ends; at the end of the text if it is cut."""
     head = re.search(r"(?:<\?xml|<!)[^\0]*\Z", text[:begin])
     end = text.find("</system>", begin)
     return (head.start() if head else begin), (end + len("</system>") if end >= 0 else len(text))
 
 
 def _parts(lines: list[str]) -> tuple[list[_OutputLines], list[str]]:
-    """The outputs by their anchors, and the lines that tell of an error."""
+    """Return the outputs, split at their anchors, and the lines that report an error."""
     parts: list[_OutputLines] = []
     errors: list[str] = []
     current: _OutputLines | None = None
@@ -153,21 +155,21 @@ def _parts(lines: list[str]) -> tuple[list[_OutputLines], list[str]]:
 
 
 def _is_error(line: str, within: str) -> bool:
-    """Whether a line tells of an error; a cell of a table, or what lspci says of a device, may use the same words."""
+    """Return whether a line reports an error; cells of a query and details of lspci may contain the same words."""
     if within == "query" and "," in line and re.search(r"\[[A-Z]|ERR!", line):
         return False
     return not (within.startswith("pci") and line[:1] in " \t") and gpus.trouble(line) is not None
 
 
 def _seen(kind: str, once: str) -> str:
-    """What may not come again in this output; a matrix's header may, until there is a row (some print it twice)."""
+    """Return what may not occur again in this output; a matrix's header may, until a row follows it."""
     if kind == "matrix":
         return "" if once else "header"
     return once
 
 
 def _anchor(line: str, within: str) -> tuple[str, str]:
-    """What sort of output only has such lines, or ""; and what of this line a single output has only once."""
+    """Return the only kind of output that has such a line, else ""; and the part that one output has only once."""
     if not line.strip() or len(line) > LONGEST:
         return "", ""
     tool, title = rocm.form(line)
@@ -198,17 +200,17 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
 
 
 def _matrix(text: str) -> Iterator[Reading]:
-    """By most words of its cells, else by its legend, a matrix tells of ways or of peers."""
+    """Read a matrix of link types or of peer codes, by the majority of its cells, else by its legend."""
     lines = text.split("\n")
     if len(lines) > MOST_LINES:
-        what = f"a matrix of {len(lines):,} lines is not read; {MOST_LINES:,} are the most"
+        what = f"a matrix of {len(lines):,} lines is not read; at most {MOST_LINES:,} are"
         yield FailedOutput((Finding(what, "save the output of one host"),))
         return
     words = [word for line in lines if _ROW.match(line) for word in line.split()[1:]]
-    peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (PEER_WORDS, LINK_WORDS))
-    if peers == ways:
-        peers, ways = (sum(bool(form.match(line)) for line in lines) for form in (_PEERS, _WAYS))
-    yield read_peers(text) if peers > ways else read_matrix(text)
+    peers, links = (sum(bool(form.fullmatch(word)) for word in words) for form in (PEER_WORDS, LINK_WORDS))
+    if peers == links:
+        peers, links = (sum(bool(form.match(line)) for line in lines) for form in (_PEER_LEGEND, _LINK_LEGEND))
+    yield read_peers(text) if peers > links else read_matrix(text)
 
 
 def _listed(text: str) -> Iterator[Reading]:

@@ -1,8 +1,8 @@
-"""Finds the tables of a text: a header that names devices, rows that begin with one, and how the rows' cells align.
+"""Finds the tables of a text: a header that names devices, and rows that begin with a device.
 
-What makes a row certain is its diagonal. A row is whole when it has as many words as the header has devices, and X
-where its own name stands. Of a row that is not whole only those cells are kept that X, or its columns, put beyond
-doubt; the rest is left out and said. Headers that lost a name are mended by the rows' X in the same way.
+The diagonal verifies a row: a row is complete if it has as many words as the header has devices, and X in its own
+column. Of an incomplete row, only the cells whose column X or the alignment determines are kept; the others are left
+out and reported. A header that lost a name is repaired by the rows' X in the same way (`column_alignment`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _MOST_BREAKS = 6  # of one row; more are read as blanks
 
 
 class TextRow:
-    """A row as it stands: its name, and the text behind it, a part for each line that a terminal made of it."""
+    """An unparsed row: its name, and the text after it, one part for each line into which a terminal broke it."""
 
     def __init__(self, label: str, source: str, start: int, stop: int, last: bool) -> None:
         self.label = label
         self.source = source[:stop]
-        self.start = start  # of what stands behind the name
+        self.start = start  # where the text after the name begins
         self.parts = [source[start:stop]]
         self.last = last  # the text ends here, without a line feed
 
     def placed(self) -> list[tuple[str, int]]:
-        """Return the tokens of the row's first line behind its name, and the column that each begins at."""
+        """Return the tokens after the name on the row's first line, and the column at which each begins."""
         begin = len(self.source[: self.start].expandtabs(8))
         return [(piece.word, piece.at) for piece in placed_tokens(self.source) if piece.at >= begin]
 
     def tokens(self, words: re.Pattern[str]) -> Iterator[tuple[list[str], set[str]]]:
-        """Yield each reading of the row: its cells, and those that may be a part of a glued one."""
+        """Yield each possible reading of the row: its cells, and those of tokens whose split is uncertain."""
         breaks = [possible_joins(a, b, words) for a, b in itertools.pairwise(self.parts)]
-        if self.last:  # what follows the break may be the cut beginning of anything
+        if self.last:  # the text may be cut after the break
             breaks[-1:] = [ways[:1] for ways in breaks[-1:]]
         if sum(len(ways) > 1 for ways in breaks) > _MOST_BREAKS:
             breaks = [ways[:1] for ways in breaks]
@@ -59,50 +59,50 @@ class TextRow:
 
 
 class TextTable:
-    """A header's devices and titles, the rows under it, and the lines behind it up to the next table."""
+    """A header's devices and titles, the rows below it, and the lines after them up to the next table."""
 
     def __init__(self, header: list[str]) -> None:
         self.header = header
         self.rows: list[TextRow] = []
         self.after: list[str] = []
-        self.devices: tuple[str, ...] = ()  # by the header
+        self.devices: tuple[str, ...] = ()  # of the header
         self.tails: tuple[str, ...] = ()
 
     def words(self) -> set[str]:
-        """Return all that stands in the rows, but for X."""
+        """Return all tokens of the rows except X."""
         return {token for row in self.rows for part in row.parts for token in part.split()} - {"X"}
 
     def has_cross(self) -> bool:
-        """Whether any row says X of itself, as only matrices do."""
+        """Return whether any row contains X, as only rows of matrices do."""
         return any("X" in part.split() for row in self.rows for part in row.parts)
 
     def of_peers(self) -> bool:
-        """Whether its legend is that of peers."""
+        """Return whether the table has the legend of peer codes."""
         return any("Status Ok" in line for line in self.after)
 
-    def name(self) -> None:
-        """Read the header, now that the rows' names are known."""
+    def read_header(self) -> None:
+        """Read the header, once the rows' names are known."""
         labels = {row.label for row in self.rows}
         self.devices, self.tails = _names(_joined(self.header, labels), labels)
 
 
 def tables(text: str, words: re.Pattern[str]) -> list[TextTable]:
-    """Return the tables of a cleaned text, in order; words are those that a row may begin with."""
+    """Return the tables of a cleaned text, in order; `words` matches the cells of a row."""
     found = _Scan(words).run(text)
     for table in found:
-        table.name()
+        table.read_header()
     return found
 
 
 class _Scan:
-    """Goes through the lines once and sorts them: header, row, the rest of a broken one, or anything else."""
+    """Classifies the lines in one pass: a header, a row, the continuation of a broken line, or other text."""
 
     def __init__(self, words: re.Pattern[str]) -> None:
         self.words = words
         self.label = re.compile(rf"(?<!\S)({DEVICE.pattern})(?=[ \t]+(?:(?:{words.pattern})+(?:\d[\d,-]*)?(?:\s|$)|<))")
         self.found: list[TextTable] = []
         self.header: list[str] = []
-        self.open = ""  # what the line before was: "header", "row" or ""
+        self.open = ""  # kind of the line before: "header", "row", "gap" (blank lines after a row) or ""
 
     def run(self, text: str) -> list[TextTable]:
         lines = text.split("\n")
@@ -119,7 +119,7 @@ class _Scan:
         return self.found
 
     def _labels(self, line: str) -> list[tuple[int, int, str]]:
-        """Return where rows begin in a line: start, end and name of each."""
+        """Return the names of the rows that begin in a line: start, end and name of each."""
         header = self.header or (self.found[-1].header if self.found else [])
         found = [(m.start(1), m.end(1), m[1]) for m in self.label.finditer(line)]
         if not all(_FIRM.fullmatch(name) for _, _, name in found) and header:
@@ -133,8 +133,8 @@ class _Scan:
             if token[0] in known or GPU.fullmatch(token[0]):
                 others = [other[0] for other in tokens[at + 1 :]]
                 cells = any(map(self.words.fullmatch, others)) and not any(map(GPU.match, others))
-                names = any(DEVICE.fullmatch(other[0]) for other in tokens[:at])  # a header's rest, that ends in "C"
-                return [(token.start(), token.end(), token[0])] if cells or (_shouted(others) and not names) else []
+                names = any(DEVICE.fullmatch(other[0]) for other in tokens[:at])  # the end of a broken header
+                return [(token.start(), token.end(), token[0])] if cells or (_maybe_words(others) and not names) else []
         return []
 
     def _rows(self, line: str, labels: list[tuple[int, int, str]], last: bool) -> None:
@@ -144,14 +144,14 @@ class _Scan:
         for number, (_, end, label) in enumerate(labels):
             self._table(label)
             stop = labels[number + 1][0] if number + 1 < len(labels) else len(line)
-            if (legend := line.find("Legend:", end, stop)) >= 0:  # its line feeds are lost
+            if (legend := line.find("Legend:", end, stop)) >= 0:  # the text has lost its line feeds
                 self.found[-1].after.append(line[legend:])
                 stop = legend
             self.found[-1].rows.append(TextRow(label, line, end, stop, last and stop == len(line)))
         self.open = "row"
 
     def _table(self, label: str) -> None:
-        """Begin a table where a header stands that is not the one repeated."""
+        """Begin a table if there is a header before this row that does not repeat the table's header."""
         if self.header:
             here = self.found[-1] if self.found else None
             again = here and [line.split() for line in here.header] == [line.split() for line in self.header]
@@ -176,7 +176,7 @@ class _Scan:
                 self.found[-1].after.append(line)
 
     def _continues(self, line: str, last: bool) -> bool:
-        """Whether a line is the rest of the row above, which a terminal broke."""
+        """Return whether a line continues the row above, which a terminal broke."""
         row = self.found[-1].rows[-1]
         tokens = line.split()
         if (
@@ -184,18 +184,18 @@ class _Scan:
             and len(tokens) == 1
             and any(name.startswith(tokens[0]) for name in " ".join(self.found[-1].header).split())
         ):
-            return False  # the text ends in the beginning of a name
+            return False  # the text is cut within a name
         inner = tokens if possible_joins(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
         if any(self._is_cell(token) for token in tokens):
-            return all(self._is_cell(token) or _shouted([token]) for token in inner[:-1] or inner)
-        return self.open == "row" and all(_is_tail_part(token) or _shouted([token]) for token in inner)
+            return all(self._is_cell(token) or _maybe_words([token]) for token in inner[:-1] or inner)
+        return self.open == "row" and all(_is_tail_part(token) or _maybe_words([token]) for token in inner)
 
     def _is_cell(self, token: str) -> bool:
         return all(self.words.fullmatch(cell) for cell in split_glued(token, self.words)[0])
 
 
-def _shouted(tokens: list[str]) -> bool:
-    """Whether tokens may be unknown words of a matrix: in capitals or angle brackets, none a device."""
+def _maybe_words(tokens: list[str]) -> bool:
+    """Return whether tokens may be unknown words of a matrix: capitals or angle brackets, and no device."""
     return all(re.fullmatch(r"[A-Z0-9<>/?,-]+|<\w+>?", token) and not _is_name(token) for token in tokens)
 
 
@@ -204,7 +204,7 @@ def _is_tail_part(token: str) -> bool:
 
 
 def _marked(line: str) -> list[str]:
-    """Return the tokens of a header, with each title in one token of its own."""
+    """Return the tokens of a header, each title as one token."""
     for pattern, name in _TAILS:
         line = pattern.sub(f" \x01{name} ", line)
     tokens: list[str] = []
@@ -226,13 +226,13 @@ def _is_header(line: str) -> bool:
 
 
 def _is_fragment(header: list[str], line: str) -> bool:
-    """Whether a line is the rest of a broken header: with it, there are only names, and half of one at its end."""
+    """Return whether a line continues a broken header: together they consist of names, and half a name at the end."""
     joined = _joined([*header, line], set())
-    return bool(re.match(r"\s*[\w/]", line)) and _noise(joined) <= _noise(header[0])
+    return bool(re.match(r"\s*[\w/]", line)) and _unknown_count(joined) <= _unknown_count(header[0])
 
 
-def _noise(line: str) -> int:
-    """Return how many tokens of a header are no names; the last three may be what is there of a broken title."""
+def _unknown_count(line: str) -> int:
+    """Return how many tokens of a header are not names, except up to three at its end, of a broken title."""
     tokens = _marked(line)
     while tokens and len(tokens) > len(_marked(line)) - 3 and not _is_name(tokens[-1]):
         tokens.pop()
@@ -240,7 +240,7 @@ def _noise(line: str) -> int:
 
 
 def _joined(lines: Sequence[str], labels: set[str]) -> str:
-    """Return a header that a terminal broke as one line again."""
+    """Return a header that a terminal broke, as one line."""
     text = ""
     for line in lines:
         if text and not text[-1].isspace() and not line[0].isspace():
@@ -254,7 +254,7 @@ def _joined(lines: Sequence[str], labels: set[str]) -> str:
 
 
 def _known(header: list[str]) -> set[str]:
-    """Return what may be a name in a header that a terminal broke; halves of names (bnxt_re) or titles (C) are none."""
+    """Return the possible names in a broken header, without halves of names (bnxt_re) or titles (C)."""
     names: set[str] = set()
     for text in (" ".join(header), "".join(header)):
         names.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
@@ -269,7 +269,7 @@ def _fits(token: str) -> bool:
 
 
 def _names(header: str, labels: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the devices and the titles of a header: its longest run of names."""
+    """Return the devices and the titles in the longest run of names of a header."""
     best: list[str] = []
     run: list[str] = []
     for token in [*_marked(header), ""]:
