@@ -22,13 +22,10 @@ from psctl.ps.messages import SharedMemoryAccepted
 from psctl.ps.outputs import ToWorker
 from psctl.ps.table_messages import AnswersRead
 from psctl.ps.tables.server.table_server import TableServer
-from psctl.ps.tables.table_packing import Allocate, PayloadAssembly, allocate_private, in_parts
+from psctl.ps.tables.table_packing import Allocate, allocate_private
 
 SHARDS = 4
 """Shards of a store within one process."""
-
-LARGEST = 1 << 32
-"""Bytes of an answer that are accepted."""
 
 FLUSH = 1.0
 """Seconds to send queued messages when all connections are closed."""
@@ -128,11 +125,10 @@ class LocalServer:
 
 
 class ServerState:
-    """One connection to a server's tables: the stores with a session on it, and what arrived in part."""
+    """One connection to a server's tables: the stores with a session on it, and the answers that were read."""
 
     def __init__(self) -> None:
         self.stores: set[str] = set()
-        self.parts = PayloadAssembly(LARGEST)
         self.read = 0  # answers in the server's memory that were read
         self.owed = False  # the last of them were not reported to the server
 
@@ -182,8 +178,10 @@ class RemoteServers:
         if state.owed:
             self._give_back(peer, state)
         lent = self._memory.lend(server, message, payload) if self._memory is not None else None
-        for part, data in in_parts(message, payload) if lent is None else [(lent, None)]:
-            peer.send(part, data)
+        if lent is None:
+            peer.send(message, payload)
+        else:
+            peer.send(lent, None)
 
     def end(self, store: str, flush: float) -> None:
         self.connections.flush(flush)
@@ -219,7 +217,7 @@ class RemoteServers:
             self._start(store, session, peer)
 
     def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
-        return self._states[peer].parts.place(message, size)
+        return allocate_private(size).data
 
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Deliver a whole message to its store."""
@@ -230,14 +228,9 @@ class RemoteServers:
             lent = self._memory.lent_bytes(peer, message)
             if lent is None:
                 return
-            whole: tuple[Any, memoryview] | None = (message, lent)
-        else:
-            whole = state.parts.received(message, 0 if payload is None else len(payload))
-        if whole is None:
-            return
-        session = self._sessions.get(whole[0].store)
+        session = self._sessions.get(message.store)
         if session is not None:
-            session.on_message(peer.member.rank, peer, *whole)
+            session.on_message(peer.member.rank, peer, message, lent or payload or NOTHING)
         if lent is not None:
             self._count_read(peer, state)
 

@@ -6,7 +6,6 @@ from psctl.permits import LAYOUTS, LISTS, Direction, Permit, Permits
 from psctl.ps import messages as say
 from psctl.ps import table_messages as of_tables
 from psctl.ps.messages import LARGEST, PART
-from psctl.ps.table_messages import LARGE
 from psctl.types import Member
 
 ASK: Direction = ("worker", "server")
@@ -70,12 +69,11 @@ TABLES = Permits(
     [
         # ---- a worker to a server
         Permit(of_tables.OpenStore, (ASK,), size=LISTS),
-        Permit(of_tables.Update, (ASK,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Update, (ASK,), size=LAYOUTS, payload=of_tables.LARGEST_UPDATE),
         Permit(of_tables.FinishClock, (ASK,), size=LISTS),
         Permit(of_tables.MarkStep, (ASK,), size=LISTS),
-        Permit(of_tables.Fetch, (ASK,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Fetch, (ASK,), size=LAYOUTS, payload=of_tables.LARGEST_UPDATE),
         Permit(of_tables.DescribeTable, (ASK,), size=LISTS),
-        Permit(of_tables.More, (ASK, TELL), payload=LARGE),
         Permit(of_tables.AnswersRead, (ASK,)),
         Permit(say.WaitQuery, (ASK,)),
         Permit(say.SharedMemoryOffer, (ASK,)),
@@ -83,7 +81,7 @@ TABLES = Permits(
         Permit(say.SharedMemoryAccepted, (TELL,)),
         Permit(of_tables.StoreLeads, (TELL,), size=LISTS),
         Permit(of_tables.Done, (TELL,), size=LISTS),
-        Permit(of_tables.Fetched, (TELL,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Fetched, (TELL,), size=LAYOUTS, payload=of_tables.LARGEST_ANSWER),
         Permit(of_tables.TableDescribed, (TELL,), size=LISTS),
         Permit(of_tables.ClocksFinished, (TELL,), size=LISTS),
         Permit(of_tables.KeysUnknown, (TELL,)),

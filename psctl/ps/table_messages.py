@@ -4,8 +4,7 @@ A *store* is a namespace. It has tables: one a named key ("w", whose tensor is c
 one for all integer keys, whose name is "". A *shard* of a store is an equal range of hash values over all its tables.
 An Update carries all that one call pushes to one server, whatever the number of keys.
 
-Long payloads are sent in parts of at most LARGE bytes: the first after the message that has the whole `size`, the
-others after More. table_packing.py defines the contents of a payload.
+table_packing.py defines the contents of a payload.
 
 *Session* counts a worker's sessions with a server. A new one begins after a broken connection, and when the server did
 not know a key list or a table that the worker named by its hash or name alone. A server that answered KeysUnknown drops
@@ -46,8 +45,11 @@ RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
-LARGE = 4 << 20
-"""Bytes of one part of a long payload."""
+LARGEST_UPDATE = 64 << 20
+"""Limit of the bytes of one Update or Fetch; a larger update is cut into several."""
+
+LARGEST_ANSWER = 1 << 32
+"""Limit of the bytes of one Fetched."""
 
 LARGEST_STATE = 1 << 36
 """Limit of the bytes of one shard of all stores in a copy, and of one entry of its chain."""
@@ -194,7 +196,6 @@ class Update(Message, frozen=True):
     sequence: int
     clock: int
     sections: list[UpdateSection]
-    size: int
     at: SharedRange | None = None
 
 
@@ -229,7 +230,6 @@ class Fetch(Message, frozen=True):
     ticket: int
     clock: int
     sections: list[ReadSection]
-    size: int
 
 
 class DescribeTable(Message, frozen=True):
@@ -241,12 +241,6 @@ class DescribeTable(Message, frozen=True):
     shards: list[int]
     ticket: int
     table: str
-
-
-class More(Message, frozen=True):
-    """Payload: bytes of the preceding message's payload, from `offset` on."""
-
-    offset: int
 
 
 class AnswersRead(Message, frozen=True):
@@ -289,7 +283,6 @@ class Fetched(Message, frozen=True):
     store: str
     ticket: int
     sections: list[AnswerSection]
-    size: int
     at: SharedRange | None = None
 
 

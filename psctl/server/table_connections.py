@@ -45,7 +45,7 @@ from psctl.ps.table_messages import AnswersRead
 from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
-from psctl.ps.tables.table_packing import PayloadAssembly, allocate_private, in_parts
+from psctl.ps.tables.table_packing import allocate_private
 from psctl.ps.tables.table_state import FOREVER, last_of
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.snapshot_reads import SnapshotReads
@@ -76,7 +76,6 @@ class TableConnections(PeerConnections):
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
         self._tell: Callable[..., Any] = lambda *message: None
         self._state: TableServer | None = None
-        self._parts: dict[PeerConnection, PayloadAssembly] = {}
         self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
         self._back: dict[int, int] = {}  # by worker: how many it has read
         self._saved: list[TensorSlice] = []
@@ -195,7 +194,6 @@ class TableConnections(PeerConnections):
         with self._lock:
             self.use(peer)
             assert self._state is not None, "connections are used from the first assignment on"
-            self._parts[peer] = PayloadAssembly()
             if peer.member.role == "server":
                 self._follow(self._state.on_server_connected(rank))
             else:  # a worker that connects again has stopped reading the answers of its former connection
@@ -207,7 +205,6 @@ class TableConnections(PeerConnections):
         if self._memory is not None:
             self._memory.forget(peer.member)
         with self._lock:
-            self._parts.pop(peer, None)
             if self._state is None or self._closed:
                 return
             if peer.member.role == "server":
@@ -217,7 +214,7 @@ class TableConnections(PeerConnections):
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         if peer.member.role == "worker":
-            return self._parts[peer].place(message, size)
+            return allocate_private(size).data
         with self._lock:
             return self._state_for(peer).replica_buffer_for(peer.member.rank, message, size)
 
@@ -233,10 +230,9 @@ class TableConnections(PeerConnections):
         if isinstance(message, AnswersRead):
             self._take_back(peer.member.rank, message.answers)
             return
-        whole = (message, lent) if lent is not None else self._parts[peer].received(message, size)
-        if whole is not None:
-            with self._lock:
-                self._follow(self._state_for(peer).on_worker_message(peer.member.rank, *whole))
+        data = lent or payload or memoryview(b"")
+        with self._lock:
+            self._follow(self._state_for(peer).on_worker_message(peer.member.rank, message, data))
 
     def _state_for(self, peer: PeerConnection) -> TableServer:
         if self._state is None or self._closed or self.peers.get((peer.member.role, peer.member.rank)) is not peer:
@@ -286,6 +282,5 @@ class TableConnections(PeerConnections):
         if lent is not None and output.payload is not None:
             self._lent[output.rank].append(output.payload)
             peer.send(lent)
-            return
-        for message, payload in in_parts(output.message, output.payload):
-            peer.send(message, payload)
+        else:
+            peer.send(output.message, output.payload)

@@ -23,7 +23,6 @@ from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import custom, reductions
 from psctl.ps.tables.server.table_server import TableServer
-from psctl.ps.tables.table_packing import PayloadAssembly, in_parts
 
 DECODER = msgspec.msgpack.Decoder(TABLES.union)
 
@@ -61,7 +60,6 @@ class World:
         self.lent: list[tuple[int, int, bytearray]] = []  # worker, sequence, what a server has before it
         self.servers: dict[int, TableServer] = {}
         self.links: dict[tuple, deque] = {}  # (who, whom)
-        self.parts: dict[tuple, PayloadAssembly] = {}
         self.clients: list[TableClient] = []
         self.steps: dict[int, int] = {}  # newest step that a worker has marked
         self.tickets = 0
@@ -130,7 +128,6 @@ class World:
         """The connection breaks, and is made anew."""
         for link in ((("worker", rank), ("server", server)), (("server", server), ("worker", rank))):
             self.links[link] = deque()
-            self.parts[link] = PayloadAssembly()
         self.servers[server].on_worker_disconnected(rank)
         self.put(rank, self.clients[rank].start_session(server, self.steps[rank]))
 
@@ -158,11 +155,9 @@ class World:
             encoded = msgspec.msgpack.encode(replace(message, at=SharedRange(0, 0, len(payload))))
             self.links[link].append((encoded, bytes(payload)))
             return
-        for part, data in in_parts(message, payload):
-            data = None if data is None else bytes(data)
-            encoded = msgspec.msgpack.encode(part)
-            self.bytes += len(encoded) + len(data or b"")
-            self.links[link].append((encoded, data))
+        encoded, data = msgspec.msgpack.encode(message), bytes(payload) if payload else None
+        self.bytes += len(encoded) + len(data or b"")
+        self.links[link].append((encoded, data))
 
     def step(self) -> bool:
         """Move one message; False when none is on its way."""
@@ -178,24 +173,15 @@ class World:
         if role == to == "server":
             self._between(rank, whom, message, data)
             return True
-        place = getattr(message, "at", None)
-        if place is not None:
-            lent = bytearray(data)
-            whole = message, memoryview(lent)
-            if to == "server":
-                self.lent.append((rank, message.sequence, lent))
-        elif data is not None:
-            self.parts[link].place(message, len(data))[:] = data
-        if place is None:
-            whole = self.parts[link].received(message, len(data or b""))
-        if whole is None:
-            return True
+        received, lent = bytearray(data or b""), getattr(message, "at", None) is not None
         if to == "server":
-            self.follow(whom, self.servers[whom].on_worker_message(rank, *whole))
+            if lent:
+                self.lent.append((rank, message.sequence, received))
+            self.follow(whom, self.servers[whom].on_worker_message(rank, message, memoryview(received)))
         else:
-            self.put(whom, self.clients[whom].on_server_message(rank, *whole))
-            if place is not None:
-                lent[:] = b"\xa5" * len(lent)
+            self.put(whom, self.clients[whom].on_server_message(rank, message, memoryview(received)))
+            if lent:
+                received[:] = b"\xa5" * len(received)
             self.overwrite(whom)
         return True
 

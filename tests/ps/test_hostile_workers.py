@@ -13,7 +13,7 @@ from psctl.errors import ProtocolError
 from psctl.permits import NEW, why_refused
 from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.ps.table_messages import AnswersRead, More, StoreSpec, TableSpec, UpdateSection
+from psctl.ps.table_messages import AnswersRead, StoreSpec, TableSpec, UpdateSection
 from psctl.types import Member
 from tests.coordinator.test_hostile_members import of_struct
 from tests.ps.test_table_bounds import STORE, Tables
@@ -37,7 +37,7 @@ def said(permits: Any) -> st.SearchStrategy[Any]:
     kinds = [
         row.message
         for row in permits.to("server")["worker"].values()
-        if row.message not in (SharedMemoryOffer, More, AnswersRead)
+        if row.message not in (SharedMemoryOffer, AnswersRead)
     ]
     return st.sampled_from(kinds).flatmap(of_struct)
 

@@ -49,12 +49,11 @@ class Tables:
 
     def update(self, worker: int, *sections: UpdateSection, arrays: tuple[Any, ...] = ()) -> list[Any]:
         self.sequence += 1
-        size = sum(-(-each.nbytes // 8) * 8 for each in arrays)
-        return self.say(worker, Update("s", 1, self.term, self.sequence, 0, list(sections), size), *arrays)
+        return self.say(worker, Update("s", 1, self.term, self.sequence, 0, list(sections)), *arrays)
 
     def fetch(self, worker: int, clock: int, count: int) -> list[Any]:
         keys = np.arange(count, dtype=np.int64)
-        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [ReadSection(0, "", count)], keys.nbytes), keys)
+        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [ReadSection(0, "", count)]), keys)
 
 
 def push(count: int = 1, spec: TableSpec | None = WIDE, **more: Any) -> UpdateSection:

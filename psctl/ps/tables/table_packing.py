@@ -1,4 +1,4 @@
-"""Encoding of keys and rows as the bytes of one payload, and transfer of payloads in parts.
+"""Encoding of keys and rows as the bytes of one payload.
 
 A payload is a sequence of arrays, each padded to eight bytes so that it can be read in place. The message's sections,
 in their order, determine the arrays:
@@ -11,7 +11,7 @@ in their order, determine the arrays:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -19,12 +19,8 @@ import numpy as np
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.table_messages import LARGE, More
 from psctl.ps.tables.reductions import Array, Lanes, values_of, word_of
 from psctl.ps.tables.row_index import Keys
-
-LIMIT = 64 << 20
-"""Largest payload of one message in bytes; a larger update is cut into several messages."""
 
 HASHED = 32
 """Least number of keys of a list that is identified by its hash."""
@@ -164,56 +160,3 @@ def bytes_of(values: torch.Tensor) -> Array:
     """Return a tensor's memory as bytes; numpy has no bfloat16."""
     array: Array = values.contiguous().view(-1).view(torch.uint8).numpy()
     return array
-
-
-def in_parts(message: Any, payload: memoryview | None) -> Iterator[tuple[Any, memoryview | None]]:
-    """Yield a message and its payload as they are sent: the first part, then More."""
-    if payload is None or not len(payload):
-        yield message, None
-        return
-    yield message, payload[:LARGE]
-    for offset in range(LARGE, len(payload), LARGE):
-        yield More(offset), payload[offset : offset + LARGE]
-
-
-class PayloadAssembly:
-    """Reassembles messages that a peer sends in parts; each connection has one.
-
-    Args:
-        limit: largest payload in bytes that is accepted.
-    """
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._message: Any = None
-        self._buffer = memoryview(b"")
-        self._filled = 0
-
-    def place(self, message: Any, size: int) -> memoryview:
-        """Return the buffer that receives the payload of `message`.
-
-        Raises:
-            ProtocolError: the message is out of order, or its payload is too large.
-        """
-        if not isinstance(message, More):
-            whole = int(getattr(message, "size", False))
-            if not 0 < size <= whole <= self._limit or self._message is not None:
-                raise ProtocolError(f"{type(message).__name__} with {size} of {whole} bytes out of turn")
-            self._message, self._filled = message, 0
-            self._buffer = np.empty(whole, dtype=np.uint8).data
-        elif self._message is None or message.offset != self._filled or self._filled + size > len(self._buffer):
-            raise ProtocolError("More without a message before it, or with the wrong offset")
-        return self._buffer[self._filled : self._filled + size]
-
-    def received(self, message: Any, size: int) -> tuple[Any, memoryview] | None:
-        """Note that the buffer of `place` is filled; return the message and its payload when it is complete."""
-        if not size:
-            if isinstance(message, More) or getattr(message, "size", False):
-                raise ProtocolError(f"{type(message).__name__} without its bytes")
-            return message, memoryview(b"")
-        self._filled += size
-        if self._filled < len(self._buffer):
-            return None
-        whole, buffer = self._message, self._buffer
-        self._message, self._buffer = None, memoryview(b"")
-        return whole, buffer

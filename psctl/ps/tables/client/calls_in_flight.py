@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import (
+    LARGEST_UPDATE,
     DescribeTable,
     Fetch,
     FinishClock,
@@ -32,7 +33,7 @@ from psctl.ps.tables.client.row_cache import OwnPush, overlay
 from psctl.ps.tables.reductions import Array, Lanes, words_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import LIMIT, Allocate, PayloadReader, PayloadWriter, lanes_size, pack
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack
 
 
 class ShardChange(msgspec.Struct, frozen=True, eq=False):
@@ -145,7 +146,7 @@ class ServerSession:
             if piece.rows is not None:
                 arrays.append(piece.rows)
         payload = pack(arrays)
-        message = Update(store, session, term, change.sequence, change.clock, sections, len(payload))
+        message = Update(store, session, term, change.sequence, change.clock, sections)
         return [ToServer(self.server, message, payload)]
 
     def fetch(self, read: TableRead, shards: set[int]) -> list[ToServer]:
@@ -159,11 +160,7 @@ class ServerSession:
             return []
         payload = pack(arrays)
         name, session = self._spec.name, self.number
-        return [
-            ToServer(
-                self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload
-            )
-        ]
+        return [ToServer(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections), payload)]
 
     def describe(self, ticket: int, table: str, shards: set[int]) -> list[ToServer]:
         """Return the request for a table's description, addressed to these shards."""
@@ -247,12 +244,12 @@ def chunks(
 ) -> list[list[tuple[TableKind, KeyRoute, Lanes]]]:
     """Cut a push that is too large for one message into several."""
     size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
-    if 2 * size <= LIMIT:
+    if 2 * size <= LARGEST_UPDATE:
         return [list(parts)]
     found = []
     for kind, route, lanes in parts:
         a_row = 8 + lanes.values.nbytes // max(1, len(route.unique))
-        rows = max(1, LIMIT // 2 // a_row)
+        rows = max(1, LARGEST_UPDATE // 2 // a_row)
         for start in range(0, len(route.unique), rows):
             part = routes.route_of(kind.spec.name, route.unique[start : start + rows])
             found.append([(kind, part, lanes.at(slice(start, start + rows)))])

@@ -175,7 +175,7 @@ def make_answer(
         if opened.spec.eager:
             _note_rows_read(session, asked, table, rows[rows >= 0])
     payload = encode_rows(found, allocate)
-    return ToWorker(worker, Fetched(name, ticket, given, len(payload)), payload)
+    return ToWorker(worker, Fetched(name, ticket, given), payload)
 
 
 class FoundRows(NamedTuple):
@@ -241,7 +241,7 @@ def changed_rows(opened: OpenedStore, worker: int, hosted: HostedShard) -> Itera
             found.append(FoundRows(table, keys, slots, with_keys=True))
     if given:
         payload = encode_rows(found)
-        yield ToWorker(worker, Fetched(name, -1, given, len(payload)), payload)
+        yield ToWorker(worker, Fetched(name, -1, given), payload)
 
 
 def keys_in_range(table: ShardTable | None, window: range) -> Keys:
