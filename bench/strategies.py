@@ -155,7 +155,7 @@ def measure(lab: Lab, sizes: str, strategies: str, again: str) -> tuple[float, l
 
 
 def dealt(env: dict[str, str], lab: Lab, sizes: Sequence[int]) -> dict[int, float]:
-    """Return the engine's seconds by size with ranks dealt round the hosts."""
+    """Return the engine's seconds by size with ranks assigned to the hosts in turn."""
     folder = Path(env["HOME"]) / "dealt"
     folder.mkdir()
     (folder / "dealt.py").write_text(DEALT.replace("SIZES", repr(list(sizes))))
@@ -189,7 +189,7 @@ def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
         auto = next(each["auto"] for each in first["sizes"] if each["bytes"] == bytes_)
         took = _same(first, {"bytes": bytes_, "strategy": auto})
         gain = f"; what auto takes is {seconds / took['seconds']['median']:.2f} times as fast" if took else ""
-        lines.append(f"- {format_bytes(bytes_)}: the engine with its ranks dealt round takes {seconds:.4g} s{gain}")
+        lines.append(f"- {format_bytes(bytes_)}: the engine with ranks assigned to hosts in turn takes {seconds:.4g} s{gain}")
     return "\n".join(lines) + "\n"
 
 
