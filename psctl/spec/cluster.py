@@ -1,4 +1,4 @@
-"""cluster.yaml: which hosts there are, how they are reached, over which network they train and with which Python."""
+"""cluster.yaml: the hosts, the access to them, the network of training, and Python on the hosts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from psctl.spec import hosts as host_lists
 from psctl.spec import yaml_nodes
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
+    Doc,
     Internal,
     KeyPattern,
     Notation,
     Section,
     ShortForm,
     choice,
-    doc,
     duration,
     rate,
     text,
@@ -35,26 +35,26 @@ VARIABLE = KeyPattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letter
 
 _ADDRESS = msgspec.structs.replace(
     text("a host name or an address", host_lists.ADDRESS),
-    schema={"type": "string", "minLength": 1},  # here it may be a range still
+    schema={"type": "string", "minLength": 1},  # a range is allowed in the file
 )
 _WORD = text("one word without blanks", r"[^\s-]\S*")
 _PATH = text("a path", r"(?!-).+")
 
 
 class SshSpec(Section, frozen=True):
-    """How hosts are reached. What is null comes from ~/.ssh/config, as `ssh -G HOST` resolves it."""
+    """Access to the hosts. Keys that are null come from ~/.ssh/config, as `ssh -G HOST` resolves it."""
 
-    user: Annotated[str | None, _WORD, doc("Name to log in with.")] = None
-    port: Annotated[int | None, whole(1, 65535), doc("Port that sshd listens on.")] = None
-    identity_file: Annotated[str | None, _PATH, doc("Private key to log in with; ~ is your home.")] = None
-    proxy_jump: Annotated[str | None, _WORD, doc("Jump host or hosts, as ssh -J takes them: user@host:port,...")] = None
+    user: Annotated[str | None, _WORD, Doc("Name to log in with.")] = None
+    port: Annotated[int | None, whole(1, 65535), Doc("Port that sshd listens on.")] = None
+    identity_file: Annotated[str | None, _PATH, Doc("Private key to log in with; ~ is your home.")] = None
+    proxy_jump: Annotated[str | None, _WORD, Doc("Jump host or hosts, as ssh -J takes them: user@host:port,...")] = None
     host_key_policy: Annotated[
         Literal["strict", "accept-new"],
         choice("strict", "accept-new"),
-        doc("strict: a host whose key is not in known_hosts is refused. accept-new: an unknown key is stored."),
+        Doc("strict: a host whose key is not in known_hosts is refused. accept-new: an unknown key is stored."),
     ] = "strict"
     connect_timeout: Annotated[
-        float, duration(3600, 0.1), doc("Longest wait for a host's sshd to answer, in seconds.")
+        float, duration(3600, 0.1), Doc("Longest wait for a host's sshd to answer, in seconds.")
     ] = 10.0
 
 
@@ -64,7 +64,7 @@ def _ports() -> Notation:
         if not (dash and first.isdecimal() and last.isdecimal() and len(scalar.text) < 12):
             raise ValueError
         if not 1024 <= int(first) <= int(last) <= 65535:
-            raise ValueError(f"expected a rising range within 1024..65535, got {scalar.say()}")
+            raise ValueError(f"expected a rising range within 1024..65535, got {scalar.written()}")
         return int(first), int(last)
 
     return Notation("a range of ports such as 29400-29499", parse, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
@@ -75,59 +75,57 @@ class NetworkSpec(Section, frozen=True):
 
     later: ClassVar[tuple[str, ...]] = ("encryption",)
     interface: Annotated[
-        str, _WORD, doc("Interface to bind on every host; auto: the fastest by which all hosts reach each other.")
+        str, _WORD, Doc("Interface to bind on every host; auto: the fastest by which all hosts reach each other.")
     ] = "auto"
     ports: Annotated[
-        tuple[int, int] | None, _ports(), doc("Range (first-last) that every listener keeps to; null: any free port.")
+        tuple[int, int] | None, _ports(), Doc("Range (first-last) that every listener keeps to; null: any free port.")
     ] = None
     congestion: Annotated[
         Literal["auto", "reno", "cubic", "bbr"],
         choice("auto", "reno", "cubic", "bbr"),
-        doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
+        Doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
     ] = "auto"
     require_encryption: Annotated[
         bool,
         truth(),
-        doc("Leave out strategies whose bytes cross between hosts in the clear: those of the engine (Gloo, NCCL)."),
+        Doc("Exclude strategies whose bytes cross between hosts unencrypted: those of the engine (Gloo, NCCL)."),
     ] = False
 
 
 class RuntimeSpec(Section, frozen=True):
     """Python and its packages on the hosts."""
 
-    python: Annotated[str, _PATH, doc("Interpreter on the host: a name on its PATH, or a path.")] = "python3"
+    python: Annotated[str, _PATH, Doc("Interpreter on the host: a name on its PATH, or a path.")] = "python3"
     environment: Annotated[
         Literal["existing", "managed"],
         choice("existing", "managed"),
-        doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
+        Doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
     ] = "managed"
-    workdir: Annotated[str, _PATH, doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"
+    workdir: Annotated[str, _PATH, Doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"
     torch: Annotated[
         str,
         text("auto, none or a version such as 2.5.1", r"auto|none|[0-9][A-Za-z0-9.+!_-]*"),
-        doc(
-            "Which torch to install: auto (this machine's version), a version, or none; existing: where it is missing. "
-            "`index:` or `wheelhouse:` decides the build (CPU, CUDA)."
+        Doc(
+            "torch to install: auto (this machine's version), a version, or none; existing: only where it is missing. "
+            "`index:` or `wheelhouse:` determines the build (CPU, CUDA)."
         ),
     ] = "auto"
     requirements: Annotated[
         tuple[str, ...],
         text("a package such as numpy>=1.26", r"[A-Za-z0-9].*"),
-        doc("managed only: further packages, as pip takes them."),
+        Doc("managed only: further packages, as pip takes them."),
     ] = ()
     wheelhouse: Annotated[
-        str | None, _PATH, doc("Folder of wheels on this machine to install from; no index is asked.")
+        str | None, _PATH, Doc("Folder of wheels on this machine to install from; no index is used.")
     ] = None
     index: Annotated[
         str | None,
         text("the URL of a package index", r"(https?|file)://\S+"),
-        doc(
-            "Package index to install from, which decides torch's build; null: the one that pip on the host is set to."
-        ),
+        Doc("Package index to install from, which determines torch's build; null: that of pip on the host."),
     ] = None
-    env: Annotated[dict[str, str], VARIABLE, text(), doc("Variables of every process that psctl starts there.")] = (
-        msgspec.field(default_factory=dict)
-    )
+    env: Annotated[
+        dict[str, str], VARIABLE, text(), Doc("Variables of every process that psctl starts on the hosts.")
+    ] = msgspec.field(default_factory=dict)
 
 
 class HostSpec(Section, frozen=True):
@@ -136,45 +134,47 @@ class HostSpec(Section, frozen=True):
     address: Annotated[
         str,
         _ADDRESS,
-        doc("Name, address or alias in ~/.ssh/config; local: this machine, without SSH. A range makes several hosts."),
+        Doc("Name, address or alias in ~/.ssh/config; local: this machine, without SSH. A range makes several hosts."),
     ]
     name: Annotated[
-        str, text("a name of letters, digits, . _ - (no blank)", host_lists.ADDRESS), doc("What psctl calls it.")
+        str,
+        text("a name of letters, digits, . _ - (no blank)", host_lists.ADDRESS),
+        Doc("Name in psctl; default: the address."),
     ] = ""
-    user: Annotated[str | None, _WORD, doc("Name to log in with, in place of ssh.user.")] = None
-    port: Annotated[int | None, whole(1, 65535), doc("Port of its sshd, in place of ssh.port.")] = None
+    user: Annotated[str | None, _WORD, Doc("Name to log in with, in place of ssh.user.")] = None
+    port: Annotated[int | None, whole(1, 65535), Doc("Port of its sshd, in place of ssh.port.")] = None
     internal_address: Annotated[
-        str | None, text("an IP address", r"[0-9A-Fa-f.:]+"), doc("Address that the other hosts reach it at.")
+        str | None, text("an IP address", r"[0-9A-Fa-f.:]+"), Doc("Address at which the other hosts reach it.")
     ] = None
-    slots: Annotated[int | None, whole(1, 4096), doc("Workers that it takes; null: one a GPU, else one.")] = None
+    slots: Annotated[int | None, whole(1, 4096), Doc("Number of workers; null: one a GPU, else one.")] = None
     roles: Annotated[
-        tuple[str, ...], choice("worker", "server"), doc("What may run there: worker, server or both.")
+        tuple[str, ...], choice("worker", "server"), Doc("Roles of processes on the host: worker, server or both.")
     ] = ("worker", "server")
     labels: Annotated[
         dict[str, str],
         KeyPattern(r"[^\s=]+", "a label's name without blanks"),
         text(),
-        doc("Free words, such as rack: r1."),
+        Doc("Labels of your choice, such as rack: r1."),
     ] = msgspec.field(default_factory=dict)
 
     @property
     def local(self) -> bool:
-        """Is it this machine, reached without SSH?"""
+        """Whether it is this machine, reached without SSH."""
         return self.address == LOCAL
 
 
 class LinkSpec(Section, frozen=True):
-    """A link between two hosts or groups of hosts that no probe can know."""
+    """A link between two hosts or groups of hosts that probes cannot see."""
 
     between: Annotated[
-        tuple[str, ...], text("a host's name or a label's value"), doc("The two ends: hosts, or values of a label.")
+        tuple[str, ...], text("a host's name or a label's value"), Doc("The two ends: hosts, or values of a label.")
     ]
-    bandwidth: Annotated[float, rate(), doc("What it carries in each direction, less headers.")]
-    latency: Annotated[float | None, duration(60), doc("How long a byte takes one way; null: what was probed.")] = None
+    bandwidth: Annotated[float, rate(), Doc("Payload rate in each direction.")]
+    latency: Annotated[float | None, duration(60), Doc("Time of a byte in one direction; null: as probed.")] = None
 
 
 class ClusterSpec(Section, frozen=True):
-    """A cluster: its hosts and how to use them."""
+    """A cluster: its hosts and their settings."""
 
     later: ClassVar[tuple[str, ...]] = ("kind",)
     name: Annotated[
@@ -183,20 +183,20 @@ class ClusterSpec(Section, frozen=True):
             "a name of letters, digits, . _ - that does not end in .yaml",
             r"(?!.*\.ya?ml$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
         ),
-        doc("What the cluster is called; `up` remembers it."),
+        Doc("Name of the cluster, by which `up` stores it."),
     ]
     hosts: Annotated[
         tuple[HostSpec, ...],
         ShortForm("a name, an address, or a range such as node[02-16]"),
-        doc("The machines; the first that takes part in a job is its head."),
+        Doc("The machines; the first of those in a job is its head."),
     ]
-    version: Annotated[int, whole(1, 1), doc("Version of this file's format.")] = 1
-    ssh: Annotated[SshSpec, doc("How hosts are reached; what is left out comes from ~/.ssh/config.")] = SshSpec()
-    network: Annotated[NetworkSpec, doc("The network that gradients travel over.")] = NetworkSpec()
-    runtime: Annotated[RuntimeSpec, doc("Python and its packages on the hosts.")] = RuntimeSpec()
+    version: Annotated[int, whole(1, 1), Doc("Version of this file's format.")] = 1
+    ssh: Annotated[SshSpec, Doc("Access to the hosts; keys that are left out come from ~/.ssh/config.")] = SshSpec()
+    network: Annotated[NetworkSpec, Doc("The network that gradients travel over.")] = NetworkSpec()
+    runtime: Annotated[RuntimeSpec, Doc("Python and its packages on the hosts.")] = RuntimeSpec()
     links: Annotated[
         tuple[LinkSpec, ...],
-        doc("Links that no probe can know, such as a trunk between racks; they stand above what was measured."),
+        Doc("Links that probes cannot see, such as a trunk between racks; they replace measured rates."),
     ] = ()
     source: Annotated[str, Internal()] = ""
 
@@ -209,7 +209,7 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
     """Read a cluster file.
 
     Args:
-        text: what the file holds.
+        text: the text of the file.
         source: its name, for messages.
 
     Raises:
@@ -231,22 +231,14 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
     if decoder.sound("runtime"):
         _check_runtime(spec, decoder)
     raise_all(decoder.problems)
-    return ClusterSpec(
-        name=spec.name,
-        hosts=spec.hosts,
-        ssh=spec.ssh,
-        network=spec.network,
-        runtime=spec.runtime,
-        links=spec.links,
-        source=source,
-    )
+    return msgspec.structs.replace(spec, source=source)
 
 
 def local_cluster(cores: int | None = None) -> ClusterSpec:
     """Return the embedded cluster `local`: this machine, no SSH, its own Python.
 
     Args:
-        cores: slots that it has; None: the cores that this process may use.
+        cores: number of slots; None: the cores that this process may use.
     """
     if cores is None:
         affinity = getattr(os, "sched_getaffinity", None)
@@ -258,16 +250,18 @@ def local_cluster(cores: int | None = None) -> ClusterSpec:
 
 
 def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:
-    """Refuse packages that would not be installed, or from two places."""
+    """Refuse packages that would not be installed, and two sources of packages."""
     if spec.runtime.environment == "existing" and spec.runtime.requirements:
-        message = "nothing is added to an existing environment but what psctl itself needs"
-        decoder.refuse("runtime.requirements", message, "install them there yourself, or environment: managed")
+        message = "to an existing environment only psctl's own dependencies are added"
+        decoder.refuse(
+            "runtime.requirements", message, "install them on the hosts yourself, or write environment: managed"
+        )
     if spec.runtime.wheelhouse is not None and spec.runtime.index is not None:
-        decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
+        decoder.refuse("runtime.index", "wheelhouse: is given too, and packages come from it alone", "keep one")
 
 
 def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> None:
-    """Refuse what is well written and makes no sense together."""
+    """Refuse hosts that contradict each other."""
     if not spec.hosts:
         decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
     listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
@@ -276,7 +270,7 @@ def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> 
     found = decoder.problems
     for host, entry in zip(spec.hosts, entries, strict=True):
         if host.name in seen:
-            message = f'{entry.path}.name: "{host.name}" stands here twice, first at {seen[host.name]}'
+            message = f'{entry.path}.name: duplicate name "{host.name}", first at {seen[host.name]}'
             found.append(InvalidFile(message, "give each host a name of its own", _name_place(entry)))
         seen.setdefault(host.name, _name_place(entry))
         if not host.roles:
@@ -288,11 +282,11 @@ def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> 
             message = f"{entry.path}.{key}: `local` is reached without SSH"
             found.append(InvalidFile(message, "leave it out", entry.where))
     if sum(host.local for host in spec.hosts) > 1:
-        decoder.refuse("hosts", "this machine (address: local) stands here twice", "keep one")
+        decoder.refuse("hosts", "this machine (address: local) is listed twice", "keep one")
 
 
 def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
-    """Refuse links whose ends are nothing here, or that say the same twice."""
+    """Refuse links with unknown ends, and two links with the same ends."""
     values = dict.fromkeys(value for host in spec.hosts for value in host.labels.values())
     known = [*(host.name for host in spec.hosts), *values]
     seen: dict[frozenset[str], int] = {}
@@ -300,15 +294,15 @@ def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
         path = f"links[{number}].between"
         for index, end in enumerate(link.between):
             if end not in known:
-                message = f'"{end}" is no host and no value of a label{did_you_mean(end, known)}'
-                decoder.refuse(f"{path}[{index}]", message, f"ends that there are: {', '.join(known)}")
+                message = f'"{end}" is neither a host nor a value of a label{did_you_mean(end, known)}'
+                decoder.refuse(f"{path}[{index}]", message, f"valid ends: {', '.join(known)}")
         ends = frozenset(link.between)
         if len(link.between) != 2 or len(ends) != 2:
             decoder.refuse(path, "a link has two different ends", "such as between: [r1, r2]")
         elif ends in seen:
             decoder.refuse(path, f"the same two ends as links[{seen[ends]}]", "keep one of them")
         if not link.bandwidth:
-            decoder.refuse(f"links[{number}].bandwidth", "a link that carries nothing", "leave it out")
+            decoder.refuse(f"links[{number}].bandwidth", "a link with a bandwidth of 0", "leave it out")
         seen.setdefault(ends, number)
 
 

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,60 +20,51 @@ from psctl.spec.nearest import did_you_mean, nearest
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence, join
 
 S = TypeVar("S", bound=Section)
+N = TypeVar("N")
 
 
 class Field(NamedTuple):
     """One declared key of a section."""
 
     name: str
-    kind: Any  # the type, without its notes
-    notes: tuple[Any, ...]
+    kind: object  # the type, without its notes
+    notes: tuple[object, ...]
     required: bool
 
-    def note(self, wanted: type[Any]) -> Any:
+    def note(self, wanted: type[N]) -> N | None:
         """Return the note of this class, or None."""
         return next((note for note in self.notes if isinstance(note, wanted)), None)
 
     @property
     def text(self) -> str:
-        """What the key means."""
-        return str(self.note(Doc).text)
+        """The meaning of the key, for users."""
+        note = self.note(Doc)
+        return note.text if note is not None else ""
 
 
 def fields_of(section: type[Section]) -> list[Field]:
     """Return the keys that a file may have in this section, in their order."""
     found = []
     for field in msgspec.structs.fields(section):
-        kind, notes = open_type(field.type)
+        annotated = typing.get_origin(field.type) is Annotated
+        kind, *notes = typing.get_args(field.type) if annotated else (field.type,)
         if not any(isinstance(note, Internal) for note in notes):
-            found.append(Field(field.encode_name, kind, notes, field.required))
+            found.append(Field(field.encode_name, kind, tuple(notes), field.required))
     return found
 
 
-def open_type(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split Annotated[kind, notes...]."""
-    if typing.get_origin(kind) is Annotated:
-        inner, *notes = typing.get_args(kind)
-        return inner, tuple(notes)
-    return kind, ()
-
-
-def members(kind: Any) -> tuple[Any, ...]:
+def members(kind: object) -> tuple[object, ...]:
     """Return the members of a union, or the type alone."""
-    return (
-        typing.get_args(kind)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-        else (kind,)
-    )
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def section_in(kind: Any) -> type[Section] | None:
+def section_in(kind: object) -> type[Section] | None:
     """Return the section among a type's members, or None."""
     return next((one for one in members(kind) if isinstance(one, type) and issubclass(one, Section)), None)
 
 
 def places_of(section: type[Section], above: str = "") -> dict[str, list[str]]:
-    """Return every key that a file of this kind may have, with the sections that it may stand in: "" is the top."""
+    """Return every key that a file of this kind may have, with the sections that may hold it; "" is the top level."""
     found: dict[str, list[str]] = {}
     for field in fields_of(section):
         found.setdefault(field.name, []).append(above)
@@ -104,14 +95,14 @@ def _line(where: str) -> tuple[int, int]:
 
 
 LISTS = ("hosts", "links", "filters")
-"""Keys whose sections stand in lists."""
+"""Keys whose values are lists of sections."""
 
 
 class Decoder:
     """Decodes one file into its section, and records the place of each value and all errors.
 
     Args:
-        elsewhere: other kinds of file ("cluster file") and their sections, to name where a misplaced key belongs.
+        elsewhere: other kinds of file ("cluster file") and their sections, to name the file of a misplaced key.
     """
 
     def __init__(self, elsewhere: typing.Mapping[str, type[Section]] | None = None) -> None:
@@ -122,10 +113,10 @@ class Decoder:
         self._known: dict[str, list[str]] = {}
 
     def make(self, node: Node, section: type[S]) -> S:
-        """Return the section that the whole file is, for comparisons of what is `sound`; then `raise_all(problems)`.
+        """Decode the whole file, for comparisons of keys that are `sound`; then call `raise_all(problems)`.
 
         Raises:
-            InvalidFile: the file is empty, or no keys with values.
+            InvalidFile: the file is empty, or has no keys with values.
         """
         if isinstance(node, Scalar) and node.null:
             raise InvalidFile("the file is empty", "psctl init writes a job file and a cluster file", node.where)
@@ -150,13 +141,13 @@ class Decoder:
         self.problems.append(error)
         self._broken.add(re.split(r"[.\[]", path, maxsplit=1)[0])
 
-    def _section(self, node: Node, section: type[S], path: str) -> Any:
+    def _section(self, node: Node, section: type[S], path: str) -> object:
         if not isinstance(node, Mapping):
             self._add(path, self._wrong(node, path, "keys with values"))
             return _BROKEN
         self.places[path] = node.where
         declared = {field.name: field for field in fields_of(section)}
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for key, where, value in ((entry.key, entry.where, entry.value) for entry in node.entries):
             below = join(path, key)
             if key in declared:
@@ -181,14 +172,14 @@ class Decoder:
                     self._add(missing, InvalidFile(f"{missing}: missing", f"{missing}: {field.text}", node.where))
         if path:
             return _BROKEN if lacking else section(**given)
-        return section(**given, **dict.fromkeys(lacking))  # so that what is sound can be compared; it is never used
+        return section(**given, **dict.fromkeys(lacking))  # lacks keys: only its sound ones are compared
 
     def _misspelt(self, name: str, node: Mapping, declared: typing.Mapping[str, Field]) -> bool:
         """Return whether an unknown key was already reported as a misspelling of this one."""
         return any(entry.key not in declared and nearest(entry.key, declared) == name for entry in node.entries)
 
     def _unknown(self, key: str, path: str, declared: typing.Mapping[str, Field], where: str) -> InvalidFile:
-        """Return the error of a key that is not known here: where it belongs, else the nearest that is known."""
+        """Return the error of an unknown key: the section or file that has it, else the nearest known key."""
         below = join(path, key)
         places = [place for place in self._known.get(key, ()) if place != path]
         if places:
@@ -205,7 +196,7 @@ class Decoder:
         hint = f"valid keys here: {', '.join(declared)}"
         return InvalidFile(f"{below}: unknown key{did_you_mean(key, declared)}", hint, where)
 
-    def _field(self, node: Node, field: Field, path: str) -> Any:
+    def _field(self, node: Node, field: Field, path: str) -> object:
         self.places[path] = node.where
         notation = field.note(Notation)
         before = len(self.problems)
@@ -216,12 +207,12 @@ class Decoder:
             return value
         built = notation is None or notation.only is None or value in (*notation.only, _ABSENT)
         if not built and notation is not None and notation.only is not None and type(value) not in notation.only:
-            has = ", ".join(_word(one) for one in notation.only)
-            written = node.say() if isinstance(node, Scalar) else ", ".join(_keys(node))
-            self.problems.append(NotInThisVersion(f"{path}: {written}", f"this version has: {has}", node.where))
+            valid = ", ".join(_written_value(each) for each in notation.only)
+            written = node.written() if isinstance(node, Scalar) else ", ".join(_keys(node))
+            self.problems.append(NotInThisVersion(f"{path}: {written}", f"this version has: {valid}", node.where))
         return value
 
-    def _value(self, node: Node, kind: Any, notation: Notation | None, keys: KeyPattern | None, path: str) -> Any:
+    def _value(self, node: Node, kind: object, notation: Notation | None, keys: KeyPattern | None, path: str) -> object:
         null = isinstance(node, Scalar) and node.null
         if null and types.NoneType in members(kind):
             return None
@@ -236,7 +227,7 @@ class Decoder:
             return self._entries(node, kind, notation, keys, path)
         return self._scalar(node, notation, path)
 
-    def _items(self, node: Node, kind: Any, notation: Notation | None, path: str) -> Any:
+    def _items(self, node: Node, kind: object, notation: Notation | None, path: str) -> object:
         if not isinstance(node, Sequence):
             self._add(path, self._wrong(node, path, "a list"))
             return _BROKEN
@@ -248,7 +239,9 @@ class Decoder:
             made.append(self._value(below, item, notation, None, place))
         return _BROKEN if _BROKEN in made else tuple(made)
 
-    def _entries(self, node: Node, kind: Any, notation: Notation | None, keys: KeyPattern | None, path: str) -> Any:
+    def _entries(
+        self, node: Node, kind: object, notation: Notation | None, keys: KeyPattern | None, path: str
+    ) -> object:
         if not isinstance(node, Mapping):
             self._add(path, self._wrong(node, path, "keys with values"))
             return _BROKEN
@@ -256,32 +249,32 @@ class Decoder:
         for entry in node.entries:
             below = join(path, entry.key)
             if keys is not None and not keys.matches(entry.key):
-                self._add(below, InvalidFile(f"{below}: expected {keys.says}", where=entry.where))
+                self._add(below, InvalidFile(f"{below}: expected {keys.expected}", where=entry.where))
             self.places[below] = entry.value.where
             made[entry.key] = self._value(entry.value, typing.get_args(kind)[1], notation, None, below)
         return _BROKEN if _BROKEN in made.values() else made
 
-    def _scalar(self, node: Node, notation: Notation | None, path: str) -> Any:
+    def _scalar(self, node: Node, notation: Notation | None, path: str) -> object:
         assert notation is not None, f"{path}: the field has no notation"
         if not isinstance(node, Scalar):
-            self._add(path, self._wrong(node, path, notation.says))
+            self._add(path, self._wrong(node, path, notation.expected))
             return _BROKEN
         try:
             return notation.parse(node)
         except ValueError as error:
-            said = str(error)
-            wrong = InvalidFile(f"{path}: {said}", where=node.where) if said else self._wrong(node, path, notation.says)
+            text = str(error) or f"expected {notation.expected}, got {node.written()}"
+            wrong = InvalidFile(f"{path}: {text}", where=node.where)
             self._add(path, wrong)
             return _BROKEN
 
     def _wrong(self, node: Node, path: str, expected: str) -> InvalidFile:
         begin = f"{path}: " if path else ""
-        return InvalidFile(f"{begin}expected {expected}, got {node.say()}", where=node.where)
+        return InvalidFile(f"{begin}expected {expected}, got {node.written()}", where=node.where)
 
 
 _ABSENT = object()
 _BROKEN = object()
-"""In place of a value that was refused."""
+"""In place of a value that is absent, and of one that was refused."""
 
 
 def _written(place: str, key: str) -> str:
@@ -293,10 +286,10 @@ def _written(place: str, key: str) -> str:
 
 
 def _keys(node: Node) -> list[str]:
-    return [entry.key for entry in node.entries] if isinstance(node, Mapping) else [node.say()]
+    return [entry.key for entry in node.entries] if isinstance(node, Mapping) else [node.written()]
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, type):
+def _written_value(value: object) -> str:
+    if isinstance(value, type) and issubclass(value, Section):
         return f"{{{', '.join(one.name for one in msgspec.structs.fields(value))}: ...}}"
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "[]" if value == () else str(value)
+    return str(value).lower() if isinstance(value, bool) else "[]" if value == () else str(value)

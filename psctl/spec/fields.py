@@ -1,7 +1,7 @@
 """Notations of the fields of a file, from which both the loader and the JSON Schema are made.
 
-A field of a section is declared once: `port: Annotated[int | None, whole(1, 65535), doc("Port of sshd.")] = None`.
-The type is what the program gets, the notation reads the text, the doc is for people.
+A field of a section is declared once: `port: Annotated[int | None, whole(1, 65535), Doc("Port of sshd.")] = None`.
+The type is that of the value, the notation reads the text, the Doc is for users.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from psctl import units
 from psctl.spec.nearest import did_you_mean
 from psctl.spec.yaml_nodes import Scalar
 
+JsonSchema = dict[str, Any]
+"""A JSON Schema, or a part of one."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every group of keys in a file. `later` names keys that are promised and not in this version."""
@@ -24,53 +27,48 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Notation(msgspec.Struct, frozen=True):
-    """How one scalar is written.
+    """The notation of one scalar.
 
-    `says` completes "expected ..."; `parse` returns the value or raises ValueError, whose text (when it has one)
-    replaces `says`; `schema` is its JSON Schema; `only` holds the values, and sections in their place,
-    that this version has built (None: all).
+    `expected` completes "expected ..."; `parse` returns the value or raises ValueError, whose text, if any, replaces
+    `expected`; `schema` is its JSON Schema; `only` holds the values and sections that this version has built (None:
+    all).
     """
 
-    says: str
-    parse: Callable[[Scalar], Any]
-    schema: dict[str, Any]
-    only: tuple[Any, ...] | None = None
+    expected: str
+    parse: Callable[[Scalar], object]
+    schema: JsonSchema
+    only: tuple[object, ...] | None = None
 
 
 class Doc(msgspec.Struct, frozen=True):
-    """What a field means, for people: one sentence."""
+    """The meaning of a field for users, in a sentence."""
 
     text: str
 
 
 class KeyPattern(msgspec.Struct, frozen=True):
-    """What keys of a free mapping look like."""
+    """The pattern of the keys of a free mapping; `expected` completes "expected ..."."""
 
     pattern: str
-    says: str
+    expected: str
 
     def matches(self, key: str) -> bool:
-        """Is this a valid key?"""
+        """Whether this is a valid key."""
         return re.fullmatch(self.pattern, key) is not None
 
 
 class ShortForm(msgspec.Struct, frozen=True):
-    """Items may also be written as one word: `hosts: [node-a]`."""
+    """Items may also be written as one word: `hosts: [node-a]`. `text` describes the word."""
 
-    says: str
+    text: str
 
 
 class Internal(msgspec.Struct, frozen=True):
     """The field is set by the loader and is no key of the file."""
 
 
-def doc(text: str) -> Doc:
-    """Describe a field."""
-    return Doc(text)
-
-
-def text(says: str = "text", pattern: str = "", longest: int = 4096) -> Notation:
-    """Any scalar as it is written; with `pattern`, all of it must match."""
+def text(expected: str = "text", pattern: str = "", longest: int = 4096) -> Notation:
+    """Return the notation of any scalar as it is written; with `pattern`, all of it must match."""
     compiled = re.compile(pattern) if pattern else None
 
     def parse(scalar: Scalar) -> str:
@@ -80,15 +78,15 @@ def text(says: str = "text", pattern: str = "", longest: int = 4096) -> Notation
             raise ValueError
         return scalar.text
 
-    schema: dict[str, Any] = {"type": ["string", "number", "boolean"] if not pattern else "string"}
-    return Notation(says, parse, schema | ({"pattern": f"^({pattern})$"} if pattern else {}))
+    schema: JsonSchema = {"type": ["string", "number", "boolean"] if not pattern else "string"}
+    return Notation(expected, parse, schema | ({"pattern": f"^({pattern})$"} if pattern else {}))
 
 
 def whole(low: int, high: int | None = None, only: tuple[int, ...] | None = None, also: str = "") -> Notation:
-    """A whole number within low..high; `also` is one word that may stand in its place."""
+    """Return the notation of a whole number within low..high; `also` is a word that may replace it."""
     limits = f"{low}..{high}" if high is not None else f"a whole number, at least {low}"
     limits = str(low) if low == high else limits
-    schema: dict[str, Any] = {"type": "integer", "minimum": low} | ({"maximum": high} if high is not None else {})
+    schema: JsonSchema = {"type": "integer", "minimum": low} | ({"maximum": high} if high is not None else {})
 
     def parse(scalar: Scalar) -> int | str:
         if also and scalar.text == also:
@@ -106,7 +104,7 @@ def whole(low: int, high: int | None = None, only: tuple[int, ...] | None = None
 
 
 def real(low: float, high: float) -> Notation:
-    """A number above `low`, at most `high`."""
+    """Return the notation of a number above `low`, at most `high`."""
 
     def parse(scalar: Scalar) -> float:
         if scalar.quoted or not re.fullmatch(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]{1,3})?", scalar.text):
@@ -122,7 +120,7 @@ def real(low: float, high: float) -> Notation:
 
 
 def truth(only: tuple[bool, ...] | None = None) -> Notation:
-    """True or false; YAML's older yes, no, on and off are read too."""
+    """Return the notation of true and false; YAML's older yes, no, on and off are read too."""
     values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
     def parse(scalar: Scalar) -> bool:
@@ -134,25 +132,25 @@ def truth(only: tuple[bool, ...] | None = None) -> Notation:
 
 
 def choice(*names: str, only: tuple[str | type[Section], ...] | None = None) -> Notation:
-    """One of a few words; an unknown one is answered with the nearest."""
+    """Return the notation of one of a few words; the error of an unknown one names the nearest."""
 
     def parse(scalar: Scalar) -> str:
         if scalar.text not in names:
             near = did_you_mean(scalar.text, names)
-            raise ValueError(f"unknown value {scalar.say()}{near}; expected {' | '.join(names)}")
+            raise ValueError(f"unknown value {scalar.written()}{near}; expected {' | '.join(names)}")
         return scalar.text
 
     return Notation(" | ".join(names), parse, {"enum": list(names)}, only)
 
 
 def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:
-    """A duration with its unit; the value is seconds, at least `shortest`."""
+    """Return the notation of a duration with its unit; the value is seconds, at least `shortest`."""
 
     def parse(scalar: Scalar) -> float:
         seconds = units.parse_duration(scalar.text)
         if not shortest <= seconds <= longest:
             low, high = units.format_seconds(shortest), units.format_seconds(longest)
-            raise ValueError(f"expected a duration of {low} to {high}, got {scalar.say()}")
+            raise ValueError(f"expected a duration of {low} to {high}, got {scalar.written()}")
         return seconds
 
     schema = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)? ?(d|h|ms|m|s|us|µs|ns) ?)+$"}
@@ -160,12 +158,12 @@ def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:
 
 
 def size(smallest: int = 0) -> Notation:
-    """A size; the value is bytes, at least `smallest`."""
+    """Return the notation of a size; the value is bytes, at least `smallest`."""
 
     def parse(scalar: Scalar) -> int:
         found = units.parse_size(scalar.text)
         if found < smallest:
-            raise ValueError(f"expected a size of at least {units.format_bytes(smallest)}, got {scalar.say()}")
+            raise ValueError(f"expected a size of at least {units.format_bytes(smallest)}, got {scalar.written()}")
         return found
 
     pattern = r"^[0-9]+(\.[0-9]+)? ?([kKMGTP]i?)?B$"
@@ -174,6 +172,6 @@ def size(smallest: int = 0) -> Notation:
 
 
 def rate() -> Notation:
-    """A rate; the value is bytes per second."""
+    """Return the notation of a rate; the value is bytes per second."""
     schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?[kKMGT]?i?(B/s|bit/s|bps)$"}
     return Notation("a rate such as 25 Gbit/s", lambda scalar: units.parse_rate(scalar.text), schema)

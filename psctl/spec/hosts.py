@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
+import msgspec
+
 from psctl.errors import InvalidFile, PsctlError
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence
 
@@ -30,7 +32,7 @@ class HostLine(NamedTuple):
 
 
 def expand(text: str) -> list[str]:
-    """Return the names that node[02-16] or node[1,3-5].lab stands for; a plain name is itself.
+    """Return the names of a range such as node[02-16] or node[1,3-5].lab; a plain name is itself.
 
     Raises:
         ValueError: a malformed or too long range.
@@ -60,7 +62,7 @@ def expand_hosts(hosts: Node, problems: list[PsctlError]) -> Node:
     """Return the list under `hosts:` with every bare name and range as keys with values, one a host.
 
     Args:
-        hosts: as the file has it.
+        hosts: the value in the file.
         problems: gets malformed ranges, and ranges with a `name:` or `internal_address:` that all would share.
 
     Raises:
@@ -80,11 +82,11 @@ def expand_hosts(hosts: Node, problems: list[PsctlError]) -> Node:
 
 
 def _hosts_of(item: Node, path: str) -> list[Node]:
-    """One entry of the list -> the hosts that it stands for; what is malformed is left for the decoder to refuse."""
+    """Return the hosts of one entry of the list; a malformed entry is returned for the decoder to refuse."""
     whole = Mapping((), item.where).put("address", item, item.where) if isinstance(item, Scalar) else item
     address = whole.get("address") if isinstance(whole, Mapping) else None
     if not isinstance(whole, Mapping) or not isinstance(address, Scalar):
-        return [_at(item, path)]
+        return [msgspec.structs.replace(item, path=path)]
     if isinstance(item, Scalar):
         _refuse_decorated(item, path)
     try:
@@ -104,19 +106,11 @@ def _host(whole: Mapping, address: Scalar, name: str, path: str) -> Mapping:
     given = host.get("name")
     if given is None or (isinstance(given, Scalar) and given.null):
         host = host.put("name", own, address.where)
-    return Mapping(host.entries, host.where, path)
-
-
-def _at(node: Node, path: str) -> Node:
-    if isinstance(node, Scalar):
-        return Scalar(node.text, node.quoted, node.where, path)
-    if isinstance(node, Sequence):
-        return Sequence(node.items, node.where, path)
-    return Mapping(node.entries, node.where, path)
+    return msgspec.structs.replace(host, path=path)
 
 
 def _refuse_decorated(item: Scalar, path: str) -> None:
-    """`user@host` and `host:port` are ssh's and scp's habits: say how they are written here."""
+    """Refuse `user@host` and `host:port`, which ssh and scp take, with their notation in this file."""
     user, at, rest = item.text.rpartition("@")
     host, colon, port = rest.partition(":")
     if not at and not (colon and port.isdigit() and ":" not in port and "::" not in item.text):
@@ -126,7 +120,7 @@ def _refuse_decorated(item: Scalar, path: str) -> None:
 
 
 def read_hostfile(text: str, source: str) -> list[HostLine]:
-    """Read a hostfile as MPI and DeepSpeed write it: `worker-0 slots=4`, one host a line, # begins a comment.
+    """Read a hostfile of MPI or DeepSpeed: `worker-0 slots=4`, one host a line, # begins a comment.
 
     Also `worker-0:4` (MPICH) and a bare name.
 
@@ -143,7 +137,7 @@ def read_hostfile(text: str, source: str) -> list[HostLine]:
             wanted = 'expected "worker-0 slots=4" or a host name'
             raise InvalidFile(f"{line[:60]}: {wanted}", "one host a line", f"{source}:{number}:1")
         if match[1] in hosts:
-            raise InvalidFile(f"{match[1]}: the host stands here twice", "keep one line", f"{source}:{number}:1")
+            raise InvalidFile(f"{match[1]}: the host is listed twice", "keep one line", f"{source}:{number}:1")
         slots = re.search(r"\b(?:slots|max[_-]slots)\s*=\s*([0-9]+)", match[3] or "")
         count = match[2] or (slots[1] if slots else None)
         hosts[match[1]] = HostLine(match[1], int(count) if count and int(count) > 0 else None)
@@ -166,7 +160,7 @@ def read_host_list(text: str) -> list[HostLine]:
         if not re.fullmatch(ADDRESS, name):
             raise ValueError(f'"{name}": expected the name or address of a host')
         if name in names[:index]:
-            raise ValueError(f'"{name}": the host stands here twice')
+            raise ValueError(f'"{name}": the host is listed twice')
     if not names:
         raise ValueError("no host: write their names or addresses with commas between, such as node-a,node-b")
     return [HostLine(name, None) for name in names]
@@ -177,7 +171,7 @@ def write_cluster(name: str, hosts: List[HostLine]) -> str:
     lines = [
         "version: 1",
         f"name: {_word(name)}",
-        "# ssh: {user: ubuntu, identity_file: ~/.ssh/id_ed25519}   # default: what ~/.ssh/config says",
+        "# ssh: {user: ubuntu, identity_file: ~/.ssh/id_ed25519}   # default: as in ~/.ssh/config",
         "# network: {interface: auto, ports: 29400-29499}          # the network that training runs over",
         "runtime: {environment: existing}                          # or managed: psctl makes a venv on each host",
         "hosts:",
@@ -189,5 +183,5 @@ def write_cluster(name: str, hosts: List[HostLine]) -> str:
 
 
 def _word(text: str) -> str:
-    """A word that YAML reads as it stands, quoted where it must be."""
+    """Return a word as YAML, quoted where necessary."""
     return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*|[0-9]+(\.[0-9]+){3}", text) else json.dumps(text)

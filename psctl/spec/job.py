@@ -1,13 +1,11 @@
-"""job.yaml: which script runs, with how many workers and servers, how gradients are synchronised, when it is saved."""
-
-# long: every key of one file
+"""job.yaml: the script, its workers and servers, the synchronisation of gradients, and the checkpoints."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -17,11 +15,11 @@ from psctl.spec import yaml_nodes
 from psctl.spec.cluster import VARIABLE, ClusterSpec
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
+    Doc,
     Internal,
     Notation,
     Section,
     choice,
-    doc,
     duration,
     real,
     size,
@@ -47,69 +45,69 @@ _PATH = text("a path", r"(?!-).+")
 
 
 class PerHost(Section, frozen=True):
-    """So many on every host."""
+    """A number of processes on every host."""
 
     later: ClassVar[tuple[str, ...]] = ("min", "max")
-    per_host: Annotated[int, whole(1, 4096), doc("How many on every host.")]
+    per_host: Annotated[int, whole(1, 4096), Doc("Processes on every host.")]
 
 
 class Ssp(Section, frozen=True):
-    """Stale synchronous: the fastest worker is at most so many clocks ahead of the slowest."""
+    """Stale synchronous: a bound on the clocks that the fastest worker is ahead of the slowest."""
 
-    ssp: Annotated[int, whole(0, 1_000_000), doc("Clocks that the fastest may be ahead of the slowest.")]
+    ssp: Annotated[int, whole(0, 1_000_000), Doc("Clocks that the fastest may be ahead of the slowest.")]
 
 
 class TopK(Section, frozen=True):
     """Send only the largest elements of a gradient."""
 
-    topk: Annotated[float, real(0, 1), doc("Share of the elements that is sent.")]
+    topk: Annotated[float, real(0, 1), Doc("Share of the elements that is sent.")]
 
 
 class Filter(Section, frozen=True):
-    """Which elements of a gradient leave; one key a filter."""
+    """A choice of the elements of a gradient that are sent; one key a filter."""
 
     random_skip: Annotated[
-        float | None, real(0, 1), doc("Probability with which an element stays away; the others are scaled up.")
+        float | None, real(0, 1), Doc("Probability with which an element is left out; the others are scaled up.")
     ] = None
     significance: Annotated[
-        float | None, real(0, 1), doc("What an element must exceed, in parts of the root mean square; others wait.")
+        float | None, real(0, 1), Doc("Threshold in parts of the root mean square; smaller elements are sent later.")
     ] = None
 
 
 class SyncSpec(Section, frozen=True):
-    """How gradients are synchronised."""
+    """The synchronisation of gradients."""
 
     strategy: Annotated[
         str,
         choice(AUTO, *types.STRATEGIES),
-        doc("Way to synchronise; auto: what the plan predicts to be fastest."),
+        Doc("Strategy of synchronisation; auto: the one that the plan predicts to be fastest."),
     ] = AUTO
     consistency: Annotated[
         Literal["bsp", "asp"] | Ssp,
         choice("bsp", "asp"),
-        doc("bsp: all workers step together. asp: nobody waits. {ssp: N}: at most N clocks apart."),
+        Doc("bsp: all workers step together. asp: no worker waits. {ssp: N}: at most N clocks apart."),
     ] = "bsp"
     update: Annotated[
         Literal["auto", "server", "worker"],
         choice(AUTO, "server", "worker"),
-        doc("Where the optimizer steps; auto: on the servers where they can."),
+        Doc("Where the optimizer steps; auto: on the servers where they can."),
     ] = "auto"
-    period: Annotated[int, whole(1), doc("Local steps between two synchronisations.")] = 1
+    period: Annotated[int, whole(1), Doc("Local steps between two synchronisations.")] = 1
     compression: Annotated[
         Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
         choice("none", "bf16", "fp16", "int8", "onebit"),
-        doc("How gradients are made smaller on their way; {topk: 0.01}: the largest hundredth of the elements."),
+        Doc("Compression of gradients; {topk: 0.01}: only the largest hundredth of the elements is sent."),
     ] = "none"
     filters: Annotated[
         tuple[Filter, ...],
-        doc("Which elements are sent at all: {random_skip: P}, {significance: V}; under ps."),
+        Doc("Choice of the elements that are sent: {random_skip: P}, {significance: V}; under ps."),
     ] = ()
     batchnorm: Annotated[
         Literal["local", "sync"],
         choice("local", "sync", only=("local",)),
-        doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
+        Doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
     ] = "local"
-    size: Annotated[int | None, size(), doc("Bytes of gradients, for planning before the run.")] = None
+    size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
 
     @property
     def compressed(self) -> types.Compression:
@@ -122,16 +120,16 @@ class SyncSpec(Section, frozen=True):
 
 
 class KeepBest(Section, frozen=True):
-    """Which checkpoint is the best, and is kept whatever its age."""
+    """The best checkpoint, which is kept whatever its age."""
 
-    metric: Annotated[str, text("the name of a reported number"), doc("A number that the script reports.")] = "loss"
+    metric: Annotated[str, text("the name of a reported number"), Doc("A number that the script reports.")] = "loss"
     mode: Annotated[
-        Literal["min", "max"], choice("min", "max"), doc("min: the smallest is best. max: the largest.")
+        Literal["min", "max"], choice("min", "max"), Doc("min: the smallest is best. max: the largest.")
     ] = "min"
 
 
 class Every(msgspec.Struct, frozen=True):
-    """A checkpoint every so many steps, or every so many seconds; the other one is 0."""
+    """The interval between checkpoints, in steps or in seconds; the other one is 0."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -151,111 +149,113 @@ def _every() -> Notation:
 
 
 class CheckpointSpec(Section, frozen=True):
-    """When the job is saved, where to, and what is kept."""
+    """Checkpoints: their interval, their folder, and how many are kept."""
 
     to: Annotated[
-        str | None, _PATH, doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
+        str | None, _PATH, Doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
     ] = None
-    every: Annotated[Every | None, _every(), doc("Interval: 500 steps, or a duration; null: never.")] = Every(steps=500)
-    keep: Annotated[int, whole(1, 100_000), doc("Newest checkpoints that are kept.")] = 3
-    keep_best: Annotated[KeepBest | None, doc("The best checkpoint is kept beside the newest; null: none.")] = (
+    every: Annotated[Every | None, _every(), Doc("Interval: 500 steps, or a duration; null: never.")] = Every(steps=500)
+    keep: Annotated[int, whole(1, 100_000), Doc("Number of newest checkpoints that are kept.")] = 3
+    keep_best: Annotated[KeepBest | None, Doc("The best checkpoint is kept in addition to the newest; null: none.")] = (
         KeepBest()
     )
-    on_stop: Annotated[bool, truth(), doc("Save when the job is stopped politely.")] = True
-    copies: Annotated[int, whole(0, 16, only=(0, 1)), doc("Further hosts that hold a copy of every checkpoint.")] = 1
+    on_stop: Annotated[bool, truth(), Doc("Write a checkpoint when the job is stopped.")] = True
+    copies: Annotated[int, whole(0, 16, only=(0, 1)), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
 
 
 class RestartSpec(Section, frozen=True):
-    """What may be lost before the job has failed."""
+    """How the job continues after losses."""
 
     later: ClassVar[tuple[str, ...]] = ("wait",)
-    max: Annotated[int, whole(0, 1000), doc("Losses of workers, servers and hosts that the job survives.")] = 3
+    max: Annotated[int, whole(0, 1000), Doc("Losses of workers, servers and hosts that the job survives.")] = 3
 
     on_worker_loss: Annotated[
         Literal["wait", "continue"],
         choice("wait", "continue"),
-        doc("wait: another worker takes the lost one's place and replays the step. continue: go on with fewer."),
+        Doc("wait: another worker replaces the lost one and repeats the step. continue: continue with fewer workers."),
     ] = "wait"
 
 
 class TimeoutSpec(Section, frozen=True):
     """Longest waits, in seconds."""
 
-    start: Annotated[float, duration(86400, 1), doc("From the start until every process has joined.")] = 120.0
+    start: Annotated[float, duration(86400, 1), Doc("From the start until every process has joined.")] = 120.0
     stall: Annotated[
         float,
         duration(30 * 86400, 1),
-        doc("Without a step, or any sign of life, after which it ends."),
+        Doc("Time without a step or other progress after which the job ends."),
     ] = 300.0
-    total: Annotated[float | None, duration(3660 * 86400, 1), doc("For the whole job; null: no limit.")] = None
+    total: Annotated[float | None, duration(3660 * 86400, 1), Doc("For the whole job; null: no limit.")] = None
 
 
 class LogsSpec(Section, frozen=True):
-    """What is kept of that which processes print."""
+    """The log files of the processes."""
 
-    max: Annotated[int, size(1_000_000), doc("Log files of a rank on a host, together; the newest lines are kept.")] = (
+    max: Annotated[int, size(1_000_000), Doc("Size of a rank's log files on a host; the newest lines are kept.")] = (
         1_000_000_000
     )
 
 
 class MetricsSpec(Section, frozen=True):
-    """What is recorded of the run."""
+    """The record of the run."""
 
     later: ClassVar[tuple[str, ...]] = ("prometheus", "mlflow")
-    interval: Annotated[float, duration(3600, 0.1), doc("Time between two progress events.")] = 1.0
-    tensorboard: Annotated[bool, truth(only=(False,)), doc("Write the metrics for TensorBoard too.")] = False
+    interval: Annotated[float, duration(3600, 0.1), Doc("Time between two progress events.")] = 1.0
+    tensorboard: Annotated[bool, truth(only=(False,)), Doc("Write the metrics for TensorBoard too.")] = False
 
 
 class JobSpec(Section, frozen=True):
-    """A job: what runs, on how many workers and servers, and how."""
+    """A job: its script, its workers and servers, and their settings."""
 
     name: Annotated[
         str,
         text("a name of letters, digits, . _ - that does not end in -digits", NAME),
-        doc("Job's name; its runs are NAME-1, NAME-2 ..."),
+        Doc("Job's name; its runs are NAME-1, NAME-2 ..."),
     ]
-    version: Annotated[int, whole(1, 1), doc("Version of this file's format.")] = 1
-    script: Annotated[str | None, _PATH, doc("Script to run, relative to workdir; or give module.")] = None
+    version: Annotated[int, whole(1, 1), Doc("Version of this file's format.")] = 1
+    script: Annotated[str | None, _PATH, Doc("Script to run, relative to workdir; or give module.")] = None
     module: Annotated[
         str | None,
         text("a module such as pkg.train", r"[^\W\d]\w*(\.[^\W\d]\w*)*"),
-        doc("Module to run, in place of script."),
+        Doc("Module to run, in place of script."),
     ] = None
-    args: Annotated[tuple[str, ...], text(), doc("Arguments of the script.")] = ()
-    workdir: Annotated[str, _PATH, doc("Folder sent to every host, relative to this file.")] = "."
+    args: Annotated[tuple[str, ...], text(), Doc("Arguments of the script.")] = ()
+    workdir: Annotated[str, _PATH, Doc("Folder sent to every host, relative to this file.")] = "."
     exclude: Annotated[
-        tuple[str, ...], text("a pattern as in .gitignore"), doc("What of it is not sent, besides .gitignore's.")
+        tuple[str, ...],
+        text("a pattern as in .gitignore"),
+        Doc("Files of workdir that are not sent, in addition to those in .gitignore."),
     ] = ()
-    cluster: Annotated[str | None, _PATH, doc("Cluster file or name; null: the current one.")] = None
+    cluster: Annotated[str | None, _PATH, Doc("Cluster file or name; null: the current one.")] = None
     workers: Annotated[
         Auto | int | PerHost,
         whole(1, 65536, also=AUTO),
-        doc("auto: one a GPU, else one a host (local: 2); N; {per_host: N}."),
+        Doc("auto: one a GPU, else one a host (local: 2); N; {per_host: N}."),
     ] = "auto"
     servers: Annotated[
         Auto | int | PerHost,
         whole(0, 65536, also=AUTO),
-        doc("auto: what the plan says; N; {per_host: N}. For ps only."),
+        Doc("auto: the number that the plan chooses; N; {per_host: N}. For ps only."),
     ] = "auto"
-    seed: Annotated[int, whole(0, 2**32 - 1), doc("Seed of python, numpy and torch on every worker.")] = 0
-    sync: Annotated[SyncSpec, doc("How gradients are synchronised.")] = SyncSpec()
-    replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), doc("Copies of every shard beyond the first.")] = "auto"
-    checkpoint: Annotated[CheckpointSpec, doc("When the job is saved, where to, and what is kept.")] = CheckpointSpec()
-    restart: Annotated[RestartSpec, doc("What may be lost before the job has failed.")] = RestartSpec()
-    logs: Annotated[LogsSpec, doc("What is kept of that which processes print.")] = LogsSpec()
-    timeouts: Annotated[TimeoutSpec, doc("Longest waits.")] = TimeoutSpec()
+    seed: Annotated[int, whole(0, 2**32 - 1), Doc("Seed of python, numpy and torch on every worker.")] = 0
+    sync: Annotated[SyncSpec, Doc("How gradients are synchronised.")] = SyncSpec()
+    replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), Doc("Copies of every shard beyond the first.")] = "auto"
+    checkpoint: Annotated[CheckpointSpec, Doc("Checkpoints: interval, folder, number.")] = CheckpointSpec()
+    restart: Annotated[RestartSpec, Doc("How the job continues after losses.")] = RestartSpec()
+    logs: Annotated[LogsSpec, Doc("The log files of the processes.")] = LogsSpec()
+    timeouts: Annotated[TimeoutSpec, Doc("Longest waits.")] = TimeoutSpec()
     env: Annotated[
         dict[str, str | None],
         VARIABLE,
         text(),
-        doc("Variables of every worker; without a value: taken from your shell."),
+        Doc("Variables of every worker; without a value: taken from your shell."),
     ] = msgspec.field(default_factory=dict)
     secrets: Annotated[
         tuple[str, ...],
-        text(VARIABLE.says, VARIABLE.pattern),
-        doc("Variables taken from your shell and kept out of sight."),
+        text(VARIABLE.expected, VARIABLE.pattern),
+        Doc("Variables taken from your shell whose values psctl never shows."),
     ] = ()
-    metrics: Annotated[MetricsSpec, doc("What is recorded of the run.")] = MetricsSpec()
+    metrics: Annotated[MetricsSpec, Doc("The record of the run.")] = MetricsSpec()
     source: Annotated[str, Internal()] = ""
 
 
@@ -263,12 +263,12 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
     """Read a job file.
 
     Args:
-        text: what the file holds.
+        text: the text of the file.
         source: its name, for messages.
-        overrides: `key=value` of --set, such as "sync.strategy=ps"; they replace what the file says, unchecked yet.
+        overrides: `key=value` of --set, such as "sync.strategy=ps"; they replace keys of the file.
 
     Raises:
-        InvalidFile: malformed or contradictory; the user's fault, with file:line:column, or the --set to blame.
+        InvalidFile: malformed or contradictory; the user's fault, with file:line:column, or the --set.
         NotInThisVersion: a key or value that is promised and not built yet.
         UsageError: an override that is no key=value.
     """
@@ -282,12 +282,11 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
             for path, message, hint in contradictions(spec):
                 decoder.refuse(path, message, hint)
     raise_all(decoder.problems)
-    values: dict[str, Any] = {name: getattr(spec, name) for name in JobSpec.__struct_fields__}
-    return JobSpec(**(values | {"source": source}))
+    return msgspec.structs.replace(spec, source=source)
 
 
 def _override(node: yaml_nodes.Node, override: str) -> yaml_nodes.Node:
-    """Return the file with one key replaced or added; keys on the way are made."""
+    """Return the file with one key replaced or added, with the sections that it needs."""
     key, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
         raise UsageError(
@@ -305,15 +304,15 @@ def _put(node: yaml_nodes.Node | None, path: list[str], value: yaml_nodes.Node, 
     return below.put(path[0], _put(below.get(path[0]), path[1:], value, where), where)
 
 
-def _what_is_set(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+def _check_variables(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     for name in spec.env:
         if name in OWN_VARIABLES:
             yield f"env.{name}", "psctl sets this variable itself", "leave it out"
         if name in spec.secrets:
-            yield f"env.{name}", "stands under secrets too", "keep it under secrets alone"
+            yield f"env.{name}", "is under secrets too", "keep it under secrets alone"
 
 
-def _what_runs(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+def _check_script(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     if spec.script is None and spec.module is None:
         yield "script", "missing", "write script: train.py, or module: pkg.train"
     if spec.script is not None and spec.module is not None:
@@ -323,72 +322,73 @@ def _what_runs(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         if plain.startswith(("/", "~", "../")) or plain in (".", ".."):
             yield (
                 "script",
-                f"{spec.script} is not inside workdir, which is what hosts get",
+                f"{spec.script} is outside workdir, the folder that is sent to the hosts",
                 "write it relative to workdir",
             )
 
 
-def _what_is_left_out(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """Filters that are none, two, or let nothing through."""
+def _check_filters(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Entries of filters without a filter or with several, and filters that may send no element."""
     seen: set[str] = set()
     for index, each in enumerate(spec.sync.filters):
         named = [name for name in each.__struct_fields__ if getattr(each, name) is not None]
         where = f"sync.filters[{index}]"
         if len(named) != 1:
-            yield where, f"{len(named)} filters in one place", "one a place: [{random_skip: 0.5}, {significance: 0.5}]"
+            yield where, f"{len(named)} filters in one entry", "one an entry: [{random_skip: 0.5}, {significance: 0.5}]"
         for name in named:
             if name in seen:
-                yield f"{where}.{name}", "stands there twice", "keep one"
+                yield f"{where}.{name}", "is given twice", "keep one"
             seen.add(name)
             if getattr(each, name) == 1:
-                yield f"{where}.{name}", "1 may let nothing through", "a number below 1, such as 0.5"
+                yield f"{where}.{name}", "with 1 no element may be sent", "a number below 1, such as 0.5"
 
 
-def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """The table of CLI.md, which strategy can do what."""
+def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings that the strategy does not support."""
     sync, strategy = spec.sync, spec.sync.strategy
     if strategy == "ps" and spec.servers == 0:
-        yield "servers", "0, and strategy: ps needs one at least", "servers: auto, or another strategy"
+        yield "servers", "0, but strategy: ps needs at least one", "servers: auto, or another strategy"
     if spec.servers == 0 and isinstance(spec.replicas, int) and spec.replicas > 0:
-        yield "replicas", f"{spec.replicas}, and there are no servers to hold them", "replicas: auto"
+        yield "replicas", f"{spec.replicas}, but there are no servers to hold them", "replicas: auto"
     if sync.consistency != "bsp" and sync.update == "worker":
         yield (
             "sync.update",
-            f"worker does not go with consistency: {_mode(sync.consistency)}: only servers step then",
+            f"worker cannot be combined with consistency: {_mode(sync.consistency)}: then only servers step",
             "update: server, or consistency: bsp",
         )
     if sync.period > 1 and sync.update == "server":
         yield (
             "sync.update",
-            f"server does not go with period: {sync.period}: workers step alone within a period",
+            f"server cannot be combined with period: {sync.period}: workers step alone within a period",
             "update: worker, or period: 1",
         )
     if sync.period > 1 and sync.consistency != "bsp":
         yield (
             "sync.period",
-            f"{sync.period} does not go with consistency: {_mode(sync.consistency)}: all meet at a period's end",
+            f"{sync.period} cannot be combined with consistency: {_mode(sync.consistency)}: all synchronise at its end",
             "consistency: bsp, or period: 1",
         )
     on_servers = _only_on_servers(sync)
     if spec.servers == 0 and on_servers:
-        yield on_servers, f"needs servers ({sync.compressed}), and servers: 0 was asked for", "servers: auto, or none"
+        yield on_servers, f"needs servers ({sync.compressed}), but servers: 0 is given", "servers: auto, or none"
     if strategy in ("ps", AUTO):
         return
     cure = "use strategy: ps, or auto"
     if sync.consistency != "bsp":
         mode = _mode(sync.consistency)
-        yield "sync.consistency", f"{mode} does not go with strategy: {strategy}, which is bsp", cure
+        yield "sync.consistency", f"{mode} cannot be combined with strategy: {strategy}, which is bsp", cure
     if sync.update == "server":
-        yield "sync.update", f"server does not go with strategy: {strategy}, which has no servers", cure
+        yield "sync.update", f"server cannot be combined with strategy: {strategy}, which has no servers", cure
     if on_servers:
-        what = "filters do" if on_servers == "sync.filters" else f"{sync.compressed.kind} does"
-        yield on_servers, f"{what} not go with strategy: {strategy} (compression: none, bf16, fp16 does)", cure
+        what = "filters" if on_servers == "sync.filters" else sync.compressed.kind
+        text = f"{what} cannot be combined with strategy: {strategy} (compression: none, bf16, fp16 can)"
+        yield on_servers, text, cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
-        yield "replicas", f"{spec.replicas} does not go with strategy: {strategy}, which has no servers", cure
+        yield "replicas", f"{spec.replicas} cannot be combined with strategy: {strategy}, which has no servers", cure
 
 
 def _only_on_servers(sync: SyncSpec) -> str:
-    """Return the key of what only servers can do of a compression; "" where collectives can do it too."""
+    """Return the key of a compression that only servers support; "" where collectives support it too."""
     if sync.compression not in ("none", "bf16", "fp16"):
         return "sync.compression"
     return "sync.filters" if sync.filters else ""
@@ -399,9 +399,9 @@ def _mode(consistency: str | Ssp) -> str:
 
 
 _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, str, str]]]] = {
-    ("script", "module"): _what_runs,
-    ("sync",): _what_is_left_out,
-    ("sync", "servers", "replicas"): _what_strategies_can,
-    ("env", "secrets"): _what_is_set,
+    ("script", "module"): _check_script,
+    ("sync",): _check_filters,
+    ("sync", "servers", "replicas"): _check_strategy,
+    ("env", "secrets"): _check_variables,
 }
-"""What is well written and makes no sense together, as (path, message, hint), by the keys that are compared."""
+"""Checks for contradictions, which yield (path, message, hint), by the keys that they compare."""

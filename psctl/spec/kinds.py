@@ -15,7 +15,7 @@ Kind = Literal["cluster", "job"]
 
 
 def kind_of(text: str, source: str) -> Kind:
-    """Return the kind of a file: the one that more of its keys belong to, misspelt ones too.
+    """Return the kind of a file: the kind that has more of its keys, misspelt ones included.
 
     Raises:
         InvalidFile: no YAML, or keys of neither.
@@ -35,7 +35,7 @@ def kind_of(text: str, source: str) -> Kind:
 
 
 def load(text: str, source: str) -> ClusterSpec | JobSpec:
-    """Read a cluster or a job file, whichever it is.
+    """Read a cluster file or a job file.
 
     Raises:
         InvalidFile, NotInThisVersion: as load_cluster and load_job do.

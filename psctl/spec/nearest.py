@@ -1,4 +1,4 @@
-"""Did you mean: the valid name that is nearest to what was written."""
+"""Did you mean: the valid name that is nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def nearest(written: str, valid: Iterable[str]) -> str | None:
     """Return the valid name most like `written`, or None when none is near.
 
-    Case, `-` and `_` count for nothing; a name that begins with what was written is near.
+    Case and the difference between `-` and `_` are ignored; a name that begins with `written` is near.
     """
     plain = {_plain(name): name for name in valid}
     close = difflib.get_close_matches(_plain(written[:100]), plain, n=1, cutoff=0.6)

@@ -1,7 +1,7 @@
 """JSON Schemas of cluster.yaml and job.yaml, made from the fields that the loader reads, for completion in editors.
 
 They hold what this version accepts: a key or value that is promised and not built yet is left out, as the loader
-refuses it. A schema cannot say what makes no sense together; the loader does.
+refuses it. Contradictions between keys are found by the loader only.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from typing import Any
 
 from psctl.spec.cluster import ClusterSpec
 from psctl.spec.decode import Field, fields_of, members, section_in
-from psctl.spec.fields import KeyPattern, Notation, Section, ShortForm
+from psctl.spec.fields import JsonSchema, KeyPattern, Notation, Section, ShortForm
 from psctl.spec.job import JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def cluster_schema() -> dict[str, Any]:
+def cluster_schema() -> JsonSchema:
     """Return the JSON Schema of cluster.yaml."""
     return {"$schema": DIALECT, "title": "psctl cluster file"} | section_schema(ClusterSpec)
 
 
-def job_schema() -> dict[str, Any]:
+def job_schema() -> JsonSchema:
     """Return the JSON Schema of job.yaml; exactly one of script and module is required."""
     one_of = [{"required": ["script"]}, {"required": ["module"]}]
     return {"$schema": DIALECT, "title": "psctl job file"} | section_schema(JobSpec) | {"oneOf": one_of}
 
 
-def section_schema(section: type[Section]) -> dict[str, Any]:
+def section_schema(section: type[Section]) -> JsonSchema:
     """Return the schema of one group of keys."""
     declared = fields_of(section)
-    schema: dict[str, Any] = {
+    schema: JsonSchema = {
         "type": "object",
         "description": inspect.cleandoc(section.__doc__ or "").partition("\n")[0],
         "properties": {field.name: _field(field) for field in declared},
@@ -43,20 +42,20 @@ def section_schema(section: type[Section]) -> dict[str, Any]:
     return schema | ({"required": required} if required else {})
 
 
-def _field(field: Field) -> dict[str, Any]:
+def _field(field: Field) -> JsonSchema:
     return {"description": field.text} | _kind(field.kind, field)
 
 
-def _kind(kind: Any, field: Field) -> dict[str, Any]:
-    """The schema of a type whose scalars are written as the field's notation says."""
-    notation: Notation | None = field.note(Notation)
+def _kind(kind: object, field: Field) -> JsonSchema:
+    """Return the schema of a type whose scalars have the field's notation."""
+    notation = field.note(Notation)
     origin = typing.get_origin(kind)
     if origin is tuple and notation is not None and notation.only == ((),):
         return {"type": "array", "maxItems": 0}
     if origin is tuple and field.kind is kind and typing.get_args(kind)[-1] is Ellipsis:
         return {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
     if origin is dict:
-        keys: KeyPattern | None = field.note(KeyPattern)
+        keys = field.note(KeyPattern)
         names = {"propertyNames": {"pattern": f"^({keys.pattern})$"}} if keys else {}
         return {"type": "object", "additionalProperties": _kind(typing.get_args(kind)[1], field)} | names
     written = _scalar(notation) if notation is not None else {"anyOf": []}
@@ -69,13 +68,13 @@ def _kind(kind: Any, field: Field) -> dict[str, Any]:
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
 
 
-def _items(kind: Any, field: Field) -> dict[str, Any]:
-    brief: ShortForm | None = field.note(ShortForm)
+def _items(kind: object, field: Field) -> JsonSchema:
+    short = field.note(ShortForm)
     inner = _kind(kind, field)
-    return {"anyOf": [{"type": "string", "description": brief.says}, inner]} if brief else inner
+    return {"anyOf": [{"type": "string", "description": short.text}, inner]} if short else inner
 
 
-def _scalar(notation: Notation) -> dict[str, Any]:
+def _scalar(notation: Notation) -> JsonSchema:
     if notation.only is None:
         return dict(notation.schema)
-    return {"enum": [one for one in notation.only if not isinstance(one, type)]}
+    return {"enum": [each for each in notation.only if not isinstance(each, type)]}

@@ -1,14 +1,13 @@
-"""YAML text parsed into nodes, each with its place in the file.
+"""YAML text parsed into nodes, each with its position in the file.
 
 Scalars stay text (marked when they were quoted): the notation of a field interprets its scalar, so
-`torch: 2.10` is not 2.1, `NCCL_IB_DISABLE: on` is "on" and `- 08` is no octal number. Tags are refused, so only these
+`torch: 2.10` is not 2.1, `NCCL_IB_DISABLE: on` is "on" and `- 08` is not an octal number. Tags are refused, so only
 three kinds of node exist. Aliases share a node and are never copied; size and depth are bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 import yaml
@@ -19,7 +18,7 @@ from psctl.units import hide_credentials
 LARGEST = 512 * 1024
 """Characters of one file; a thousand hosts with all their keys are 150,000."""
 DEEPEST = 20
-"""Levels of nesting; the deepest promised key stands at level 4."""
+"""Levels of nesting; the deepest promised key is at level 4."""
 
 NULLS = ("", "~", "null", "Null", "NULL")
 
@@ -37,10 +36,10 @@ class Scalar(msgspec.Struct, frozen=True):
 
     @property
     def null(self) -> bool:
-        """Is it YAML's null?"""
+        """Whether it is YAML's null."""
         return not self.quoted and self.text in NULLS
 
-    def say(self) -> str:
+    def written(self) -> str:
         """Return it as an error message shows it: cut, and without passwords in URLs."""
         text = hide_credentials(self.text)
         short = text if len(text) <= 60 else text[:57] + "..."
@@ -54,7 +53,7 @@ class Sequence(msgspec.Struct, frozen=True):
     where: str
     path: str = ""
 
-    def say(self) -> str:
+    def written(self) -> str:
         """Return it as an error message shows it."""
         return "a list"
 
@@ -78,13 +77,13 @@ class Mapping(msgspec.Struct, frozen=True):
         entries = tuple(entry if old.key == key else old for old in self.entries)
         return Mapping(entries, self.where, self.path)
 
-    def say(self) -> str:
+    def written(self) -> str:
         """Return it as an error message shows it."""
         return "keys with values"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One key of a mapping, where the key stands, and its value."""
+    """One key of a mapping, its position, and its value."""
 
     key: str
     where: str
@@ -98,26 +97,28 @@ def parse(text: str, source: str, problems: list[PsctlError] | None = None) -> N
     """Read one YAML document.
 
     Args:
-        text: what the file holds.
+        text: the text of the file.
         source: the file's name, for `where`.
-        problems: gets duplicate keys, tags and aliases of nothing, so that the reader goes on; None: the first of them
+        problems: receives duplicate keys, tags and undefined aliases, and reading continues; None: the first of them
             is raised.
 
     Raises:
-        InvalidFile: no YAML, more than one document, or too large.
+        InvalidFile: not YAML, more than one document, or too large.
     """
-    return _Reader(text, lambda mark: f"{source}:{mark.line + 1}:{mark.column + 1}", source, problems).document()
+    return _Reader(text, lambda line, column: f"{source}:{line + 1}:{column + 1}", source, problems).document()
 
 
 def parse_value(text: str, where: str) -> Node:
-    """Read one value that stands outside a file (`--set key=VALUE`); every node's place is `where`."""
-    return _Reader(text, lambda mark: where, where, None).document()
+    """Read one value that is not in a file (`--set key=VALUE`); every node's position is `where`."""
+    return _Reader(text, lambda line, column: where, where, None).document()
 
 
 class _Reader:
-    """Events of PyYAML's parser in, nodes out."""
+    """Makes nodes from the events of PyYAML's parser."""
 
-    def __init__(self, text: str, place: Callable[[Any], str], source: str, problems: list[PsctlError] | None) -> None:
+    def __init__(
+        self, text: str, place: Callable[[int, int], str], source: str, problems: list[PsctlError] | None
+    ) -> None:
         self._place = place
         self._source = source
         self._problems = problems
@@ -133,15 +134,15 @@ class _Reader:
         next(self._events)  # the stream's start
         first = next(self._events)
         if isinstance(first, yaml.StreamEndEvent):
-            return Scalar("", False, self._place(first.start_mark))
+            return Scalar("", False, self._where(first))
         root = self._node(next(self._events), 0, "")
         next(self._events)  # the document's end
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise InvalidFile("a second document begins here", "write one a file", self._place(after.start_mark))
+            raise InvalidFile("a second document begins here", "write one a file", self._where(after))
         return root
 
-    def _read(self, text: str) -> Iterator[Any]:
+    def _read(self, text: str) -> Iterator[yaml.Event]:
         try:
             yield from yaml.parse(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
@@ -152,11 +153,18 @@ class _Reader:
                 hint = "a tab cannot indent YAML, write spaces"
             elif "got '['" in what:
                 hint = 'inside [ ] a range of hosts needs quotes: ["node[01-04]", other]'
-            raise InvalidFile(f"not YAML: {what}", hint, self._place(mark) if mark else self._source) from None
+            raise InvalidFile(
+                f"not YAML: {what}", hint, self._place(mark.line, mark.column) if mark else self._source
+            ) from None
         except yaml.YAMLError as error:
             raise InvalidFile(
                 f"not YAML: {str(error).splitlines()[0]}", "is it the right file?", self._source
             ) from None
+
+    def _where(self, event: yaml.Event) -> str:
+        mark = event.start_mark
+        assert mark is not None, "the parser marks every event"
+        return self._place(mark.line, mark.column)
 
     def _refuse(self, message: str, hint: str, where: str) -> None:
         error = InvalidFile(message, hint, where)
@@ -164,14 +172,15 @@ class _Reader:
             raise error
         self._problems.append(error)
 
-    def _node(self, event: Any, depth: int, path: str) -> Node:
-        where = self._place(event.start_mark)
+    def _node(self, event: yaml.Event, depth: int, path: str) -> Node:
+        where = self._where(event)
         if isinstance(event, yaml.AliasEvent):
             anchor = str(event.anchor)
             if anchor not in self._anchors:
-                what = f"{path}: *{anchor} has no anchor before this place"
+                what = f"{path}: *{anchor} has no anchor before it"
                 self._refuse(what, "quote a value that begins with *", where)
             return self._anchors.get(anchor, Scalar("", False, where))
+        assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
         if event.tag is not None:
             what = f"{path}: the tag {event.tag} is refused, only plain values are read"
             self._refuse(what, "leave it out", where)
@@ -182,7 +191,7 @@ class _Reader:
             self._anchors[event.anchor] = node
         return node
 
-    def _made(self, event: Any, where: str, depth: int, path: str) -> Node:
+    def _made(self, event: yaml.Event, where: str, depth: int, path: str) -> Node:
         if isinstance(event, yaml.ScalarEvent):
             return Scalar(event.value, event.style is not None, where)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -198,13 +207,13 @@ class _Reader:
     def _entries(self, depth: int, path: str) -> Iterator[Entry]:
         seen: dict[str, str] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            where = self._place(event.start_mark)
+            where = self._where(event)
             key = self._node(event, depth + 1, path)
             text = key.text if isinstance(key, Scalar) else ""
             below = join(path, text)
             value = self._node(next(self._events), depth + 1, below)
             if not isinstance(key, Scalar):
-                self._refuse(f"{path}: a key must be a word, not {key.say()}", "write it as key: value", where)
+                self._refuse(f"{path}: a key must be a scalar, not {key.written()}", "write it as key: value", where)
             elif text in seen:
                 self._refuse(f"{below}: duplicate key, first at {seen[text]}", "keep one of them", where)
             else:

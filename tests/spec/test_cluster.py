@@ -99,8 +99,8 @@ def test_the_embedded_cluster_is_this_machine() -> None:
         ("name: x\nhosts: [{addres: a}]", "c.yaml:2:10", 'hosts[0].addres: unknown key, did you mean "address"?'),
         ("name: x\nhosts: [a]\nshh: {}", "c.yaml:3:1", 'shh: unknown key, did you mean "ssh"?'),
         ("name: x\nhosts: [a]\nssh: {uesr: b}", "c.yaml:3:7", 'ssh.uesr: unknown key, did you mean "user"?'),
-        ("name: x\nhosts: [a, b, a]", "c.yaml:2:15", 'hosts[2].name: "a" stands here twice, first at c.yaml:2:9'),
-        ("name: x\nhosts: [a1, 'a[1-2]']", "c.yaml:2:13", 'hosts[1].name: "a1" stands here twice'),
+        ("name: x\nhosts: [a, b, a]", "c.yaml:2:15", 'hosts[2].name: duplicate name "a", first at c.yaml:2:9'),
+        ("name: x\nhosts: [a1, 'a[1-2]']", "c.yaml:2:13", 'hosts[1].name: duplicate name "a1"'),
         ("name: x\nhosts: []", "c.yaml:2:8", "hosts: no host"),
         ("name: x\nhosts: a", "c.yaml:2:8", "hosts: expected a list, got a"),
         ("name: x\n", "c.yaml:1:1", "hosts: missing"),
@@ -114,7 +114,7 @@ def test_the_embedded_cluster_is_this_machine() -> None:
         ("name: x\nhosts: ['n[1-999999999]']", "c.yaml:2:9", "more than 4096 hosts"),
         ("name: x\nhosts: [{address: 'n[1-2]', name: b}]", "c.yaml:2:35", "hosts[0].name: a range of hosts cannot"),
         ("name: x\nhosts: [{address: local, user: u}]", "c.yaml:2:9", "`local` is reached without SSH"),
-        ("name: x\nhosts: [{address: local}, {address: local, name: b}]", "c.yaml:2:8", "stands here twice"),
+        ("name: x\nhosts: [{address: local}, {address: local, name: b}]", "c.yaml:2:8", "is listed twice"),
         ("name: x\nhosts: [{address: a, roles: [wroker]}]", "c.yaml:2:30", 'did you mean "worker"?'),
         ("name: x\nhosts: [{address: a, roles: []}]", "c.yaml:2:9", "a host without a role"),
         ("name: x\nhosts: [a]\nssh: {connect_timeout: 10}", "c.yaml:3:24", 'ssh.connect_timeout: "10": expected'),
@@ -124,7 +124,7 @@ def test_the_embedded_cluster_is_this_machine() -> None:
         ("name: x\nhosts: [a]\nruntime: {environment: manged}", "c.yaml:3:24", 'did you mean "managed"?'),
         (
             "name: x\nhosts: [a]\nruntime: {environment: existing, requirements: [numpy]}", "c.yaml:3:48",
-            "runtime.requirements: nothing is added to an existing environment",
+            "runtime.requirements: to an existing environment only",
         ),
         ("name: x\nhosts: [a]\nruntime: {env: {A-B: 1}}", "c.yaml:3:17", "runtime.env.A-B: expected the name of a var"),
         ("name: x\nhosts: [a]\nruntime: [a]", "c.yaml:3:10", "runtime: expected keys with values, got a list"),
@@ -156,12 +156,12 @@ def test_links_join_hosts_and_values_of_labels() -> None:
 @pytest.mark.parametrize(
     ("link", "where", "says"),
     [
-        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", '"nodeb" is no host and no value of a label'),
+        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", '"nodeb" is neither a host nor a value'),
         ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", 'did you mean "node-b"?'),
         ("{between: [r1], bandwidth: 1 GB/s}", "c.yaml:3:19", "links[0].between: a link has two different ends"),
         ("{between: [a, a], bandwidth: 1 GB/s}", "c.yaml:3:19", "two different ends"),
         ("{between: [a, node-b, r1], bandwidth: 1 GB/s}", "c.yaml:3:19", "two different ends"),
-        ("{between: [a, r2], bandwidth: 0 GB/s}", "c.yaml:3:39", "links[0].bandwidth: a link that carries nothing"),
+        ("{between: [a, r2], bandwidth: 0 GB/s}", "c.yaml:3:39", "links[0].bandwidth: a link with a bandwidth of 0"),
         ("{between: [a, r2], bandwidth: 10 Gb}", "c.yaml:3:39", "unknown unit"),
         ("{between: [a, r2]}", "c.yaml:3:9", "links[0].bandwidth: missing"),
         (

@@ -144,39 +144,63 @@ def test_a_job_can_have_this_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("more", "where", "says"),
     [
-        ("sync: {consistency: asp, strategy: ring}", "3:21", "sync.consistency: asp does not go with strategy: ring"),
-        ("sync: {strategy: native, consistency: {ssp: 4}}", "3:39", "{ssp: 4} does not go with strategy: native"),
-        ("sync: {update: worker, consistency: {ssp: 4}}", "3:16", "worker does not go with consistency: {ssp: 4}"),
-        ("sync: {update: worker, consistency: asp}", "3:16", "worker does not go with consistency: asp"),
-        ("sync: {period: 4, consistency: asp}", "3:16", "sync.period: 4 does not go with consistency: asp"),
-        ("sync: {update: server, period: 4}", "3:16", "sync.update: server does not go with period: 4"),
-        ("sync: {period: 4, consistency: {ssp: 2}}", "3:16", "sync.period: 4 does not go with consistency: {ssp: 2}"),
-        ("sync: {update: server, strategy: native}", "3:16", "sync.update: server does not go with strategy: native"),
-        ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit does not go with"),
-        ("sync: {compression: {topk: 0.1}, strategy: native}", "3:21", "sync.compression: topk does not go with"),
-        ("sync: {filters: [{random_skip: 0.5}], strategy: ring}", "3:17", "sync.filters: filters do not go with"),
+        (
+            "sync: {consistency: asp, strategy: ring}",
+            "3:21",
+            "sync.consistency: asp cannot be combined with strategy: ring",
+        ),
+        (
+            "sync: {strategy: native, consistency: {ssp: 4}}",
+            "3:39",
+            "{ssp: 4} cannot be combined with strategy: native",
+        ),
+        (
+            "sync: {update: worker, consistency: {ssp: 4}}",
+            "3:16",
+            "worker cannot be combined with consistency: {ssp: 4}",
+        ),
+        ("sync: {update: worker, consistency: asp}", "3:16", "worker cannot be combined with consistency: asp"),
+        ("sync: {period: 4, consistency: asp}", "3:16", "sync.period: 4 cannot be combined with consistency: asp"),
+        ("sync: {update: server, period: 4}", "3:16", "sync.update: server cannot be combined with period: 4"),
+        (
+            "sync: {period: 4, consistency: {ssp: 2}}",
+            "3:16",
+            "sync.period: 4 cannot be combined with consistency: {ssp: 2}",
+        ),
+        (
+            "sync: {update: server, strategy: native}",
+            "3:16",
+            "sync.update: server cannot be combined with strategy: native",
+        ),
+        ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit cannot be combined with"),
+        (
+            "sync: {compression: {topk: 0.1}, strategy: native}",
+            "3:21",
+            "sync.compression: topk cannot be combined with",
+        ),
+        ("sync: {filters: [{random_skip: 0.5}], strategy: ring}", "3:17", "sync.filters: filters cannot be combined"),
         ("sync: {compression: int8}\nservers: 0", "3:21", "sync.compression: needs servers (int8)"),
-        ("sync: {filters: [{}]}", "3:18", "sync.filters[0]: 0 filters in one place"),
+        ("sync: {filters: [{}]}", "3:18", "sync.filters[0]: 0 filters in one entry"),
         (
             "sync: {filters: [{random_skip: 0.5, significance: 0.1}]}",
             "3:18",
-            "sync.filters[0]: 2 filters in one place",
+            "sync.filters[0]: 2 filters in one entry",
         ),
         (
             "sync: {filters: [{random_skip: 0.5}, {random_skip: 0.1}]}",
             "3:52",
-            "sync.filters[1].random_skip: stands there twice",
+            "sync.filters[1].random_skip: is given twice",
         ),
         (
             "sync: {filters: [{significance: 1}]}",
             "3:33",
-            "sync.filters[0].significance: 1 may let nothing through",
+            "sync.filters[0].significance: with 1 no element may be sent",
         ),
-        ("sync: {strategy: native}\nreplicas: 1", "4:11", "replicas: 1 does not go with strategy: native"),
-        ("sync: {strategy: ps}\nservers: 0", "4:10", "servers: 0, and strategy: ps needs one at least"),
+        ("sync: {strategy: native}\nreplicas: 1", "4:11", "replicas: 1 cannot be combined with strategy: native"),
+        ("sync: {strategy: ps}\nservers: 0", "4:10", "servers: 0, but strategy: ps needs at least one"),
         ("module: pkg.train", "3:9", "module: script: t.py is given too"),
         ("env: {RANK: 0}", "3:13", "env.RANK: psctl sets this variable itself"),
-        ("env: {TOKEN: a}\nsecrets: [TOKEN]", "3:14", "env.TOKEN: stands under secrets too"),
+        ("env: {TOKEN: a}\nsecrets: [TOKEN]", "3:14", "env.TOKEN: is under secrets too"),
     ],
 )
 def test_a_contradiction_is_told_first(more: str, where: str, says: str) -> None:
@@ -196,7 +220,7 @@ def test_something_must_run() -> None:
 
 @pytest.mark.parametrize("script", ["/etc/t.py", "../t.py", "~/t.py", "a/../../t.py", "."])
 def test_the_script_is_inside_workdir(script: str) -> None:
-    with pytest.raises(InvalidFile, match="not inside workdir"):
+    with pytest.raises(InvalidFile, match="outside workdir"):
         load_job(f"name: x\nscript: {script}\n", "j.yaml")
 
 

@@ -47,9 +47,9 @@ def test_an_empty_file_is_a_null(text: str) -> None:
         ("a: !!python/object/apply:os.system [id]\n", "f:1:4", "tag"),
         ("a: !!python/name:os.system x\n", "f:1:4", "tag"),
         ("a: !local x\n", "f:1:4", "tag"),
-        ("a: &x [*x]\n", "f:1:8", "has no anchor before this place"),
+        ("a: &x [*x]\n", "f:1:8", "has no anchor before it"),
         ("a: 1\n---\nb: 2\n", "f:2:1", "second document"),
-        ("? [a]\n: b\n", "f:1:3", "a key must be a word"),
+        ("? [a]\n: b\n", "f:1:3", "a key must be a scalar"),
         ("a: \x00\n", "f", "not YAML"),
     ],
 )
