@@ -189,7 +189,8 @@ def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
         auto = next(each["auto"] for each in first["sizes"] if each["bytes"] == bytes_)
         took = _same(first, {"bytes": bytes_, "strategy": auto})
         gain = f"; what auto takes is {seconds / took['seconds']['median']:.2f} times as fast" if took else ""
-        lines.append(f"- {format_bytes(bytes_)}: the engine with ranks assigned to hosts in turn takes {seconds:.4g} s{gain}")
+        took_text = f"the engine with ranks assigned to hosts in turn takes {seconds:.4g} s{gain}"
+        lines.append(f"- {format_bytes(bytes_)}: {took_text}")
     return "\n".join(lines) + "\n"
 
 
