@@ -35,10 +35,10 @@ class Permit(msgspec.Struct, frozen=True):
     """The permitted senders of a message, their states, and its largest size."""
 
     message: type
-    ways: tuple[Direction, ...]
-    when: Mapping[Role, tuple[str, ...]] = {}
+    directions: tuple[Direction, ...]
+    states: Mapping[Role, tuple[str, ...]] = {}
     """By role of the sender: the states that permit the message; a role that is not listed may send it always."""
-    then: str = ""
+    next_state: str = ""
     """The sender's state afterwards; "": unchanged."""
     rank: int | None = None
     """The only permitted rank of the sender's role; None: all ranks."""
@@ -77,7 +77,7 @@ class Permits:
         """Return the rows for a receiver: by the sender's role, by message."""
         found: dict[Role, dict[type, Permit]] = {}
         for row in self.rows:
-            for sender, to in row.ways:
+            for sender, to in row.directions:
                 if to == receiver:
                     found.setdefault(sender, {})[row.message] = row
         return found
@@ -97,8 +97,8 @@ def why_refused(row: Permit | None, sender: Member, message: Any, state: str, pa
         return f"{name} is no message that a {sender.role} may send here"
     if row.rank is not None and sender.rank != row.rank:
         return f"{name} is for {sender.role}/{row.rank} to send"
-    if state not in row.when.get(sender.role, (state,)):
-        return f"{name} in state {state!r}, not {' or '.join(row.when[sender.role])}"
+    if state not in row.states.get(sender.role, (state,)):
+        return f"{name} in state {state!r}, not {' or '.join(row.states[sender.role])}"
     if payload > row.payload:
         return f"{name} with {payload} bytes of payload, more than {row.payload}"
     why = row.check(sender, message) if row.check is not None else ""

@@ -1,7 +1,7 @@
 """The agent: psctl's process on a host for one job. It starts, watches and ends the job's processes there.
 
 main: the agent itself: its events, and what it does on each
-supervisor: its parent, the keeper, which ends what is left when the agent has ended
+supervisor: its parent, which ends the processes that remain when the agent has ended
 spawn: command lines, environments, orders and files of the processes that it starts
 processes: its children: start, watch, end
 coordinator_link: its connection to the coordinator, and checkpoint copies that arrive there

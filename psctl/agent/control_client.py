@@ -1,4 +1,4 @@
-"""Speaks to a job's agent over its socket: one command in, one JSON document out.
+"""Sends one command to a job's agent over its socket, and prints the answer, one JSON document.
 
     python -m psctl.agent.control_client JOB_DIR hello|state|stop|scale|read [JSON]
 
@@ -22,7 +22,7 @@ def connect(job_dir: str, timeout: float = 20.0) -> socket.socket:
     The path may be longer than the 108 bytes that a socket's address holds, so it goes through the folder's descriptor.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no agent listens there.
     """
     folder = os.open(job_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,13 +47,13 @@ def call(job_dir: str, command: str, arguments: dict[str, Any]) -> dict[str, Any
     except OSError as error:
         return {"error": {"code": "gone", "message": f"no agent listens in {job_dir}: {error.strerror or error}"}}
     if not line:
-        return {"error": {"code": "gone", "message": f"the agent in {job_dir} left while it was asked"}}
+        return {"error": {"code": "gone", "message": f"the agent in {job_dir} ended before it answered"}}
     found: dict[str, Any] = json.loads(line)
     return found
 
 
 def main(argv: list[str]) -> int:
-    """Do what the command line says."""
+    """Send the command of the command line; return the exit status."""
     if len(argv) not in (2, 3):
         print(__doc__, file=sys.stderr)
         return 2

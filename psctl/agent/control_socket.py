@@ -1,6 +1,6 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-`hello`, `state` and `stop` are answered here; `scale` and `read` are asked of the coordinator, one at a time.
+The agent answers `hello`, `state` and `stop` itself; it sends `scale` and `read` to the coordinator, one at a time.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ def _user_of(caller: socket.socket) -> int:
     return int(user)
 
 
-PATIENCE = 15.0
+ANSWER_TIMEOUT = 15.0
 """Seconds in which the coordinator must answer."""
 
-READING = 5.0
+READ_TIMEOUT = 5.0
 """Seconds for a read; a request to stop the job waits behind it."""
 
 
 class CoordinatorQueries:
-    """Asks on the control socket's thread; the main thread passes answers to `add_answer`.
+    """Asks the coordinator, on the control socket's thread; the main thread passes answers to `add_answer`.
 
     Args:
         send: sends to the coordinator; False when there is no connection.
@@ -118,15 +118,15 @@ class CoordinatorQueries:
 
     def scale(self, workers: int | None, servers: int | None) -> dict[str, Any]:
         """Ask for other numbers of workers and servers."""
-        for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), PATIENCE):
+        for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
             if isinstance(answer.message, ScaleAnswer):
                 return {name: getattr(answer.message, name) for name in ("workers", "servers", "problem", "hint")}
-        raise ControlRefused(f"the coordinator did not answer within {PATIENCE:.0f} s")
+        raise ControlRefused(f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s")
 
     def read(self, store: str, names: list[str], keys: list[int]) -> dict[str, Any]:
         """Read keys of a store from all servers: how many were asked, and the answers that came in time."""
         asked, found = None, []
-        for answer in self._ask(lambda ticket: ReadWanted(ticket, store, names, keys), READING):
+        for answer in self._ask(lambda ticket: ReadWanted(ticket, store, names, keys), READ_TIMEOUT):
             match answer.message:
                 case ReadBy(servers=servers):
                     asked = servers
@@ -141,7 +141,7 @@ class CoordinatorQueries:
         self._ticket += 1
         deadline = time.monotonic() + patience
         if not self._send(make(self._ticket)):
-            raise ControlRefused("the coordinator is not connected now; ask again")
+            raise ControlRefused("the coordinator is not connected now: try again")
         while (left := deadline - time.monotonic()) > 0:
             try:
                 answer = self._answers.get(timeout=left)
@@ -212,7 +212,7 @@ def answer(
         case "read":
             return queries.read(**_arguments(request, _Read))
         case _:
-            raise ControlRefused(f"no such command: {request.command}")
+            raise ControlRefused(f"unknown command: {request.command}")
 
 
 def _arguments(request: ControlRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -223,11 +223,11 @@ def _arguments(request: ControlRequest, kind: type[msgspec.Struct]) -> dict[str,
 
 
 def _hello(status: AgentStatus) -> dict[str, Any]:
-    keeper = os.getppid()
+    parent = os.getppid()
     return {
         "job": status.job,
         "host": status.host,
-        "pid": keeper,
-        "started": supervisor.identity(keeper),
+        "pid": parent,
+        "started": supervisor.identity(parent),
         "coordinator": msgspec.to_builtins(status.coordinator) if status.coordinator else None,
     }

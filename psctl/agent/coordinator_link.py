@@ -84,7 +84,7 @@ class CheckpointCopies:
         self._receivers.clear()
 
 
-PATIENCE = 10.0
+RECONNECT_TIMEOUT = 10.0
 """Seconds for making a lost connection again."""
 
 HANDSHAKE = 5.0
@@ -162,9 +162,9 @@ class CoordinatorLink(ConnectionHandler):
             began = time.monotonic()
             since = since if since is not None else began
             try:
-                peer = self._dial(address, since + PATIENCE - began)
+                peer = self._dial(address, since + RECONNECT_TIMEOUT - began)
             except PsctlError as error:
-                if isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() - since >= PATIENCE:
+                if isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() - since >= RECONNECT_TIMEOUT:
                     self._put(LinkGone(error.message))
                     return
                 self._lost.wait(0.3)

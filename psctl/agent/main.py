@@ -2,8 +2,8 @@
 
     python -m psctl.agent.main ORDERS      (a file that it removes at once)
 
-The process that is started is the keeper (supervisor.py); the agent is its child. Threads read the sources of events
-(the coordinator's connection, the control socket, process output, the store, the keeper's pipe) and put events into one
+The started process is the supervisor (supervisor.py); the agent is its child. Threads read the sources of events (the
+coordinator's connection, the control socket, process output, the store, the supervisor's pipe) and put events into one
 queue; the main thread handles them in order. Connections to MASTER_PORT (torch_store.py) have threads of their own.
 """
 
@@ -78,12 +78,12 @@ class SigtermReceived(msgspec.Struct, frozen=True):
     """The agent received SIGTERM."""
 
 
-class KeeperGone(msgspec.Struct, frozen=True):
-    """The agent's keeper has ended."""
+class SupervisorEnded(msgspec.Struct, frozen=True):
+    """The agent's supervisor has ended."""
 
 
 AgentEvent = (
-    ChildEnded | SigtermReceived | KeeperGone | LinkUp | LinkGone | FromCoordinator | CoordinatorAt | StoreWanted
+    ChildEnded | SigtermReceived | SupervisorEnded | LinkUp | LinkGone | FromCoordinator | CoordinatorAt | StoreWanted
     | StopRequested
 )  # fmt: skip
 
@@ -130,18 +130,20 @@ class Agent:
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
-    def run(self, keeper: int, keeper_pipe: int) -> int:
+    def run(self, supervisor_pid: int, supervisor_pipe: int) -> int:
         """Handle events until the job is over; return the exit status.
 
         Args:
-            keeper: the keeper's process id.
-            keeper_pipe: reading end of a pipe that ends with the keeper.
+            supervisor_pid: the supervisor's process id.
+            supervisor_pipe: reading end of a pipe that ends with the supervisor.
         """
-        self._start_event_sources(keeper, keeper_pipe)
+        self._start_event_sources(supervisor_pid, supervisor_pipe)
         try:
             if self._coordinator is None:
                 if problem := self._head.start():
-                    self._log(f"no torch store is started on this host, because other users could reach it: {problem}")
+                    self._log(
+                        f"no torch store is started on this host, because other users could connect to it: {problem}"
+                    )
             else:
                 self._link.start(self._coordinator)
         except (PsctlError, OSError) as error:
@@ -158,9 +160,9 @@ class Agent:
         self._shut_down()
         return 0
 
-    def _start_event_sources(self, keeper: int, keeper_pipe: int) -> None:
-        def on_sigterm(*_: object) -> None:  # the kernel sends it too when the keeper has died: that is no stop
-            self._queue.put(SigtermReceived() if os.getppid() == keeper else KeeperGone())
+    def _start_event_sources(self, supervisor_pid: int, supervisor_pipe: int) -> None:
+        def on_sigterm(*_: object) -> None:  # the kernel sends it too when the supervisor has died: that is no stop
+            self._queue.put(SigtermReceived() if os.getppid() == supervisor_pid else SupervisorEnded())
 
         signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
         signal.signal(signal.SIGTERM, on_sigterm)
@@ -168,12 +170,14 @@ class Agent:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         lifeline.reap_descendants()
         ControlSocket(self.files.job_dir, self.files.private, self._answer)
-        watch = threading.Thread(target=self._watch_keeper, args=(keeper_pipe,), name="psctl keeper", daemon=True)
+        watch = threading.Thread(
+            target=self._watch_supervisor, args=(supervisor_pipe,), name="psctl supervisor", daemon=True
+        )
         watch.start()
 
-    def _watch_keeper(self, pipe: int) -> None:
-        os.read(pipe, 1)  # nothing is ever written; it returns when the keeper ends
-        self._queue.put(KeeperGone())
+    def _watch_supervisor(self, pipe: int) -> None:
+        os.read(pipe, 1)  # nothing is ever written; it returns when the supervisor ends
+        self._queue.put(SupervisorEnded())
 
     def _seconds_to_next_deadline(self, sample_at: float) -> float:
         deadlines = [sample_at, *self._kill_times.values(), *filter(None, [self._kill_at, self._exit_at])]
@@ -207,9 +211,9 @@ class Agent:
                 self._request_stop(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
                 self._stop_processes(self.orders.grace, "SIGTERM")
                 self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
-            case KeeperGone():
-                self._log("the keeper of this agent has ended; all processes of the job on this host are ended")
-                self._record_failure("psctl's keeper on the head died")
+            case SupervisorEnded():
+                self._log("the agent's supervisor has died: ending all processes of the job on this host")
+                self._record_failure("psctl's supervisor on the head died")
                 self._finished = True
 
     def _apply_deadlines(self, now: float) -> None:
@@ -407,7 +411,7 @@ class Agent:
 
 
 def main(path: str) -> int:
-    """Run the keeper, and in its child the agent, with the orders in the file `path`."""
+    """Run the supervisor, and in its child the agent, with the orders in the file `path`."""
     umask = os.umask(0o077)
     data = Path(path).read_bytes()
     os.unlink(path)  # from here on keys and secrets are only in memory
@@ -419,10 +423,10 @@ def main(path: str) -> int:
     supervisor.write_pid(Path(orders.job_dir))  # the lock that it takes ends with this process
     lifeline.hide_memory()  # a sweep no longer needs the environment to find this process
 
-    def run_agent(keeper: int, pipe: int, lifeline_end: int) -> int:
-        return Agent(orders, lifeline_end, umask).run(keeper, pipe)
+    def run_agent(supervisor_pid: int, pipe: int, lifeline_end: int) -> int:
+        return Agent(orders, lifeline_end, umask).run(supervisor_pid, pipe)
 
-    return supervisor.keep(run_agent, lambda status: supervisor.end_job(orders, status))
+    return supervisor.supervise(run_agent, lambda status: supervisor.end_job(orders, status))
 
 
 if __name__ == "__main__":

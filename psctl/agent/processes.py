@@ -53,7 +53,7 @@ class Processes:
     """All children of an agent.
 
     Args:
-        lifeline_end: reading end of the pipe that ends with the agent and its keeper.
+        lifeline_end: reading end of the pipe that ends with the agent and its supervisor.
     """
 
     def __init__(self, lifeline_end: int) -> None:

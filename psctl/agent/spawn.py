@@ -1,4 +1,4 @@
-"""Makes what an agent starts a process with: command line, environment, orders, log files."""
+"""The command line, environment, orders and files of each process that an agent starts."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
 def account(
     files: Files, member: Member, host: str, child: AgentChild, tail: list[str], secrets: Secrets
 ) -> ProcessFailure:
-    """Return a process's failure: from the error file that it wrote, else from its status and last lines of output."""
+    """Return the failure of an ended process: from its error file, else from its status and last lines of output."""
     status = child.status or 0
     written: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it was killed, or ended by itself without an exception
@@ -195,7 +195,7 @@ def account(
     )
     hint = written.get("hint", "")
     if child.memory and status == -signal.SIGKILL:
-        exception, hint = f"OutOfMemory: the kernel killed it, for memory ran out: {child.memory}", MEMORY_CURE
+        exception, hint = f"OutOfMemory: the kernel killed it for lack of memory: {child.memory}", MEMORY_CURE
     elif child.memory and not hint:
         hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
     return ProcessFailure(

@@ -20,7 +20,7 @@ from psctl.types import Member
 WAIT = 2.0
 """Seconds within which a process must write its stacks; it takes milliseconds."""
 
-LOOK = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two checks of a dump's size; a dump that has not grown in between is complete."""
 
 MOST = 256 << 10
@@ -127,7 +127,7 @@ def _read(descriptor: int, end: float) -> str:
         if (size and size == before) or time.monotonic() >= end:
             return os.pread(descriptor, min(size, MOST), 0).decode(errors="replace")
         before = size
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def _missing_reason(pid: int) -> str:

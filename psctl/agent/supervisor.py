@@ -1,8 +1,8 @@
-"""The keeper: the parent of a job's agent on a host, which ends all remaining processes when the agent has ended.
+"""The supervisor: the parent of a job's agent on a host, which ends all remaining processes when the agent has ended.
 
 The agent may be killed at any time. Its children then end by their death signal, but their own children (data loaders)
-do not: the keeper, their subreaper, inherits and ends them. If the keeper ends first, the agent sees it by a pipe and
-does the same work; both call `clean`.
+do not: the supervisor, their subreaper, inherits and ends them. If the supervisor ends first, the agent detects it by a
+pipe and does the same work; both call `clean`.
 """
 
 from __future__ import annotations
@@ -123,10 +123,11 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def write_pid(job_dir: Path) -> int:
-    """Write the keeper's process id to a file, and lock that file; return its descriptor, which holds the lock.
+    """Write the supervisor's process id to a file, and lock that file; return its descriptor, which holds the lock.
 
-    psctl identifies the keeper by its id and identity, and considers it ended when no process holds the lock. The file
-    is created under another name and locked before the rename, so a starting keeper is never taken for an ended one.
+    psctl identifies the supervisor by its id and identity, and considers it ended when no process holds the lock. The
+    file is created under another name and locked before the rename, so a starting supervisor is never taken for an
+    ended one.
     """
     begun = job_dir / (PID + ".new")
     descriptor = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -208,28 +209,28 @@ def end_job(orders: AgentOrders, status: int) -> None:
     clean(job_dir)
 
 
-def keep(agent: Callable[[int, int, int], int], end: Callable[[int], None]) -> int:
+def supervise(agent: Callable[[int, int, int], int], end: Callable[[int], None]) -> int:
     """Fork the agent, wait until it ends, end its remaining descendants; return its exit status.
 
     Args:
-        agent: runs the agent in the child. Arguments: the keeper's process id, a pipe whose end of file is the keeper's
-            end, and the lifeline of the agent's children, whose end of file is the end of both.
+        agent: runs the agent in the child. Arguments: the supervisor's process id, a pipe that reaches end of file when
+            the supervisor ends, and the lifeline of the agent's children, which does when both have ended.
         end: called after the sweep with the agent's status (minus the number of the signal that killed it).
     """
     lifeline.reap_descendants()
-    keeper = os.getpid()
+    pid = os.getpid()
     watched, held = os.pipe()
     lifelines = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(held)
-        lifeline.die_with_parent(keeper, signal.SIGTERM)
+        lifeline.die_with_parent(pid, signal.SIGTERM)
         status = 70
         try:
-            status = agent(keeper, watched, lifelines[0])
-        except BaseException:  # noqa: BLE001  an error of psctl's: agent.log has it, and the keeper cleans up
+            status = agent(pid, watched, lifelines[0])
+        except BaseException:  # noqa: BLE001  an error of psctl's: agent.log has it, and the supervisor cleans up
             traceback.print_exc()
-        os._exit(status)  # the rest of the program is the keeper's
+        os._exit(status)  # the rest of the program is the supervisor's
     os.close(watched)
     os.close(lifelines[0])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -49,11 +49,13 @@ BETWEEN: Direction = ("agent", "agent")
 TUNNELS = Permits([Permit(Carried, (BETWEEN,), payload=CHUNK), Permit(NoMore, (BETWEEN,))])
 """Every message of a tunnel, once."""
 
-_LEARNT = msgspec.msgpack.Decoder(TUNNELS.union)  # here: msgspec crashes when threads make it learn a type together
+_DECODER = msgspec.msgpack.Decoder(
+    TUNNELS.union
+)  # made at import: msgspec crashes when threads build a type's decoder at once
 
 
 class Tunnel(ConnectionHandler):
-    """One end of a tunnelled connection; the handler of the sealed connection where this end dials.
+    """One end of a tunneled connection; the handler of the sealed connection where this end dials.
 
     Args:
         local: the socket on this host; the caller closes it.
@@ -231,7 +233,7 @@ class MasterPort:
         if user == os.geteuid():
             return True
         whose = "whose user the kernel does not say" if user is None else f"of user {user}"
-        self._rejections(caller, ConnectionFailed(f"a process {whose}; only this user's processes may use it"))
+        self._rejections(caller, ConnectionFailed(f"a process {whose}: only this user's processes may connect"))
         return False
 
     def _serve(self, connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:

@@ -1,8 +1,8 @@
 """Holds torch's store on a socket that the head's agent has bound and guards: the process behind MASTER_PORT.
 
-The agent starts it when the first connection comes in, so a job that needs no such store pays for no torch here. The
-store connects to itself, as all others do: HOST and PORT are the head's MASTER_ADDR and MASTER_PORT, and the socket has
-the same port.
+The agent starts it at the first connection, so a job that needs no such store does not load torch here. The store
+connects to itself like every client: HOST and PORT are the head's MASTER_ADDR and MASTER_PORT, and the socket has the
+same port.
 
     python -m psctl.agent.torch_store_host DESCRIPTOR HOST PORT
 """

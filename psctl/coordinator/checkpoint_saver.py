@@ -46,7 +46,7 @@ QUEUED = 8 << 20
 MOST = 64
 """Most checkpoints that are written at once; one more is given up."""
 
-PATIENCE = 60.0
+FLUSH_TIMEOUT = 60.0
 """Seconds in which a full send queue must be sent."""
 
 
@@ -227,7 +227,7 @@ class CheckpointSaver:
             for name, offset, data in read_parts(folder, names):
                 peer.send(CheckpointCopyPart(step, name, offset), data)
                 if peer.pending() > QUEUED:
-                    peer.flush(PATIENCE)
+                    peer.flush(FLUSH_TIMEOUT)
             peer.send(CheckpointCopyEnd(step))
         except PsctlError as error:
             return CheckpointCopySent(step, error.message)

@@ -35,7 +35,7 @@ PARTS = 4
 WANTED = 1024
 """Waiting requests of a member for slices of a checkpoint; a server sends one for each of its shards."""
 
-PATIENCE = 60.0
+FLUSH_TIMEOUT = 60.0
 """Seconds in which a full send queue must be sent."""
 
 
@@ -239,4 +239,4 @@ def _wait(peer: PeerConnection) -> None:
     """Wait until a long send queue is sent, so that memory does not fill up."""
     if peer.pending() > QUEUED:
         with contextlib.suppress(ConnectionFailed):  # reported by `on_connection_lost`
-            peer.flush(PATIENCE)
+            peer.flush(FLUSH_TIMEOUT)

@@ -78,7 +78,7 @@ class EventLog:
         self._file.close()
 
     def _is_short(self, spare: int) -> bool:
-        """Whether the disk has less space than `spare` for this file."""
+        """Whether the disk has less free space than `spare` bytes for this file."""
         return not self._file.has_room(RESERVE_BYTES) and not self._file.has_room(spare)
 
     def _append_printed(self, event: events.Log) -> None:

@@ -9,12 +9,12 @@ table_server_messages: the servers that hold tables, and reads from outside the 
 job_permits: which member may send which message to the coordinator, and receive which from it
 events: the job's event log
 lifecycle: the states of a job, of a rank, of a job's end and of a restart, as tables
-failures: which of several failures was the first, and what people are told about it
-activity: what a heartbeat says that a worker does
+failures: the first of several failures, and its description for people
+activity: the activity that a heartbeat reports
 environment: the environment variables of workers and servers
 examples: the examples of each clock, and each rank's share
 assignment: an assignment of shards to servers with equal loads and few moves
 shard_placement: the servers of each shard while a job trains
 layout_comparison: the first difference between the models of two ranks
-bench_messages: what `psctl bench` asks of workers, and their answers
+bench_messages: the questions of `psctl bench` to workers, and their answers
 """

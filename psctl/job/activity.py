@@ -1,4 +1,4 @@
-"""A worker's activity in its heartbeat: `compute`, or a wait, which names the ranks that are waited for."""
+"""The activity in a heartbeat: `compute`, or a wait with the names of the ranks that are waited for."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def waiting(what: str, workers: Iterable[int] = ()) -> str:
     """Return the activity of a worker that waits for other workers.
 
     Args:
-        what: it waits for.
-        workers: those that have not sent it, where that is known.
+        what: the data that the worker waits for.
+        workers: the workers that have not sent it, as far as known.
     """
     names = ", ".join(f"worker/{rank}" for rank in sorted(set(workers)))
     return f"sync: waiting for {what}" + (f" from {names}" if names else "")
 
 
 def is_wait(doing: str) -> bool:
-    """Does this activity wait for another process?"""
+    """Return whether this activity is a wait for another process."""
     return doing.startswith(_WAITS)
 
 
 def waited_for(doing: str) -> set[tuple[str, int]]:
-    """Return the (role, rank) of those that an activity waits for; empty when it does not say.
+    """Return the (role, rank) of each process that an activity waits for; empty when it names none.
 
     "waiting for values from server/0, which waits for worker/1" waits for worker/1.
     """

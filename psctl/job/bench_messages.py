@@ -1,4 +1,4 @@
-"""What `bench` asks of its workers and what they answer: one file in the job's folder, one marked line an answer."""
+"""The question of `bench` to its workers, a file in the job's folder, and their answers, one marked line each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ FILE = "bench.json"
 """The question's file in the job's folder."""
 
 MARK = "psctl-bench "
-"""How a line of rank 0 begins that is an answer."""
+"""Prefix of each line of rank 0 that is an answer."""
 
 Operation = Literal["allreduce", "pushpull"]
 
 
 class BenchEffort(msgspec.Struct, frozen=True):
-    """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then on for
-    `seconds`, at most `most` times. What is short is repeated within one measurement until it lasts `lasting` s."""
+    """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then until `seconds`
+    have passed, at most `most` times. A short operation is repeated until one measurement lasts `lasting` s."""
 
     least: int = 5
     most: int = 40
@@ -26,7 +26,7 @@ class BenchEffort(msgspec.Struct, frozen=True):
     lasting: float = 0.1
 
     def enough(self, times: list[float], repeats: int = 1) -> bool:
-        """Whether a strategy that took these seconds, each over so many repeats, has been measured often enough."""
+        """Whether these measurements, seconds of one operation as a mean over `repeats`, are enough."""
         spent = sum(times) * repeats
         if len(times) < self.least:
             return bool(times) and spent >= self.slow
@@ -34,14 +34,14 @@ class BenchEffort(msgspec.Struct, frozen=True):
 
 
 class BenchRound(msgspec.Struct, frozen=True):
-    """One size: bytes of the vector, and each strategy with its options as plain data."""
+    """One vector size in bytes, and each strategy to measure with its options as plain data."""
 
     bytes: int
     strategies: dict[str, dict[str, Any]]
 
 
 class BenchQuestion(msgspec.Struct, frozen=True):
-    """What the workers of one job measure."""
+    """The measurements that the workers of one job make."""
 
     operation: Operation
     rounds: list[BenchRound]
@@ -49,14 +49,14 @@ class BenchQuestion(msgspec.Struct, frozen=True):
 
 
 class BenchProgress(msgspec.Struct, frozen=True, tag="doing"):
-    """These strategies are measured now."""
+    """The strategies that are being measured now."""
 
     bytes: int
     strategies: list[str]
 
 
 class BenchRow(msgspec.Struct, frozen=True, tag="row"):
-    """What one strategy took at one size: seconds of the slowest rank, one for each measurement, in order."""
+    """The times of one strategy at one size: seconds of the slowest rank, one for each measurement, in order."""
 
     operation: Operation
     strategy: str
@@ -82,7 +82,7 @@ def from_line(line: str) -> BenchAnswer | None:
     """Return the answer that a line holds; None of any other line.
 
     Raises:
-        msgspec.DecodeError: it is marked and no answer: workers and psctl are of different versions.
+        msgspec.DecodeError: the line is marked but not an answer: workers and psctl have different versions.
     """
     return _decoder.decode(line[len(MARK) :]) if line.startswith(MARK) else None
 

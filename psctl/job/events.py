@@ -1,8 +1,8 @@
 """The job's event log: one typed value a kind, one JSON line an event, written by the coordinator.
 
 The kinds from `started` to `finished` are promised to users (`train -o jsonl`). `state` and `notice` are psctl's own,
-for the live screen and `status`: PROMISED tells which to show. JSON has no NaN: metrics hold finite numbers only, and a
-notice says when one is not.
+for the live screen and `status`; PROMISED lists the promised kinds. JSON has no NaN: metrics hold finite numbers only,
+and a notice reports the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
 
 
 class RoleOf(msgspec.Struct, frozen=True):
-    """One process of the job and where it sits."""
+    """One process of the job and its host."""
 
     role: str
     rank: int
@@ -53,7 +53,7 @@ class PlanCandidate(msgspec.Struct, frozen=True):
 
 
 class Planned(Event, frozen=True, tag="plan"):
-    """How gradients will be synchronised, decided when the script called `prepare`."""
+    """How gradients are synchronized, decided when the script called `prepare`."""
 
     size: int
     world: int
@@ -62,11 +62,11 @@ class Planned(Event, frozen=True, tag="plan"):
     decided: bool
     candidates: list[PlanCandidate]
     sums: str = ""
-    """In which order gradients are summed: floating-point sums depend on it."""
+    """The order in which gradients are summed: floating-point sums depend on it."""
 
 
 class Progress(Event, frozen=True, tag="progress"):
-    """Where training is. Rates are over the last interval, seconds are per step."""
+    """The progress of training. Rates are over the last interval, seconds are per step."""
 
     step: int
     epoch: int
@@ -77,7 +77,7 @@ class Progress(Event, frozen=True, tag="progress"):
     compute_seconds: float
     staleness: int
     hidden_seconds: float = 0.0
-    """Of compute_seconds, those in which gradients or values were under way: synchronising that nobody waited for."""
+    """Of compute_seconds, those in which gradients or values were sent: synchronization that no rank waited for."""
 
 
 class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
@@ -90,7 +90,7 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
 
 
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
-    """A worker died. `lost`: what is lost with it and not replayed; "": nothing."""
+    """A worker was lost. `lost`: state that is lost with it and not computed again; "": none."""
 
     rank: int
     host: str
@@ -99,14 +99,14 @@ class WorkerLost(Event, frozen=True, tag="worker-lost"):
 
 
 class WorkerJoined(Event, frozen=True, tag="worker-joined"):
-    """A worker takes part."""
+    """A worker has joined."""
 
     rank: int
     host: str
 
 
 class ServerLost(Event, frozen=True, tag="server-lost"):
-    """A server died."""
+    """A server was lost."""
 
     rank: int
     host: str
@@ -150,7 +150,7 @@ class StateChanged(Event, frozen=True, tag="state"):
     pid: int = 0
     step: int = 0
     last_error: str = ""
-    staleness: int = 0  # clocks that the values lacked which a worker's last step was computed from
+    staleness: int = 0  # clocks that were missing from the values of a worker's last step
 
 
 class Notice(Event, frozen=True, tag="notice"):

@@ -1,8 +1,8 @@
 """The first of several failures, and its description for people.
 
-Deaths cause each other: when a worker raises, the others lose their peer a moment later, and their agents may be
-quicker to tell. So after the first report there is a moment to settle, and a failure that is itself somebody else's
-loss is not named while there is a better one.
+Failures cause each other: when a worker raises, the others lose their peer a moment later, and their agents may report
+earlier. So the decision is made a moment after the first report, and a failure that is the loss of a peer is named only
+if there is no other.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 from psctl.job.process_messages import ProcessFailure
 
 SETTLE = 0.3
-"""Seconds from the first report to the verdict: agents report within a fraction of it."""
+"""Seconds from the first report to the decision: agents report within a fraction of it."""
 
 SETTLE_LOSS = 5.0
-"""The same while all that is known are losses of peers: the one that was lost is being noticed (words on time: 5 s)."""
+"""The same while all reports are losses of peers: connections detect a lost peer within 5 s."""
 
 HOST_LOST = "HostLost"
-"""How the failure of a rank begins whose host was lost."""
+"""Prefix of the exception of a rank whose host was lost."""
 
 TRAIN_AGAIN = "psctl train JOB.yaml --resume latest"
-"""The command that goes on after an error in the user's code. psctl puts the path of the job file in, which only the
-machine knows that submitted the job."""
+"""The command that goes on after an error in the user's code. psctl inserts the path of the job file, which only the
+submitting machine knows."""
 
 _LOSSES = frozenset({"peer-lost", "connection-failed", "protocol"})
 
@@ -35,19 +35,19 @@ _ENGINE = (
     "remote process exited", "distnetworkerror", "distbackenderror", "diststoreerror", "connecterror",
     "timed out waiting", "connection timeout",
 )  # fmt: skip
-"""What torch.distributed says when another rank is gone."""
+"""Parts of the errors of torch.distributed when another rank has ended."""
 
 
 def is_loss(failure: ProcessFailure) -> bool:
-    """Whether this failure is the loss of another process, as far as can be known."""
+    """Return whether this failure is the loss of another process, as far as can be known."""
     return failure.code in _LOSSES or any(words in failure.exception.lower() for words in _ENGINE)
 
 
 def is_death(failure: ProcessFailure) -> bool:
-    """Was a process or its host lost: killed, crashed, vanished, out of reach? Else its own code ended it.
+    """Return whether a process or its host was lost (killed, crashed, unreachable) and not ended by its own code.
 
-    What its own code did (an exception, an exit status) it would do again; a job does not survive it. A server runs no
-    code of the user's, so its end is a loss unless it says itself whose fault it was.
+    An exception or exit status of the user's code would come again, so a job does not survive it. A server runs no code
+    of the user, so its end is a loss unless it reports an error of its own.
     """
     if failure.code:
         return is_loss(failure)
@@ -56,8 +56,11 @@ def is_death(failure: ProcessFailure) -> bool:
 
 
 def may_follow(failure: ProcessFailure, before: list[ProcessFailure]) -> bool:
-    """May this failure, which is no death, follow from these? After a kill or a host's loss anything may break; what
-    was a mistake all the same will come again. An abort does not count: engines abort when another rank has failed."""
+    """Return whether this failure, which is no death, may follow from these.
+
+    After a kill or the loss of a host anything may fail; an error of the script's own will come again after the
+    restart. An abort does not count: torch.distributed aborts when another rank has failed.
+    """
     killed = any(
         (each.status < 0 and each.status != -signal.SIGABRT) or each.exception.startswith(HOST_LOST) for each in before
     )
@@ -65,7 +68,7 @@ def may_follow(failure: ProcessFailure, before: list[ProcessFailure]) -> bool:
 
 
 def same(one: ProcessFailure | None, other: ProcessFailure) -> bool:
-    """Is this the failure that the job was started again after, at the same step? Signals come from outside."""
+    """Return whether this is the failure after which the job was restarted, at the same step; signals never are."""
     return (
         one is not None
         and one.status >= 0
@@ -74,12 +77,12 @@ def same(one: ProcessFailure | None, other: ProcessFailure) -> bool:
 
 
 def settled(failures: list[ProcessFailure], since: float, now: float) -> bool:
-    """Is it time for the verdict?"""
+    """Return whether it is time to decide which failure was the first."""
     return now - since >= (SETTLE_LOSS if all(is_loss(each) for each in failures) else SETTLE)
 
 
 def first(failures: list[ProcessFailure]) -> ProcessFailure:
-    """Return the failure that the job failed of: the first report that is no mere loss, else the first report."""
+    """Return the failure that ended the job: the first report that is not the loss of a peer, else the first report."""
     return next((each for each in failures if not is_loss(each)), failures[0])
 
 
@@ -91,8 +94,8 @@ def exit_code(failure: ProcessFailure) -> int:
 def resume_command(failure: ProcessFailure, checkpoint: str | None) -> str | None:
     """Return the command that goes on after a failure; None without a checkpoint.
 
-    A restore replays the code that the checkpoint was made with. That is right after a lost process or host; the user's
-    own error would come again, so the job file and the mended script are sent anew.
+    A restore runs the code that the checkpoint was made with, which is right after a lost process or host. An error of
+    the user's code would come again, so the job file and the corrected script are sent anew.
     """
     if checkpoint is None:
         return None
@@ -103,7 +106,7 @@ def resume_command(failure: ProcessFailure, checkpoint: str | None) -> str | Non
 def document(
     failure: ProcessFailure, job: str, stopped: list[str], checkpoint: str | None, others: Iterable[ProcessFailure] = ()
 ) -> dict[str, Any]:
-    """Return what `finished.failure` holds: who, where, when, why, what else ended, and what to do next.
+    """Return the document of `finished.failure`: rank, host, time, cause, other ended ranks, and what to do next.
 
     Args:
         failure: the first.

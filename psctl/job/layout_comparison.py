@@ -1,4 +1,4 @@
-"""Do two ranks synchronise the same model? The first difference, in words."""
+"""Compares the models of two ranks and describes the first difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psctl.types import Layout, ParameterInfo
 
 
 def difference(first: Prepare, other: Prepare) -> str:
-    """Return how what `other` prepared differs from what `first` (rank 0) prepared; "" when it does not."""
+    """Return the first difference between the models of another rank and of rank 0; "" when they are equal."""
     for index, (ours, theirs) in enumerate(zip_longest(first.layout.parameters, other.layout.parameters)):
         if ours != theirs:
             return f"parameter {index} is {_parameter(theirs)}, on worker/0 it is {_parameter(ours)}"
@@ -24,7 +24,7 @@ def difference(first: Prepare, other: Prepare) -> str:
         return f"run.prepare was given {have[other.outer]}, on worker/0 {have[first.outer]}"
     for left, right in zip_longest(first.buffers, other.buffers):
         if left != right:
-            return f"buffer {right or 'nothing'} stands where worker/0 has {left or 'nothing'}"
+            return f"a buffer is {right or 'missing'}, on worker/0 it is {left or 'missing'}"
     return ""
 
 

@@ -18,7 +18,7 @@ from psctl.types import Assignment, Count, Member, Name, Size
 
 
 class Reassign(JobMessage, frozen=True):
-    """Which server has which shard from now on. A server that transfers a shard receives it before workers do."""
+    """The servers of each shard from now on. A server that transfers a shard receives it before workers do."""
 
     assignment: Assignment
 
@@ -39,8 +39,8 @@ class NextClockWanted(JobMessage, frozen=True):
 class ExamplesShared(JobMessage, frozen=True):
     """To workers: from `clock` on, which no worker has begun, these ranks share the examples of each clock.
 
-    `lost`: of whom the clocks from that one on do not count: their examples of those before `clock` join it. It answers
-    all NextClockWanted up to this ticket.
+    `lost`: rank -> its first clock that does not count; its examples of the clocks from there on are added to `clock`.
+    It answers all NextClockWanted up to this ticket.
     """
 
     ticket: int
@@ -112,9 +112,9 @@ class ShardHandedOver(JobMessage, frozen=True):
 
 
 class StepUnfit(JobMessage, frozen=True):
-    """Servers cannot take this worker's step after `step`, for what `reason` says; the worker waits to be ended.
+    """Servers cannot apply this worker's step after `step`, because of `reason`; the worker waits to be ended.
 
-    Sent where servers step by `update: auto`, in a worker's first step.
+    Sent in a worker's first step, where `update: auto` chose servers.
     """
 
     step: Size

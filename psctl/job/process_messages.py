@@ -31,7 +31,7 @@ class ProcessStarted(JobMessage, frozen=True):
 
 
 class ProcessFailure(msgspec.Struct, frozen=True):
-    """How a process failed, as a person wants to read it."""
+    """The failure of a process, for people."""
 
     member: str  # "worker/1"
     host: str
@@ -55,7 +55,7 @@ class ProcessExited(JobMessage, frozen=True):
 
 
 class OutputLines(JobMessage, frozen=True):
-    """Lines that a process printed; `dropped` more are in the host's log file alone, which lacks `unwritten` of all."""
+    """Lines that a process printed; `dropped` further ones are in the host's log file only, and `unwritten` in none."""
 
     member: Member
     stream: Stream
@@ -95,7 +95,7 @@ class StopWanted(JobMessage, frozen=True):
 
 
 class ScaleWanted(JobMessage, frozen=True):
-    """psctl scale: so many workers and servers, None: as it is. Answered by ScaleAnswer."""
+    """psctl scale: the wanted numbers of workers and servers; None: unchanged. Answered by ScaleAnswer."""
 
     ticket: int
     workers: types.Count | None
@@ -103,8 +103,8 @@ class ScaleWanted(JobMessage, frozen=True):
 
 
 class ScaleAnswer(JobMessage, frozen=True):
-    """The coordinator to the agent that asked: it is being done (problem ""), or cannot be. `workers` and `servers` are
-    how many there were."""
+    """Answer to ScaleWanted: the numbers are being changed (problem ""), or cannot be. `workers` and `servers` are the
+    numbers before."""
 
     ticket: int
     workers: int
@@ -114,15 +114,15 @@ class ScaleAnswer(JobMessage, frozen=True):
 
 
 class NewCertificate(JobMessage, frozen=True):
-    """Use this certificate and key, PEM text, for connections from now on: the former certificate ends soon."""
+    """Use this certificate and key, PEM text, for connections from now on: the former certificate expires soon."""
 
     certificate: Annotated[str, msgspec.Meta(max_length=16_384)]
     key: Annotated[str, msgspec.Meta(max_length=16_384)]
 
 
 class StartProcess(JobMessage, frozen=True):
-    """Start one process. Certificate and key are PEM text for 0600 files. `store`: where agents of other hosts than the
-    head dial to reach torch's store."""
+    """Start one process. Certificate and key are PEM text for 0600 files. `store`: the address that
+    agents of other hosts than the head dial for torch's store."""
 
     member: Member
     world: types.Count  # number of workers
@@ -166,6 +166,6 @@ class JobFinished(JobMessage, frozen=True):
 
 
 class HoldSlots(JobMessage, frozen=True):
-    """To an agent: so many workers have their places on this host from now on; other jobs may have the other slots."""
+    """To an agent: this host has `workers` workers of the job from now on; other jobs may use the other slots."""
 
     workers: Count

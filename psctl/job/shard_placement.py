@@ -75,7 +75,7 @@ class ShardPlacement:
         return not self.transfers and not self._moving
 
     @property
-    def spare(self) -> int:
+    def tolerated_losses(self) -> int:
         """How many servers, whichever they are, may be lost at once so that every shard still has a member."""
         return min((len(chain) for chain in self.chains), default=1) - 1
 

@@ -30,7 +30,7 @@ class TablesReady(JobMessage, frozen=True):
 class TablesAssigned(JobMessage, frozen=True):
     """The coordinator to servers: the servers of each shard of all stores from now on.
 
-    `begins`: those that lead begin the shards; with `saved`, the tensors of a checkpoint, where there are some.
+    `begins`: the primaries create the shards, from `saved`, the tensors of a checkpoint, if there are any.
     """
 
     assignment: Assignment
@@ -39,9 +39,9 @@ class TablesAssigned(JobMessage, frozen=True):
 
 
 class TablesAt(JobMessage, frozen=True):
-    """The coordinator to a worker: these servers hold tables, of so many shards. Or why none does.
+    """The coordinator to a worker: the servers that hold tables, and the number of shards; or the problem if none does.
 
-    Sent again when it changes; of two, that with the larger epoch holds.
+    Sent again at each change; the one with the larger epoch is valid.
     """
 
     servers: list[ServerAt]
@@ -52,15 +52,15 @@ class TablesAt(JobMessage, frozen=True):
 
 
 class TablesSave(JobMessage, frozen=True):
-    """The coordinator to servers: send your part of the checkpoint of `step`, when all workers have marked it."""
+    """The coordinator to servers: send your part of the checkpoint of `step` when all workers have marked it."""
 
     step: int
 
 
 class ReadWanted(JobMessage, frozen=True):
-    """An agent to the coordinator, for a reader outside the job: these keys of a store; none: what there is.
+    """An agent to the coordinator, for a reader outside the job: read these keys of a store; no keys: list its tables.
 
-    Handed on to all servers, with the host of that agent; answered by ReadBy, then by each of them.
+    Relayed to all servers with the host of that agent; answered by ReadBy, then by each server.
     """
 
     ticket: int
@@ -71,14 +71,14 @@ class ReadWanted(JobMessage, frozen=True):
 
 
 class ReadBy(JobMessage, frozen=True):
-    """The coordinator to an agent: so many servers were asked."""
+    """The coordinator to an agent: the number of servers that were asked."""
 
     ticket: int
     servers: int
 
 
 class ReadTable(msgspec.Struct, frozen=True):
-    """What a table is; that of integer keys has no name."""
+    """The description of a table; the table of integer keys has no name."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class ReadTable(msgspec.Struct, frozen=True):
 
 
 class ReadRow(msgspec.Struct, frozen=True):
-    """Rows of a table that are there, or blocks of a named key's tensor: `width` values each, of type `sent`."""
+    """Existing rows of a table, or blocks of a named key's tensor: `width` values each, of type `sent`."""
 
     table: str
     keys: list[int]
@@ -98,7 +98,7 @@ class ReadRow(msgspec.Struct, frozen=True):
 class ReadRows(JobMessage, frozen=True):
     """A server's answer to ReadWanted, of the shards that it leads by assignment `epoch`. Payload: the rows.
 
-    `problem`: busy; large: more than one answer holds.
+    `problem`: "busy"; "large": the rows exceed one answer.
     """
 
     ticket: int

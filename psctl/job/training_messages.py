@@ -40,7 +40,7 @@ class MemberReady(JobMessage, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one rank reported of one step."""
+    """The numbers that one rank reported of one step."""
 
     step: types.Step
     epoch: types.Step
@@ -58,9 +58,9 @@ class WorkerReport(JobMessage, frozen=True):
     compute_seconds: float
     sync_seconds: float
     bytes_moved: types.Size
-    staleness: int = 0  # clocks that the values lacked which the last step was computed from
-    hidden_seconds: float = 0.0  # of these compute_seconds gradients or values were under way, and nobody waited
-    rested: int = 0  # the last step of which the loop can report no more: its point of rest is behind
+    staleness: int = 0  # clocks that were missing from the values of the last step
+    hidden_seconds: float = 0.0  # of compute_seconds: gradients or values were being sent, and the worker did not wait
+    rested: int = 0  # the last step whose numbers are final: the loop is past its wait point
 
 
 class Heartbeat(JobMessage, frozen=True):
@@ -77,7 +77,7 @@ class ScriptFinished(JobMessage, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Where a job goes on: rank 0's saved state, and what tensors the checkpoint holds."""
+    """Where a job goes on: rank 0's saved state, and the tensors of the checkpoint."""
 
     checkpoint: str  # "digits-3@500"
     step: int
@@ -98,11 +98,11 @@ class Welcome(JobMessage, frozen=True):
 
 
 class Decision(JobMessage, frozen=True):
-    """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
+    """The decision how gradients are synchronized. Shards and assignment are empty unless the strategy is ps.
 
     `options` are those of the strategy's schedule (`catalog.ScheduleOptions` as plain data), empty for ps and
     native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
-    steps that workers take alone between two synchronisations; 1: none. `elastic`: who takes part may change while they
+    steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
     """
 
@@ -116,7 +116,7 @@ class Decision(JobMessage, frozen=True):
     staleness: int | None = 0
     period: int = 1
     elastic: bool = False
-    auto: bool = False  # nobody asked for this `update`
+    auto: bool = False  # the job file leaves `update` to psctl
     sums: dict[str, Any] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
@@ -127,7 +127,7 @@ class Go(JobMessage, frozen=True):
 
 
 class Leave(JobMessage, frozen=True):
-    """End yourself now; `reason` is for the log."""
+    """The receiver must exit now; `reason` is for the log."""
 
     reason: str
 

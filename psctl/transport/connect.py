@@ -134,8 +134,8 @@ class PermitGate(ConnectionHandler):
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         # receive_buffer_for has checked a message with a payload, before memory was taken for it
         row = self._rows[peer.member.role][type(message)] if payload is not None else self._check(peer, message, 0)
-        if row.then:
-            self._states[peer] = row.then
+        if row.next_state:
+            self._states[peer] = row.next_state
         self._handler.on_message(peer, message, payload)
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:

@@ -68,7 +68,7 @@ class Cluster:
         )  # fmt: skip
         self.authority = make_authority(self.name, time.time())
         self.preauth_secret = new_secret()
-        self.keepers: list[subprocess.Popen[bytes]] = []
+        self.supervisors: list[subprocess.Popen[bytes]] = []
 
     def job_dir(self, host: int) -> Path:
         return self.folder / f"host{host}" / "jobs" / self.name / f"h{host}"
@@ -97,7 +97,7 @@ class Cluster:
         path.write_bytes(msgspec.json.encode(orders))
         path.chmod(0o600)
         with (self.job_dir(host) / "agent.log").open("wb") as log:
-            self.keepers.append(
+            self.supervisors.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "psctl.agent.main", str(path)],
                     cwd=self.job_dir(host),
@@ -122,8 +122,10 @@ class Cluster:
 
     def finished(self) -> events.Finished:
         """Wait for the end of everything and return the last event."""
-        for keeper in self.keepers:
-            if keeper.wait(WAIT) < 0:  # it was killed: its agent, which no process waits for, ends the job by itself
+        for supervisor in self.supervisors:
+            if (
+                supervisor.wait(WAIT) < 0
+            ):  # it was killed: its agent, which no process waits for, ends the job by itself
                 until(lambda: self.processes() == [], "the agents' own ends")
         found = self.of(events.Finished)
         assert len(found) == 1, self.logs()
@@ -164,7 +166,7 @@ class Cluster:
     def nothing_is_left(self) -> None:
         left = [(each.pid, each.cmdline()) for each in self.processes()]
         assert left == [], left
-        for host in range(len(self.keepers)):
+        for host in range(len(self.supervisors)):
             names = {path.name for path in self.job_dir(host).iterdir()}
             assert names & {"private", "agent.sock", "agent.pid", "events.jsonl.kept"} == set()
 
@@ -173,9 +175,9 @@ class Cluster:
         return "\n".join(f"---- {path}\n{path.read_text()}" for path in sorted(paths))
 
     def end(self) -> None:
-        for keeper in self.keepers:
-            keeper.kill()
-            keeper.wait()
+        for supervisor in self.supervisors:
+            supervisor.kill()
+            supervisor.wait()
         for process in self.processes():
             process.kill()
 
@@ -277,7 +279,14 @@ if __name__ == "__main__":
     time.sleep(60)
 """
 
-VICTIMS = ["worker", "coordinator", "agent on the head", "keeper on the head", "agent elsewhere", "keeper elsewhere"]
+VICTIMS = [
+    "worker",
+    "coordinator",
+    "agent on the head",
+    "supervisor on the head",
+    "agent elsewhere",
+    "supervisor elsewhere",
+]
 
 
 def test_a_killed_worker_makes_all_start_again_from_the_last_checkpoint(cluster: Callable[..., Cluster]) -> None:
@@ -300,13 +309,13 @@ def test_whoever_is_killed_the_job_ends_and_nothing_is_left(cluster: Callable[..
     job = cluster(FAMILY)
     until(lambda: len([event for event in job.of(events.Log) if event.text == "up"]) == 2, "both workers")
     host = 1 if "elsewhere" in victim else 0
-    keeper = job.keepers[host].pid
-    agent = psutil.Process(keeper).children()[0]
+    supervisor = job.supervisors[host].pid
+    agent = psutil.Process(supervisor).children()[0]
     pids = {
         "worker": job.pid("worker", 1),
         "coordinator": next((each.pid for each in agent.children() if "psctl.coordinator.main" in each.cmdline()), 0),
         "agent": agent.pid,
-        "keeper": keeper,
+        "supervisor": supervisor,
     }
     os.kill(pids[victim.split()[0]], signal.SIGKILL)
     last = job.finished()
@@ -317,11 +326,11 @@ def test_whoever_is_killed_the_job_ends_and_nothing_is_left(cluster: Callable[..
         "worker": "killed by signal 9 (SIGKILL)",
         "coordinator": "psctl's coordinator: killed by signal 9 (SIGKILL)",
         "agent on the head": "psctl's agent on the head died: killed by signal 9",
-        "keeper on the head": "psctl's keeper on the head died",
+        "supervisor on the head": "psctl's supervisor on the head died",
     }
     if victim in expected:
         assert said == expected[victim]
-    else:  # an agent whose keeper died ends its worker first: that news may come before the lost connection
+    else:  # an agent whose supervisor died ends its worker first: that news may come before the lost connection
         assert said.startswith("HostLost: h1 is lost") or (last.failure["host"] == "h1" and "signal" in said), said
     if victim == "worker":
         assert (last.failure["role"], last.failure["rank"], last.failure["stopped"]) == ("worker", 1, ["worker/0"])
@@ -346,7 +355,7 @@ def test_a_stop_ends_everything_and_is_no_failure(cluster: Callable[..., Cluster
 def test_sigterm_to_one_hosts_agent_stops_the_job(cluster: Callable[..., Cluster]) -> None:
     job = cluster("import time; print('up', flush=True); time.sleep(60)")
     until(lambda: len(job.of(events.Log)) == 2, "both workers")
-    job.keepers[1].terminate()
+    job.supervisors[1].terminate()
     last = job.finished()
     assert (last.status, last.exit) == ("stopped", 1)
 

@@ -49,7 +49,7 @@ def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not
 
 
 def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_socket, "READING", 0.05)
+    monkeypatch.setattr(control_socket, "READ_TIMEOUT", 0.05)
     coordinator = Coordinator(
         lambda ticket: FromCoordinator(ReadBy(ticket, 2)), lambda ticket: FromCoordinator(rows(ticket, 0))
     )

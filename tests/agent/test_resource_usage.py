@@ -90,7 +90,7 @@ class Orders:
 @pytest.mark.parametrize(
     ("status", "memory", "exception", "hinted"),
     [
-        (-9, ROSE, f"OutOfMemory: the kernel killed it, for memory ran out: {ROSE}", True),
+        (-9, ROSE, f"OutOfMemory: the kernel killed it for lack of memory: {ROSE}", True),
         (-9, "", "killed by signal 9 (SIGKILL)", False),
         (1, ROSE, "ended with status 1", True),  # its data loader was killed
     ],

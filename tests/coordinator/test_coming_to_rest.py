@@ -58,7 +58,7 @@ def replaced(job: DrivenJob) -> DrivenJob:
 def test_how_many_copies_shards_have_is_said_at_a_death_and_when_they_are_whole_again() -> None:
     job = training()
     job.killed(S[1])
-    assert "were it to die before another is filled, all go back to the start" in notices(job.instructions)[-1]
+    assert "if it is lost before another is filled, all ranks go back to the start" in notices(job.instructions)[-1]
     job = refilled(training(), S[1])
     assert "every shard is on 2 servers again" in notices(job.instructions)
 

@@ -112,7 +112,7 @@ def test_printed_lines_are_bounded_and_never_end(tmp_path: Path) -> None:
     assert lines + left_out + int(gap.text.split()[1]) == 60 * 2000
 
 
-def test_the_keeper_gives_a_log_its_end_once_and_cuts_a_torn_line(tmp_path: Path) -> None:
+def test_the_supervisor_gives_a_log_its_end_once_and_cuts_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(
         events.to_line(events.Started(time=5.0, job="digits-3", hosts=["h0"], roles=[]))

@@ -92,7 +92,7 @@ def listen(job: DrivenJob, speech: list[tuple[Member, Any]], seconds: float) -> 
     rows = COORDINATION.to("coordinator")
     for member, message in speech:
         row = rows[member.role][type(message)]
-        if not why_refused(row, member, message, STATES[member.role], 0) or row.when.get(member.role) == ("new",):
+        if not why_refused(row, member, message, STATES[member.role], 0) or row.states.get(member.role) == ("new",):
             job.handle(MessageReceived(member, message))
             job.wait(seconds)
     for each in job.instructions:

@@ -266,7 +266,7 @@ def test_a_server_that_ends_early_is_a_failure_whatever_its_status() -> None:
         (
             lambda job: job.receive(A0, Register("h0", 1, 4, 1, 0)),
             "agent/1",
-            "no word from psctl's agent on h1",
+            "psctl's agent on h1 did not register",
         ),
         (
             lambda job: job.running() and job.receive(W0, Join(1)),
@@ -496,7 +496,7 @@ def test_an_agent_speaks_for_its_own_host_only() -> None:
     job = DrivenJob().training()
     job.receive(A0, ProcessExited(W1, 0))
     assert job.machine.state == "running"
-    assert "not its part" in appended(job.receive(W1, StopWanted(False, True, "me")), events.Notice)[0].text
+    assert "which it may not send" in appended(job.receive(W1, StopWanted(False, True, "me")), events.Notice)[0].text
 
 
 def test_strangers_and_other_incarnations_are_not_expected() -> None:

@@ -189,7 +189,7 @@ def test_the_same_failure_at_the_same_step_ends_the_job_at_once() -> None:
     ended(job, again(W0), again(S0))
     failure = job.finished.failure
     assert failure is not None
-    assert "the same came again at the same step" in failure["hint"]
+    assert "the same failure came again at the same step" in failure["hint"]
 
 
 def test_a_lost_hosts_workers_move_to_slots_of_others_and_the_plan_is_made_again() -> None:

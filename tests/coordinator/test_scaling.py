@@ -79,7 +79,7 @@ def test_a_server_that_goes_leaves_when_it_holds_nothing_and_that_is_no_loss() -
 def test_a_second_change_waits_for_the_first() -> None:
     job = training()
     asks(job, servers=4)
-    assert asks(job, servers=2).problem == "servers are coming or going already"
+    assert asks(job, servers=2).problem == "servers are joining or leaving already"
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_no_role_says_what_no_row_lets_it_say(name: str) -> None:
         message = made(row.message)
         for receiver in ROLES:
             for sender in ROLES:
-                if (sender, receiver) in row.ways:
+                if (sender, receiver) in row.directions:
                     continue
                 why = Caller(permits, receiver, Member(sender, 0)).refused(message)
                 assert f"{row.name} is no message that a {sender} may send here" in why
@@ -167,14 +167,14 @@ def test_every_row_keeps_its_states_and_sizes(name: str) -> None:
     permits, _ = TABLES_OF[name]
     for row in permits.rows:
         message = made(row.message)
-        for sender, receiver in row.ways:
+        for sender, receiver in row.directions:
             caller = Caller(permits, receiver, Member(sender, 0))
-            allowed = row.when.get(sender, (NEW,))
+            allowed = row.states.get(sender, (NEW,))
             if NEW not in allowed:
                 assert f"{row.name} in state 'new'" in caller.refused(message)
             for state in ("new", "joined", "prepared", "other"):
                 caller.gate._states[caller] = state  # type: ignore[index]
-                if sender in row.when and state not in allowed:
+                if sender in row.states and state not in allowed:
                     assert f"in state {state!r}" in caller.refused(message)
             caller.gate._states[caller] = allowed[0]  # type: ignore[index]
             assert f"with {row.payload + 1} bytes of payload" in caller.refused(message, row.payload + 1)

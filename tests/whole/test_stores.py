@@ -134,7 +134,7 @@ def test_servers_that_come_and_go_take_stores_with_them(tmp_path: Path) -> None:
             step = events[-1]["step"] if events[-1]["event"] == "progress" else 0
             for at in [at for at in wanted if step >= at]:
                 scaled = psctl.run("scale", "counting-1", "--servers", wanted[at], "-y")
-                assert scaled.code == 0 or "are coming or going already" in scaled.err, scaled
+                assert scaled.code == 0 or "are joining or leaving already" in scaled.err, scaled
                 if scaled.code == 0:
                     del wanted[at]
         assert process.stderr is not None

@@ -14,7 +14,7 @@ server_changes: losses, replacements, joins and releases of servers; shards of p
 table_placement: the servers that hold tables, and their shards
 sum_order: the order in which gradients are summed
 scaling: `psctl scale`
-stalls: slow and stalled workers, the ranks they wait for, and stacks
+stalls: slow and stalled workers, the ranks that they wait for, and stacks
 deadlines: the waits that have become too long
 ending: the phases of a job's end, and the failure that caused it
 """

@@ -49,7 +49,7 @@ def on_tick(job: JobState) -> None:
 
 
 def _timed_out(job: JobState, rank: Rank | None, text: str) -> None:
-    hint = "timeouts: in the job file says how long to wait"
+    hint = "raise the limit under timeouts: in the job file if more time is needed"
     if rank is not None:
         failure = job.failure_of(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
         failure = replace(failure, frames=job.stalls.frames(rank.member))
@@ -75,7 +75,7 @@ def _check_start(job: JobState) -> None:
     limit = job.order.start_timeout
     if job.state == "placing" and job.now - job.began >= limit:
         names = [host.name for index, host in enumerate(job.order.hosts) if index not in job.registered]
-        _timed_out(job, None, f"no word from psctl's agent on {', '.join(names)} for {limit:.0f} s")
+        _timed_out(job, None, f"psctl's agent on {', '.join(names)} did not register within {limit:.0f} s")
         return
     for stage, missing, text in _stages(job):
         gone = [rank for rank in missing if rank.ended]
@@ -83,13 +83,13 @@ def _check_start(job: JobState) -> None:
             losses.fail(job, job.failure_of(gone[0], "ended before it called prepare, which other workers have done"))
             return
         if stage in job.startup.reached and missing and job.now - job.startup.reached[stage] >= limit:
-            who = ", ".join(job.describe(rank) for rank in missing)
-            _timed_out(job, missing[0], f"{who} {text} within {limit:.0f} s")
+            late = ", ".join(job.describe(rank) for rank in missing)
+            _timed_out(job, missing[0], f"{late} {text} within {limit:.0f} s")
             return
 
 
 def _check_idle(job: JobState) -> None:
-    """End a job whose script does not tell its steps when no worker prints or uses the processor any more."""
+    """End a job whose script reports no steps when no worker prints or uses the processor any more."""
     workers = job.live("worker")
     if job.training or "prepared" in job.startup.reached or not workers:
         return
@@ -144,25 +144,25 @@ def _check_connections(job: JobState) -> None:
 
 
 def _check_early_leave(job: JobState) -> None:
-    failure = ending.waited_for_in_vain(job)
+    failure = ending.find_early_leaver(job)
     if failure is not None:
         losses.fail(job, failure)
 
 
 def _check_stalls(job: JobState) -> None:
     """Name the ranks that stalled workers wait for, and end the job when it makes no step for too long."""
-    still = [
+    stalled = [
         rank
         for rank in job.live("worker")
         if rank.connected
         and not rank.finished
         and job.now - rank.moved_at >= min(STALL_NOTICE, job.order.stall_timeout)
     ]
-    if not still:
+    if not stalled:
         job.stalls.cancel_gathering()
         return
-    named = stalls.culprits(job, still)
-    since = min(rank.moved_at for rank in still)
+    named = stalls.blocking_ranks(job, stalled)
+    since = min(rank.moved_at for rank in stalled)
     new = [rank for rank in named if not job.has_noticed(("stall", (rank.member, rank.step)))]
     for rank in new:
         job.notice_once(("stall", (rank.member, rank.step)), _describe_stall(job, rank, since))

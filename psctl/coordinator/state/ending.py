@@ -5,7 +5,7 @@ gets exactly one `finished`, as its last event.
 
 A worker that leaves early, while others still train, is a cause of failures too: under bsp every clock needs every
 worker, so one that alone breaks out of its loop, or calls sys.exit(0) or os._exit(0), leaves the rest waiting. The
-workers that wait, or that lose their connection to it, are not to blame.
+failure then names that worker, not those that wait or lose their connection to it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DRAIN = 60.0
 SLACK = 5.0
 """Seconds beyond the grace in which agents must report that their processes have ended."""
 
-VAIN_WAIT = 10.0
-"""Seconds that all others wait in vain until a worker that left is named: no last step on servers takes so long."""
+EARLY_LEAVE_WAIT = 10.0
+"""Seconds for which all others wait before a worker that left is named: no last step on servers takes so long."""
 
 STOP_EXITS = {"Ctrl-C": 130, "SIGTERM": 143}
 """Exit codes of the psctl that stopped the job itself; for all others it is 1."""
@@ -155,7 +155,7 @@ def _advance_once(job: JobState, end: Ending) -> bool:
         kill(job, job.grace, "the job is over")
     elif end.phase in ("leaving", "killing") and (not running or (late and end.phase == "killing")):
         for rank in running:
-            job.move_rank(rank, "lost", "its agent did not tell that it ended")
+            job.move_rank(rank, "lost", "its agent did not report its end")
         _drop_uncommitted(job)
         _move(job, "gone", DRAIN)
     elif end.phase == "closing" and (late or not job.checkpoints.is_pending()):
@@ -251,10 +251,10 @@ def cause(job: JobState, found: list[ProcessFailure]) -> ProcessFailure:
     return _blame(job, gone, f"{first.member}: {first.exception}") if gone is not None else first
 
 
-def waited_for_in_vain(job: JobState) -> ProcessFailure | None:
+def find_early_leaver(job: JobState) -> ProcessFailure | None:
     """Return a failure when all remaining workers have long waited because one left early."""
     remaining = [rank for rank in job.live("worker") if not rank.finished]
-    stuck = all(rank.doing.startswith("sync") and job.now - rank.moved_at >= VAIN_WAIT for rank in remaining)
+    stuck = all(rank.doing.startswith("sync") and job.now - rank.moved_at >= EARLY_LEAVE_WAIT for rank in remaining)
     gone = _left_early(job, max((rank.step for rank in job.ranks_of("worker")), default=0))
     if not remaining or not stuck or gone is None:
         return None

@@ -34,10 +34,10 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-PATIENCE = 60.0
+ANSWER_TIMEOUT = 60.0
 """Seconds in which workers must answer: their network threads do, but a library may hold the interpreter for 20 s."""
 
-LATER = "examples of it are done in a later step"
+LATER = "examples of it are consumed in a later step"
 
 
 class DivisionChange(msgspec.Struct):
@@ -83,7 +83,7 @@ def on_next_clock(job: JobState, rank: Rank, message: NextClock) -> None:
 
 
 def remove_worker(job: JobState, member: Member) -> None:
-    """Wait no longer for a worker: its cut tells which clocks it has begun, or they count already."""
+    """Wait no longer for a worker: its cut determines which clocks it has begun, or they count already."""
     if job.division.change is not None:
         job.division.change.waiting.discard(member)
 
@@ -104,9 +104,9 @@ def advance(job: JobState) -> ProcessFailure | None:
         return None
     if not change.waiting:
         _divide(job, change)
-    elif job.now - change.since >= PATIENCE:
+    elif job.now - change.since >= ANSWER_TIMEOUT:
         late = job.ranks[min(change.waiting)]
-        text = f"{late.member} did not tell within {PATIENCE:.0f} s which clocks it has begun"
+        text = f"{late.member} did not report within {ANSWER_TIMEOUT:.0f} s which clocks it has begun"
         return job.failure_of(late, text, code="peer-lost")
     return None
 
@@ -129,7 +129,7 @@ def _divide(job: JobState, change: DivisionChange) -> None:
             job.send(rank.member, shared)
     checkpoints.drop_steps(job, first_lost + 1, shared.clock, LATER)
     names = ", ".join(f"worker/{rank}" for rank in sorted(change.lost))
-    job.notice(f"{names} is gone; {len(ranks)} workers go on, and share the examples anew from step {shared.clock + 1}")
+    job.notice(f"{names} has left; {len(ranks)} workers go on and share the examples anew from step {shared.clock + 1}")
 
 
 def _members(job: JobState, since: int) -> list[Members]:

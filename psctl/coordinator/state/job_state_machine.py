@@ -321,7 +321,7 @@ class JobStateMachine:
                 self._notice_unexpected(server.member, message)
 
     def _notice_unexpected(self, member: Member, message: JobMessage) -> None:
-        text = f"{member} sent a {type(message).__name__}, which is not its part"
+        text = f"{member} sent a {type(message).__name__}, which it may not send"
         self.job.notice_once(("unasked", str(member)), text)
 
 

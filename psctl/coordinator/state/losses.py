@@ -36,7 +36,7 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-USED_UP = "restart.max in the job file says how many losses a job survives"
+USED_UP = "restart.max in the job file limits the losses that a job survives"
 
 
 class Losses(msgspec.Struct):
@@ -145,7 +145,7 @@ def _on_failed(job: JobState, rank: Rank, failure: ProcessFailure) -> None:
 
 
 def on_connection_lost(job: JobState, member: Member, reason: str) -> None:
-    """A connection ended. An agent's host is lost with it; the end of another process will be reported by its agent."""
+    """A connection ended. With an agent's connection its host is lost; an agent reports the ends of other processes."""
     if member.role == "agent":
         _on_host_lost(job, member.rank, reason)
     elif member in job.ranks:
@@ -170,7 +170,7 @@ def _on_host_lost(job: JobState, host: int, reason: str) -> None:
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
-    job.checkpoints.copying.clear()  # the copy was being sent to this host, or CopySent will report a problem
+    job.checkpoints.copying.clear()  # the copy was being sent to this host, or CheckpointCopySent will report a problem
     name = job.order.hosts[host].name
     ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
     for rank in ranks:

@@ -57,11 +57,11 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-RESIDUAL = "what its compressed pushes had left out until now"
+RESIDUAL = "the gradients that its compressed pushes had not sent yet"
 """The error-feedback residual: only its worker has it, between two checkpoints."""
 
-PATIENCE = 10.0
-"""Seconds in which servers must answer what they hold of a lost worker."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds in which servers must report the pushes that they hold of a lost worker."""
 
 
 class WorkerDeath(msgspec.Struct):
@@ -104,7 +104,7 @@ def _is_asp(job: JobState) -> bool:
 
 
 def on_lost(job: JobState, rank: Rank, reason: str) -> None:
-    """A worker is lost and the job goes on: find the cut, and start its replacement where there is to be one."""
+    """A worker is lost and the job goes on: find the cut, and start its replacement, if it gets one."""
     residual = RESIDUAL if job.order.compression.feedback else ""
     where = job.host_name(rank)
     job.append_event(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=residual))
@@ -154,15 +154,15 @@ def advance(job: JobState) -> ProcessFailure | None:
             if not placement.transfers:
                 deaths[member] = WorkerDeath(death.worker, job.now, asked=placement.epoch)
                 _send_servers(job, WorkerGone(member.rank, member.incarnation))
-        elif len(death.clocks) < shards and job.now - death.since >= PATIENCE:
-            text = f"the servers did not tell within {PATIENCE:.0f} s what they hold of {member}"
+        elif len(death.clocks) < shards and job.now - death.since >= ANSWER_TIMEOUT:
+            text = f"the servers did not report within {ANSWER_TIMEOUT:.0f} s which pushes of {member} they hold"
             return job.failure_of(death.worker, text, code="peer-lost")
     known = list(deaths.values())
     if all(death.asked == placement.epoch and len(death.clocks) == shards for death in known):
         cuts = []
         for death, last in zip(known, _last_clocks(job, known), strict=True):
             if last is None:  # looked at for all before any is cut
-                text = f"{death.worker.member} was lost together with others: no clock of it is the last on all shards"
+                text = f"{death.worker.member} was lost together with others: shards differ in its last clock"
                 return job.failure_of(death.worker, text, code="peer-lost")
             cuts.append((death.worker, last))
         for worker, last in cuts:
@@ -257,7 +257,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
     assert job.shards.placement is not None
     text = difference(Prepare(job.startup.layout, job.startup.buffers), message)
     if text:
-        return job.failure_of(rank, f"the model on {rank.member} differs from that of its start before: {text}")
+        return job.failure_of(rank, f"the model on {rank.member} differs from that of its previous start: {text}")
     rank.decided = True
     job.send(rank.member, server_changes.decision(job, _resume_of(job, rank), job.shards.placement.assignment))
     example_division.send_past_changes(job, rank)

@@ -281,8 +281,8 @@ def on_output(job: JobState, host: str, message: OutputLines) -> None:
     if message.unwritten:
         job.notice_once(
             ("logs", host),
-            f"the disk of {host} is full: what {name} and others print there is not kept until there is room; training "
-            "goes on. Free space there, or lower `logs: {max}` in the job file",
+            f"the disk of {host} is full: the output of {name} and others there is not kept until there is space; "
+            "training goes on. Free space there, or lower `logs: {max}` in the job file",
         )
 
 

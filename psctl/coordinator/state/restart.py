@@ -61,7 +61,7 @@ def _advance_once(job: JobState, restart: Restart) -> bool:
         if (job.live("worker") or job.checkpoints.open) and not late:
             return False
         if late:
-            job.notice("the workers did not come to a common step in time: all go back to the last checkpoint")
+            job.notice("the workers did not reach a common step in time: all go back to the last checkpoint")
         _end_processes(job, restart)
     elif restart.phase == "ending":
         running = job.running()
@@ -92,7 +92,7 @@ def _decide(job: JobState, restart: Restart) -> None:
         losses.end_with(job, [first, *restart.failures])
         return
     if failures.same(job.losses.last, first):
-        text = "the same came again at the same step after a restart, so another one would not help"
+        text = "the same failure came again at the same step after a restart, so another restart would not help"
         losses.end_with(job, [replace(first, hint=first.hint or text)])
         return
     job.losses.last = first
@@ -186,7 +186,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.lost_workers = LostWorkers()
     job.division = ExampleDivision()
     if job.tables.first and not table_placement.saved_tensors(job):
-        job.notice("what stores held (run.store()) is lost: there is no checkpoint of it")
+        job.notice("the contents of stores (run.store()) are lost: there is no checkpoint of them")
     job.tables = TableServers()
     job.scaling.leaving_servers.clear()
     job.move("again")

@@ -64,7 +64,7 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     if job.restart is not None or not job.training or job.plan is None:
         return "the job does not train yet", "try again when it makes steps: psctl attach {job}"
     if all(rank.finished for rank in job.live("worker")):
-        return "its workers have come to their end", "psctl status {job}"
+        return "its workers have finished", "psctl status {job}"
     if job.plan.chosen != "ps":
         text = f"strategy {job.plan.chosen} sums over a fixed number of workers and has no servers"
         return text, f"set strategy: ps, or {INSTEAD}"
@@ -92,7 +92,7 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     held = job.tables.placement
     moving = job.shards.placement is None or not job.shards.placement.settled or (held is not None and not held.settled)
     if moving or job.tables.asked or any(not rank.ready for rank in job.live("server")):
-        return "servers are coming or going already", "try again when they have: psctl attach {job}"
+        return "servers are joining or leaving already", "try again when they have: psctl attach {job}"
     return "", ""
 
 
@@ -119,7 +119,7 @@ def hosts_for_workers(job: JobState, workers: int) -> list[HostOrder] | None:
 def _scale_workers(job: JobState, workers: int, servers: int) -> None:
     """All go to a common step, save and leave; restart.py starts the new number from there."""
     hosts = hosts_for_workers(job, workers)
-    assert hosts is not None, "they fit: it was looked at"
+    assert hosts is not None, "`_refused` checked that they fit"
     assert job.plan is not None
     before = len(job.live("worker"))
     job.notice(f"psctl scale: from {before} to {workers} workers, which start again from a common step")
@@ -145,6 +145,6 @@ def _scale_servers(job: JobState, now: int, then: int) -> None:
         return
     for number in range(now, then):
         host = server_changes.emptiest_host(job)
-        assert host is not None, "there is a host for servers: it was looked at"
+        assert host is not None, "`_refused` checked that there is a host for servers"
         server_changes.start_server(job, number, host)
         job.plan = replace(job.plan, servers=[*job.plan.servers[:number], host])

@@ -27,7 +27,7 @@ class Shards(msgspec.Struct):
 
     ranges: list[Shard] = msgspec.field(default_factory=list)
     placement: ShardPlacement | None = None
-    spare: int = 0  # how many servers may be lost at once, as people were told
+    tolerated_losses: int = 0  # the number of the last notice: servers that may be lost at once
 
 
 def replica_count(job: JobState, servers: int) -> int:
@@ -49,13 +49,13 @@ def place_shards(job: JobState, made: ShardsMade) -> Assignment:
     places = [server_place(rank, rank.address) for rank in servers]
     epoch = 0 if before is None else before.epoch + 1
     placement = ShardPlacement(made.sizes, replica_count(job, len(servers)), places, epoch)
-    job.shards = Shards(made.shards, placement, placement.spare)
+    job.shards = Shards(made.shards, placement, placement.tolerated_losses)
     _record_senders(job, placement)
     return placement.assignment
 
 
 def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> Decision:
-    """Return the message that tells a rank how gradients are synchronized."""
+    """Return the decision how gradients are synchronized."""
     assert job.plan is not None
     assert job.startup.layout is not None
     order, plan = job.order, job.plan
@@ -131,7 +131,7 @@ def on_lost(job: JobState, ranks: list[Rank], reason: str) -> None:
     for rank in ranks:
         host = rank.host if rank.host not in job.lost_hosts else emptiest_host(job)
         if host is None:
-            job.notice(f"no host is left for another {rank.member}; its shards lie on the others")
+            job.notice(f"no host is left for another {rank.member}; its shards are on the other servers")
         else:
             start_server(job, rank.member.rank, host)
 
@@ -156,10 +156,10 @@ def on_handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
 
 
 def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:
-    """A rank cannot reach a server. If that is lost, its agent reports it; else people are told, and the two retry."""
+    """A rank cannot connect to a server: append a notice if the server runs; both try again."""
     server = Member("server", message.server, message.incarnation)
     if server in job.ranks and not job.ranks[server].ended:
-        text = f"{job.describe(rank)} does not reach {server}, which runs: {message.reason}"
+        text = f"{job.describe(rank)} cannot connect to {server}, which runs: {message.reason}"
         job.notice_once(("unreachable", (rank.member, server)), text)
 
 
@@ -187,7 +187,7 @@ def announce(job: JobState) -> None:
     assert placement is not None
     if placement.announced != placement.epoch:
         _record_senders(job, placement)
-        _notice_spare(job, placement.spare)
+        _notice_tolerated_losses(job, placement.tolerated_losses)
     for role, news in (("server", placement.news_for_servers), ("worker", placement.news_for_workers)):
         assignment = news()
         if assignment is not None:
@@ -222,17 +222,17 @@ def _record_senders(job: JobState, placement: ShardPlacement) -> None:
     job.checkpoints.senders = workers | servers
 
 
-def _notice_spare(job: JobState, spare: int) -> None:
-    """Tell people how many copies shards have, when that changes: the cost of the next loss depends on it."""
-    if spare == job.shards.spare:
+def _notice_tolerated_losses(job: JobState, tolerated_losses: int) -> None:
+    """Append a notice when the number of copies of shards changes: the cost of the next loss depends on it."""
+    if tolerated_losses == job.shards.tolerated_losses:
         return
-    if spare > job.shards.spare:
-        job.notice(f"every shard is on {spare + 1} servers again")
-    elif spare > 0:
-        job.notice(f"some shards are on {spare + 1} servers only, until others are filled")
+    if tolerated_losses > job.shards.tolerated_losses:
+        job.notice(f"every shard is on {tolerated_losses + 1} servers again")
+    elif tolerated_losses > 0:
+        job.notice(f"some shards are on {tolerated_losses + 1} servers only, until others are filled")
     else:
         back = job.checkpoints.newest_name() or "the start"
         job.notice(
-            f"some shards are on one server only: were it to die before another is filled, all go back to {back}"
+            f"some shards are on one server only: if it is lost before another is filled, all ranks go back to {back}"
         )
-    job.shards.spare = spare
+    job.shards.tolerated_losses = tolerated_losses

@@ -1,9 +1,9 @@
 """Slow and stalled workers: how long clocks usually take, the ranks that others wait for, and their stacks.
 
-A clock is done when the slowest worker has done it. A clock that takes PATIENCE times the median of the last ones, and
-at least LEAST seconds, is late. The workers at the least step that do not wait for others are then named once a step,
-with their last reported activity and its age: a worker that computes sends a heartbeat every second; one that is
-stopped, or whose interpreter lock is held by a library, is silent. Only `timeouts.stall` ends a job (deadlines.py).
+A clock is done when the slowest worker has done it. A clock that takes LATE_FACTOR times the median of the last ones,
+and at least LATE_LEAST seconds, is late. The workers at the least step that do not wait for others are then named once
+a step, with their last reported activity and its age: a worker that computes sends a heartbeat every second; one that
+is stopped, or whose interpreter lock is held by a library, is silent. Only `timeouts.stall` ends a job (deadlines.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-PATIENCE = 5.0
+LATE_FACTOR = 5.0
 """A clock is late when it takes this many times as long as usual."""
 
-LEAST = 2.0
+LATE_LEAST = 2.0
 """Seconds below which no clock is late: reports arrive once a second or so."""
 
 KEPT = 50
@@ -76,7 +76,7 @@ class ClockPace:
             interval: seconds between two reports of a worker.
         """
         usual = self.usual
-        return usual is not None and now - self.since >= max(LEAST, PATIENCE * usual) + interval
+        return usual is not None and now - self.since >= max(LATE_LEAST, LATE_FACTOR * usual) + interval
 
 
 class Stalls:
@@ -167,7 +167,7 @@ def last_activity(job: JobState, rank: Rank) -> str:
     return f"{doing}, silent for {silent:.0f} s" if silent >= SILENT else doing
 
 
-def culprits(job: JobState, still: list[Rank]) -> list[Rank]:
+def blocking_ranks(job: JobState, stalled: list[Rank]) -> list[Rank]:
     """Return the ranks at the ends of the chains of waits that begin at stalled workers.
 
     Workers at an end come first, of these the ones with the fewest steps. When all workers wait, the silent ones are
@@ -176,13 +176,13 @@ def culprits(job: JobState, still: list[Rank]) -> list[Rank]:
 
     Args:
         job: the job.
-        still: workers whose step has not changed for too long; not empty.
+        stalled: workers whose step has not changed for too long; not empty.
     """
     workers = [rank for rank in job.live("worker") if not rank.finished]
     waiting = {rank.member for rank in workers if is_wait(rank.doing)}
-    if not any(rank.member in waiting for rank in still):
-        return _fewest_steps(still)
-    ends = _ends_of_waits(job, workers, [rank for rank in still if rank.member in waiting])
+    if not any(rank.member in waiting for rank in stalled):
+        return _fewest_steps(stalled)
+    ends = _ends_of_waits(job, workers, [rank for rank in stalled if rank.member in waiting])
     busy = _fewest_steps([rank for rank in ends if rank.member.role == "worker"])
     if not busy:
         least = min(rank.step for rank in workers)

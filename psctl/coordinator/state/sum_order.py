@@ -28,8 +28,8 @@ def choose_groups(job: JobState) -> None:
         job.host_groups = groups_by_host(job) if saved is None else saved
         if saved is None and _differs(job):
             job.notice(
-                "gradients are summed in another order than before the checkpoint, for its strategy or its ranks' "
-                "places were others: bits may differ"
+                "gradients are summed in another order than before the checkpoint, because its strategy or its ranks' "
+                "hosts were different: results may differ in the last bits"
             )
 
 

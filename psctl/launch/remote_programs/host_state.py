@@ -282,7 +282,7 @@ def processes(folder: str) -> dict[int, str]:
 def sweep(question: Question) -> Question:
     """Return what still runs of a job after `seconds`; with `kill` it is killed, and only what is the job's own.
 
-    What a killed keeper could not remove any more, secrets and keys among it, is removed then.
+    What a killed supervisor could not remove, secrets and keys among it, is removed then.
     """
     folder, deadline = question["folder"], time.monotonic() + question.get("seconds", 0)
     while True:
@@ -301,7 +301,7 @@ def sweep(question: Question) -> Question:
 
 
 def clean(folder: str) -> None:
-    """Remove from a job's folder what only a running agent needs, as its keeper does; logs and the event log stay."""
+    """Remove the files that only a running agent needs, as its supervisor does; logs and the event log stay."""
     discard_orders(folder)
     shutil.rmtree(os.path.join(folder, "private"), ignore_errors=True)
     for name in ("agent.sock", "agent.pid", "slots"):
