@@ -34,7 +34,7 @@ def iperf(hosts: Hosts, congestion: str, seconds: int = 3) -> float:
     inner = ["env", "-i", f"PATH={PATH}", "iperf3"]
     address = hosts["h2"].addresses[-1]
     with subprocess.Popen(
-        [*hosts._enter("h2"), *inner, "-s", "-1", "-B", address, "--forceflush"], stdout=subprocess.PIPE, text=True
+        [*hosts.command("h2"), *inner, "-s", "-1", "-B", address, "--forceflush"], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():

@@ -55,7 +55,7 @@ def sums(rank: int, world: int, name: str) -> dict[str, Any]:
     played = ScheduleAllReduce(catalog.build(name, world, options(world)), device)
     generator = torch.Generator().manual_seed(rank)
     right, bits = True, hashlib.sha256()
-    for length in (*LENGTHS, *LENGTHS[::-1]):
+    for length in (*LENGTHS, *LENGTHS[-3::-1]):
         whole = torch.arange(length, dtype=torch.int32) * (rank + 1)
         real = torch.randn(length, generator=generator)
         first, second = played.put(whole), played.put(real)  # both on their way at once

@@ -191,7 +191,7 @@ class Hosts(_Ssh):
         self._net = _free_network()
         self._second = self._net.rsplit(".", 1)[0] + f".{int(self._net.rsplit('.', 1)[1]) + 1}"
         self.driver = f"{self._net}.254"
-        self._link = f"pst{secrets.token_hex(4)}"
+        self.link = f"pst{secrets.token_hex(4)}"
         self.hosts = self._plan(chosen)
         self._supervisor: subprocess.Popen[str] | None = None
         self._switch = 0
@@ -233,11 +233,11 @@ class Hosts(_Ssh):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self._switch = int(self._hear("switch"))
-        _ip("ip", "link", "add", self._link, "type", "veth", "peer", "name", "up0", "netns", str(self._switch))
-        _ip("ip", "addr", "add", f"{self.driver}/24", "dev", self._link)
-        _ip("ip", "link", "set", self._link, "up")
+        _ip("ip", "link", "add", self.link, "type", "veth", "peer", "name", "up0", "netns", str(self._switch))
+        _ip("ip", "addr", "add", f"{self.driver}/24", "dev", self.link)
+        _ip("ip", "link", "set", self.link, "up")
         # nobody answers there, and no packet for a host behind another may leave by the machine's own route
-        _ip("ip", "route", "add", f"{self._second}.0/24", "dev", self._link)
+        _ip("ip", "route", "add", f"{self._second}.0/24", "dev", self.link)
         self._tell("linked")
         for name, found in json.loads(self._hear("ready")).items():
             host = self.hosts[name]
@@ -281,14 +281,15 @@ class Hosts(_Ssh):
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host, not by SSH: it works also when the host is cut off."""
         done = subprocess.run(
-            [*self._enter(name), "env", "-i", "-C", "/root", f"PATH={PATH}", "HOME=/root", *argv],
+            [*self.command(name), "env", "-i", "-C", "/root", f"PATH={PATH}", "HOME=/root", *argv],
             input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if check and done.returncode != 0:
             raise RuntimeError(f"{name}: {' '.join(argv)}: {done.returncode}: {done.stderr.strip()}")
         return done
 
-    def _enter(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
+        """Return the words that, put before a command, run it on a host."""
         return ["nsenter", "-t", str(self.hosts[name].init), "-m", "-u", "-i", "-n", "-p", "--"]
 
     def path(self, name: str, path: str) -> Path:
@@ -408,7 +409,7 @@ class Hosts(_Ssh):
                 self._supervisor.kill()
                 self._supervisor.wait()
             self._supervisor.stdout.close()
-            _ip("ip", "link", "del", self._link, check=False)
+            _ip("ip", "link", "del", self.link, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Hosts:

@@ -85,6 +85,16 @@ class Killed(BaseException):
     """Raised by a script where its process is to be killed."""
 
 
+class JobClock(SystemClock):
+    """The system's clock; when the job has failed it is far ahead, so that every wait for a server ends."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def now(self) -> float:
+        return super().now() + (1e6 if self.failed else 0.0)
+
+
 class Wire:
     """Brings messages to one handler on a thread of its own, as a network would."""
 
@@ -164,7 +174,7 @@ class Job:
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
         self.period, self.elastic, self.report_seconds = period, elastic, report_seconds
         self.checkpoint: Saved | None = resume
-        self.network = MemoryNetwork()
+        self.network, self._clock = MemoryNetwork(), JobClock()
         self.saved: dict[int, Saved] = {}
         self.reports: list[tuple[int, WorkerReport]] = []
         self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
@@ -283,6 +293,7 @@ class Job:
 
     def fail(self, error) -> None:
         """Let the other workers go, as a coordinator does when one fails."""
+        self._clock.failed = True
         for server in self._servers:
             server.on_message(None, Leave("a worker failed"), None)
 
@@ -452,7 +463,7 @@ class Job:
             trace = self.traces.get(me.rank)
             note = (lambda what: trace(what[1], shard=what[2], clock=what[3])) if trace else None
             made = ParameterClient(
-                me, self.workers, decision, dial, SystemClock(), WAIT, note, sharing=self._sharing(me)
+                me, self.workers, decision, dial, self._clock, WAIT, note, sharing=self._sharing(me)
             )  # fmt: skip
             self._clients[me] = made
             return made

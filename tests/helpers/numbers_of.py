@@ -50,7 +50,7 @@ class Exact:
             capture_output=True,
             timeout=100,
         )
-        return self._result()
+        return self.result()
 
     def train(
         self,
@@ -106,9 +106,10 @@ class Exact:
         assert run.events[-1]["status"] == "done", run
         plan: dict[str, Any] = run.of("plan")[-1]
         assert (plan["chosen"], plan["world"]) == ("ps", workers), plan
-        return run, self._result()
+        return run, self.result()
 
-    def _result(self) -> Result:
+    def result(self) -> Result:
+        """Read, and remove, what rank 0 wrote."""
         document = json.loads(self._file.read_text())
         self._file.unlink()
         values = [float.fromhex(text) for each in document["values"].values() for text in each]

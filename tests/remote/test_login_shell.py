@@ -33,7 +33,7 @@ Login = Callable[[str, str], SshShell]
 
 
 @pytest.fixture
-def login(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Login]:
+def login(lab: Any) -> Iterator[Login]:
     """Log in as a user with this login shell and this text in its start-up file."""
     made: list[SshShell] = []
 
@@ -57,6 +57,13 @@ def login(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Login]:
         each.close()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have psctl wait 2 s, in place of 10, for a shell that begins no command."""
+    monkeypatch.setattr(SshShell, "patience", 2.0)
+    monkeypatch.setattr("psctl.remote.login_shell._WAIT", 1.5)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_login_shell_hands_commands_on_unchanged(login: Login, shell: str, tmp_path: Path) -> None:
     there = login(shell, "echo welcome\n")
@@ -76,6 +83,7 @@ def test_every_login_shell_hands_commands_on_unchanged(login: Login, shell: str,
     assert there.signal(process, 9)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
 def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(login: Login, shell: str) -> None:
     text = {"tcsh": "set answer = $<\n", "fish": "read answer\n"}.get(shell, "read -r answer\n")
@@ -88,6 +96,7 @@ def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(log
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("shell", "text", "what"),
     [
@@ -102,10 +111,8 @@ def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(log
     ],
 )
 def test_a_startup_file_that_keeps_commands_from_running_is_named(
-    login: Login, monkeypatch: pytest.MonkeyPatch, shell: str, text: str, what: str
+    login: Login, shell: str, text: str, what: str
 ) -> None:
-    monkeypatch.setattr(SshShell, "patience", 2.0)
-    monkeypatch.setattr("psctl.remote.login_shell._WAIT", 1.5)
     with pytest.raises(LoginShellFailed, match=f"node-a: .*{what}") as caught:
         login(shell, "echo goodbye >&2\n" + text)
     assert SHELLS[shell].rpartition("/")[2] in caught.value.message

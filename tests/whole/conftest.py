@@ -1,6 +1,7 @@
 """Fixtures of tests on the project's own test hosts; see hosts.py beside this file.
 
 make_hosts(names=3, ...) -> Hosts      any number of times in one test; all removed at its end
+module_hosts(names=3, ...) -> Hosts    the same, removed after the module's last test
 hosts      three of them: h1, h2, h3
 home       a home folder for psctl on the driving side: ssh knows the hosts by name, home.env is the environment
 lab        psctl at that home, the three hosts, and a cluster file of them
@@ -18,14 +19,20 @@ import pytest
 from tests.helpers import hosts as library
 from tests.helpers.running import Psctl
 
+RATE = "500mbit"
+"""Of links for which a test names no rate: measuring free ones keeps the processors busy (3 s among three hosts)."""
 
-@pytest.fixture
-def make_hosts() -> Iterator[Callable[..., Any]]:
+
+def _make_hosts() -> Iterator[Callable[..., Any]]:
     """Make test hosts with namespaces; the test is skipped, with the reason, where that cannot be."""
     if reason := library.missing():
         pytest.skip(reason)
     with contextlib.ExitStack() as made:
-        yield lambda *args, **options: made.enter_context(library.Hosts(*args, **options))
+        yield lambda *args, **options: made.enter_context(library.Hosts(*args, **{"rate": RATE, **options}))
+
+
+make_hosts = pytest.fixture(_make_hosts, name="make_hosts")
+module_hosts = pytest.fixture(_make_hosts, name="module_hosts", scope="module")
 
 
 @pytest.fixture

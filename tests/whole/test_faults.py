@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.hosts import Hosts, missing
 from tests.helpers.running import STEADY, Ended, Psctl, next_event, set_args, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
@@ -47,12 +46,9 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two hosts for all faults that hosts survive."""
-    if reason := missing():
-        pytest.skip(reason)
-    with Hosts(2) as hosts:
-        yield Lab(hosts, tmp_path_factory.mktemp("lab") / "home")
+def shared(module_hosts: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Two hosts for all faults; the last one costs a host."""
+    return Lab(module_hosts(2), tmp_path_factory.mktemp("lab") / "home")
 
 
 @pytest.fixture
@@ -130,7 +126,7 @@ def test_a_full_port_range(lab: Lab) -> None:
         f"held = [socket.create_server(('{lab.hosts['h1'].address}', port)) for port in range(29400, 29403)]\n"
         "time.sleep(60)\n"
     )
-    holder = subprocess.Popen([*lab.hosts._enter("h1"), lab.hosts.python, "-c", hold])
+    holder = subprocess.Popen([*lab.hosts.command("h1"), lab.hosts.python, "-c", hold])
     try:
         until(lambda: {29400, 29401, 29402} <= lab.hosts.ports("h1"), 10)
         lab.write("network: {ports: 29400-29402}\n")
@@ -178,21 +174,6 @@ def test_a_script_that_is_not_there(lab: Lab, tmp_path: Path) -> None:
     assert error_of(run)["where"].startswith(str(tmp_path / "job.yaml") + ":3")
 
 
-def test_a_host_that_loses_power(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
-    lab = Lab(make_hosts(2), tmp_path / "home")
-    slow = ["--servers", "1", *set_args("--epochs", "200", "--pause", "0.05")]
-    with lab.psctl.start("train", str(STEADY), "--cluster", str(lab.cluster), "-o", "jsonl", *slow) as process:
-        next_event(process, "progress")
-        lab.hosts.crash("h2")
-        begin = time.monotonic()
-        finished = next_event(process, "finished")
-        assert time.monotonic() - begin < 20
-        assert process.wait(30) == 1
-    assert finished["status"] == "failed"
-    assert "h2" in json.dumps(finished["failure"])
-    lab.clean(but=("h2",))
-
-
 KINDS = {
     "psctl": "",
     "agent": "psctl.agent.main",
@@ -217,11 +198,11 @@ def kill(lab: Lab, process: Any, kind: str) -> None:
     lab.hosts.exec(name, ["kill", "-9", str(pid)], check=False)
 
 
-OFTEN = ("agent", "save")
+OFTEN = ("agent", "start")
 """In every `make test`; all others in `make soak`.
 
-tests/agent/test_agent.py kills the others where no host is needed, test_hosts_job.py psctl, test_restore_numbers.py a
-server that has a replica.
+tests/agent/test_agent.py kills the others, and this one later, where no host is needed, test_hosts_job.py psctl,
+test_restore_numbers.py a server that has a replica.
 """
 
 
@@ -262,3 +243,19 @@ def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind:
         assert state in ("running", "any")
         stopped = lab.psctl.run("stop", job, "--force")
         assert stopped.code in (0, 6), stopped
+
+
+def test_a_host_that_loses_power(shared: Lab) -> None:
+    """The last of this file: its hosts are shared."""
+    shared.write()
+    slow = ["--servers", "1", *set_args("--epochs", "200", "--pause", "0.05")]
+    with shared.psctl.start("train", str(STEADY), "--cluster", str(shared.cluster), "-o", "jsonl", *slow) as process:
+        next_event(process, "progress")
+        shared.hosts.crash("h2")
+        begin = time.monotonic()
+        finished = next_event(process, "finished")
+        assert time.monotonic() - begin < 20
+        assert process.wait(30) == 1
+    assert finished["status"] == "failed"
+    assert "h2" in json.dumps(finished["failure"])
+    shared.clean(but=("h2",))

@@ -18,6 +18,12 @@ from tests.helpers.running import Psctl, assert_clean
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 
 
+@pytest.fixture
+def hosts(make_hosts: Any) -> Any:
+    """Two test hosts."""
+    return make_hosts(2)
+
+
 @contextlib.contextmanager
 def forwarded(address: str, port: int) -> Iterator[int]:
     """Forward a port of 127.0.0.1 to an address, as `docker run -p` and `ssh -L` do; gives that port."""
@@ -107,10 +113,10 @@ def test_hosts_that_share_an_inner_address_are_refused_with_the_cure(hosts: Any,
 def test_a_range_of_ports_that_is_too_small_is_refused_before_anything_starts(hosts: Any, home: Any) -> None:
     psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
     cluster.write_text(hosts.cluster_text(more="network: {ports: 29400-29402}\n"))
-    (home.path / "job.yaml").write_text("name: line\nscript: train.py\nservers: 3\nsync: {strategy: ps}\n")
+    (home.path / "job.yaml").write_text("name: line\nscript: train.py\nservers: 2\nsync: {strategy: ps}\n")
     (home.path / "train.py").write_text("")
     holder = "import socket, sys\ns = socket.create_server((sys.argv[1], 29401))\nprint('on', flush=True)\ninput()\n"
-    words = [*hosts._enter("h1"), "env", "-i", f"PATH={PATH}", hosts.python, "-c", holder, hosts["h1"].address]
+    words = [*hosts.command("h1"), "env", "-i", f"PATH={PATH}", hosts.python, "-c", holder, hosts["h1"].address]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
@@ -136,5 +142,5 @@ def test_a_range_of_ports_that_is_too_small_is_refused_before_anything_starts(ho
         rows = {
             host["name"]: check for host in doctor["hosts"] for check in host["checks"] if check["check"] == "ports"
         }
-        assert (rows["h1"]["ok"], rows["h3"]["ok"]) == (False, True)
+        assert (rows["h1"]["ok"], rows["h2"]["ok"]) == (False, True)
         process.communicate("end\n")

@@ -57,7 +57,7 @@ def test_hosts_are_machines_of_their_own(hosts: Any) -> None:
 def test_what_runs_on_a_host_is_seen(hosts: Any) -> None:
     assert [hosts.leftovers(name) for name in hosts] == [[], [], []]
     code = "import socket, time; s = socket.create_server(('', 0)); open('/dev/shm/mark', 'w').close(); time.sleep(300)"
-    process = subprocess.Popen([*hosts._enter("h1"), "python3", "-c", code])
+    process = subprocess.Popen([*hosts.command("h1"), "python3", "-c", code])
     try:
         deadline = time.monotonic() + 20
         while len(hosts.leftovers("h1")) < 3:
@@ -108,7 +108,7 @@ def test_nothing_of_them_remains_however_the_test_ends(make_hosts: Callable[...,
         "spec = importlib.util.spec_from_file_location('hosts', sys.argv[1])\n"
         "hosts = importlib.util.module_from_spec(spec); sys.modules['hosts'] = hosts; spec.loader.exec_module(hosts)\n"
         "with hosts.Hosts(2) as made:\n"
-        "    print(made.folder, made._link, made['h1'].init, made['h2'].init, flush=True)\n"
+        "    print(made.folder, made.link, made['h1'].init, made['h2'].init, flush=True)\n"
         "    sys.stdin.read()\n"
     )
     run = subprocess.Popen(

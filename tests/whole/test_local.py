@@ -10,11 +10,13 @@ import pytest
 from msgspec import structs
 
 from psctl.checkpoint import manifest as manifests
-from tests.helpers.running import ROOT, Psctl
+from tests.helpers.running import ROOT, Psctl, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 DIGITS = str(ROOT / "templates" / "digits" / "job.yaml")
+SHORT = set_args("--epochs", "8")
+"""Of 20 epochs; an accuracy of 0.967 was seen after 4."""
 
 
 def leftovers(job_home: Path) -> list[str]:
@@ -30,8 +32,8 @@ def leftovers(job_home: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     home = tmp_path_factory.mktemp("home")
-    psctl = Psctl(home)
-    return psctl, psctl.run("train", DIGITS, "-o", "jsonl", timeout=120)
+    psctl = Psctl(home, traced=True)
+    return psctl, psctl.run("train", DIGITS, "-o", "jsonl", *SHORT, timeout=120)
 
 
 def test_the_digits_job_trains_reports_and_checkpoints(trained) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ from tests.helpers.running import Ended, Psctl, until
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 
 SHOWS = """
-import json, os, pathlib
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-data = torch.ones(500_000)
+import json, os
+import torch
+import psctl
+run = psctl.init()
+net = torch.nn.Linear(1000, 1000)
+net, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
 for _ in range(4):
-    dist.all_reduce(data)
+    net(torch.ones(1, 1000)).sum().backward()
+    optimizer.step()
 names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 print("ENV", json.dumps({name: os.environ.get(name) for name in names}), flush=True)
-dist.destroy_process_group()
 """
 
 MBIT = 1e6 / 8
@@ -81,14 +83,13 @@ class Lab:
     def assert_clean(self) -> None:
         until(lambda: not any(self.hosts.leftovers(name) for name in self.hosts), 10, name="nothing is left")
 
-    def train(self, more: Sequence[str] = (), script: str = SHOWS) -> tuple[Ended, list[dict[str, str]]]:
+    def train(self) -> tuple[Ended, list[dict[str, str]]]:
         """A job that says which interface it was told to use."""
         folder = self.folder / "job"
         folder.mkdir(exist_ok=True)
-        (folder / "show.py").write_text(script)
+        (folder / "show.py").write_text(SHOWS)
         (folder / "job.yaml").write_text("version: 1\nname: show\nscript: show.py\nsync: {strategy: native}\n")
-        words = ("train", str(folder / "job.yaml"), "--cluster", str(self.cluster), "-o", "jsonl")
-        done = self.psctl.run(*words, *more)
+        done = self.psctl.run("train", str(folder / "job.yaml"), "--cluster", str(self.cluster), "-o", "jsonl")
         assert done.code == 0, done
         said = [event["text"] for event in done.of("log") if event["text"].startswith("ENV ")]
         return done, [json.loads(text.removeprefix("ENV ")) for text in said]
@@ -107,7 +108,7 @@ def lab(make_hosts: Any, tmp_path: Path) -> Any:
 def iperf(hosts: Any, source: str, target: str) -> float:
     """Payload bytes/s that iperf3 moves between two hosts."""
     address = hosts[target].address
-    serve = [*hosts._enter(target), "env", "-i", f"PATH={PATH}", "iperf3", "-s", "-1", "-B", address, "--forceflush"]
+    serve = [*hosts.command(target), "env", "-i", f"PATH={PATH}", "iperf3", "-s", "-1", "-B", address, "--forceflush"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():
@@ -161,21 +162,7 @@ def test_what_up_measured_is_kept_for_plans_until_down(lab: Any) -> None:
     assert not kept.exists()
 
 
-def test_train_on_hosts_that_are_not_ready_measures_their_links_as_up_does(lab: Any) -> None:
-    lab = lab(2, rate="100mbit")
-    steps = "import psctl, torch\nrun = psctl.init()\nnet = torch.nn.Linear(1000, 1000)\n"
-    steps += "run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))\n"
-    done, _ = lab.train(script=steps)
-    plan = done.of("plan")[-1]
-    native = next(each for each in plan["candidates"] if each["strategy"] == "native")
-    assert native["seconds"] == pytest.approx(plan["size"] / (0.956 * 100 * MBIT), rel=0.15), "two ranks: 2 x 1/2"
-    assert (lab.home.path / ".psctl/measured/links/lab.json").exists()
-    clusters = {row["name"]: row for row in lab.psctl.run("clusters", "-o", "json").document["clusters"]}
-    assert (clusters["lab"]["state"], clusters["lab"]["current"]) == ("ready", False)
-    assert {tuple(actions) for actions in lab.actions().values()} == {()}, "up finds nothing left to do"
-
-
-def test_of_two_links_the_fast_one_is_taken_and_a_job_trains_over_it(lab: Any) -> None:
+def test_train_measures_as_up_does_and_of_two_links_a_job_trains_over_the_fast_one(lab: Any) -> None:
     lab = lab(2, rate="10mbit", second="300mbit")
     planned = lab.actions("--dry-run")
     assert {tuple(actions[-2:]) for actions in planned.values()} == {
@@ -191,6 +178,13 @@ def test_of_two_links_the_fast_one_is_taken_and_a_job_trains_over_it(lab: Any) -
     rows = [check for host in doctor.document["hosts"] for check in host["checks"] if check["check"] == "interface"]
     assert all(row["detail"].startswith("eth1 ") and "eth0" in row["detail"] for row in rows), rows
     assert all(lab.hosts.sent(name, "eth0") - slow[name] < 4_000_000 for name in lab.hosts)
+    plan = done.of("plan")[-1]
+    native = next(each for each in plan["candidates"] if each["strategy"] == "native")
+    assert native["seconds"] == pytest.approx(plan["size"] / (0.956 * 300 * MBIT), rel=0.15), "two ranks: 2 x 1/2"
+    assert (lab.home.path / ".psctl/measured/links/lab.json").exists()
+    clusters = {row["name"]: row for row in lab.psctl.run("clusters", "-o", "json").document["clusters"]}
+    assert (clusters["lab"]["state"], clusters["lab"]["current"]) == ("ready", False)
+    assert {tuple(actions) for actions in lab.actions().values()} == {()}, "up finds nothing left to do"
 
 
 def test_of_two_links_the_dead_one_is_not_taken(lab: Any) -> None:

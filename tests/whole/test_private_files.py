@@ -35,7 +35,7 @@ def test_a_job_leaves_nothing_that_others_may_read(tmp_path: Path, mask: str) ->
     under = ("sh", "-c", f'umask {mask}; exec "$@"', "sh", sys.executable, "-m", "psctl")
     root = Path(__file__).resolve().parents[2]
     psctl = Psctl(tmp_path, under, {"PYTHONPATH": str(root)})
-    done = psctl.run("train", str(STEADY), "--workers", "1", *set_args("--epochs", "2"))
+    done = psctl.run("train", str(STEADY), "--workers", "1", "--servers", "1", *set_args("--epochs", "2"))
     assert done.code == 0, done
     job = tmp_path / "job"
     job.mkdir()

@@ -1,9 +1,10 @@
-"""The store behind MASTER_PORT on several hosts: plain DistributedDataParallel works, and strangers reach nothing."""
+"""The store behind MASTER_PORT on two hosts: plain DistributedDataParallel works, and strangers reach nothing."""
 
 from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,28 @@ time.sleep(100)
 """
 
 
-def test_plain_ddp_trains_over_three_hosts(lab: Any) -> None:
-    psctl, hosts, cluster = lab
+@pytest.fixture(scope="module")
+def site(module_hosts: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Psctl, Any, Path]:
+    """psctl on the driving side, two hosts, and a cluster file of them."""
+    hosts = module_hosts(2)
+    home = hosts.make_home(tmp_path_factory.mktemp("site") / "home")
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(hosts.cluster_text())
+    return Psctl(home.path, environment=home.env), hosts, cluster
+
+
+def test_plain_ddp_trains_over_two_hosts(site: tuple[Psctl, Any, Path]) -> None:
+    psctl, hosts, cluster = site
     job = str(ROOT / "templates" / "ddp" / "job.yaml")
-    run = psctl.run("train", job, "--cluster", str(cluster), "--workers", "3", "-o", "jsonl")
+    run = psctl.run("train", job, "--cluster", str(cluster), "--workers", "2", "-o", "jsonl")
     assert run.code == 0, run
     said = [event["text"] for event in run.of("log") if "accuracy" in event["text"]]
-    assert sorted(line.split(":")[0] for line in said) == [f"rank {rank} of 3" for rank in range(3)]
+    assert sorted(line.split(":")[0] for line in said) == [f"rank {rank} of 2" for rank in range(2)]
     assert_clean(hosts)
 
 
-def test_the_network_reaches_doors_alone_and_starts_no_store(lab: Any, tmp_path: Path) -> None:
-    psctl, hosts, cluster = lab
+def test_the_network_reaches_doors_alone_and_starts_no_store(site: tuple[Psctl, Any, Path], tmp_path: Path) -> None:
+    psctl, hosts, cluster = site
     (tmp_path / "train.py").write_text(SLEEPS)
     (tmp_path / "job.yaml").write_text("version: 1\nname: sleeps\nscript: train.py\n")
     told: dict[str, int] = {}
@@ -86,9 +97,12 @@ def test_a_schedule_on_cpus_needs_neither_the_engine_nor_its_store(tmp_path: Pat
     assert len({text for text in texts if text.startswith("starts with")}) == 1, "both have rank 0's values"
 
 
-def test_where_encryption_is_required_the_engine_is_refused_and_psctls_own_trains(lab: Any, tmp_path: Path) -> None:
-    psctl, hosts, cluster = lab
-    cluster.write_text(hosts.cluster_text(["h1", "h2"], more="network: {require_encryption: true}\n"))
+def test_where_encryption_is_required_the_engine_is_refused_and_psctls_own_trains(
+    site: tuple[Psctl, Any, Path], tmp_path: Path
+) -> None:
+    psctl, hosts, _ = site
+    cluster = tmp_path / "sealed.yaml"
+    cluster.write_text(hosts.cluster_text(more="network: {require_encryption: true}\n"))
     (tmp_path / "train.py").write_text(RING)
     (tmp_path / "job.yaml").write_text("version: 1\nname: ring\nscript: train.py\n")
     job = ("train", str(tmp_path / "job.yaml"), "--cluster", str(cluster), "-o", "jsonl")
@@ -102,7 +116,16 @@ def test_where_encryption_is_required_the_engine_is_refused_and_psctls_own_train
     assert run.of("plan")[-1]["chosen"] == "ring"
     sizes = ("--sizes", "1KB", "--workers", "2", "--cluster", str(cluster), "-o", "json")
     assert "require_encryption" in psctl.run("bench", "allreduce", "--strategy", "native", *sizes).out
-    measured = psctl.run("bench", "allreduce", "--strategy", "ring", *sizes)
+    assert_clean(hosts)
+
+
+@pytest.mark.soak  # test_bench.py measures it on this machine
+def test_where_encryption_is_required_psctls_own_is_measured(site: tuple[Psctl, Any, Path], tmp_path: Path) -> None:
+    psctl, hosts, _ = site
+    cluster = tmp_path / "sealed.yaml"
+    cluster.write_text(hosts.cluster_text(more="network: {require_encryption: true}\n"))
+    words = ("--strategy", "ring", "--sizes", "1KB", "--workers", "2", "--cluster", str(cluster))
+    measured = psctl.run("bench", "allreduce", *words)
     assert measured.code == 0, psctl.run("logs", "bench").out
     assert_clean(hosts)
 

@@ -19,8 +19,9 @@ STALL = "timeouts.stall=4s"
 def test_the_rank_that_sleeps_is_the_headline_with_its_own_stack(tmp_path: Path, strategy: str) -> None:
     psctl = Psctl(tmp_path)
     run = psctl.run(
-        "train", str(STEADY), "-o", "jsonl", "--strategy", strategy, "--set", STALL, *set_args("--hang-at", "3")
-    )
+        "train", str(STEADY), "-o", "jsonl", "--strategy", strategy, "--set", STALL,
+        *(("--servers", "1") if strategy == "ps" else ()), *set_args("--hang-at", "3"),
+    )  # fmt: skip
     assert run.code == 5, run
     failure = run.events[-1]["failure"]
     assert (failure["role"], failure["rank"]) == ("worker", 1), failure

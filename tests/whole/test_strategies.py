@@ -49,7 +49,7 @@ def test_a_collective_that_is_asked_for_trains_as_one_process_does(tmp_path: Pat
     finished = run.events[-1]
     assert (finished["status"], finished["steps"]) == ("done", expected.step)
     assert run.of("progress")[-1]["bytes_per_second"] > 0
-    found = exact._result()
+    found = exact.result()
     assert found.world == workers
     assert_near(found, expected)
 

@@ -45,7 +45,7 @@ class Terminal:
         self.screen = ""
         self.process = subprocess.Popen(
             [sys.executable, "-c", SEATED, *psctl.program, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
-            env={**psctl._environment(), "TERM": "xterm"}, cwd=psctl.home,
+            env={**psctl.whole_environment(), "TERM": "xterm"}, cwd=psctl.home,
         )  # fmt: skip
         os.close(theirs)
 

@@ -17,8 +17,9 @@ def test_a_job_whose_head_is_gone_is_unknown_and_its_copies_are_listed(make_host
     home = hosts.make_home(tmp_path / "home")
     psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
     cluster.write_text(hosts.cluster_text())
+    few = ("--cluster", str(cluster), "--workers", "1", "--servers", "1")
     script = set_args("--epochs", "400", "--pause", "0.1")
-    began = psctl.run("train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-d", "-o", "json", *script)
+    began = psctl.run("train", str(STEADY), *few, "-d", "-o", "json", *script)
     assert began.code == 0, began
     copies = hosts.path("h2", "/root/.psctl/host/checkpoints/steady-1")
     until(lambda: list(copies.glob("*/manifest.json")), 120, name="a copy on h2")
