@@ -1,7 +1,7 @@
 """What all tests share: examples that hypothesis makes up are the same in every `make test`, others in `make soak`.
 
-Rooms whose tests start processes come first, those with the longest files first of all: handed out file by file to
-several workers, what is left at the end is then short.
+The longest files come first, then folders whose tests start processes: handed out file by file to several workers, what
+is left at the end is then short.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ import pytest
 
 from tests.examples import load_profile
 
+LONGEST = (
+    "whole/test_agents.py", "whole/test_faults.py", "agent/test_agent.py", "whole/test_restore_numbers.py",
+    "whole/test_random_numbers.py", "whole/test_update_auto.py", "remote/test_login_shell.py", "whole/test_measure.py",
+    "cli/test_jobs_here.py", "whole/test_rendezvous.py", "whole/test_hosts_job.py", "whole/test_managed.py",
+)  # fmt: skip
 LONG = ("whole", "sync", "agent", "kv", "client", "collectives", "worker", "server", "cli", "remote", "transport")
 
 load_profile()
@@ -23,7 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the rooms with long tests first; the order within a room stays."""
+    """Put long files first, then folders with long ones; the order within a folder stays."""
     tests = Path(__file__).parent
-    places = {room: place for place, room in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(tests).parts[0], len(LONG)))
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file = item.path.relative_to(tests)
+        first = LONGEST.index(file.as_posix()) if file.as_posix() in LONGEST else len(LONGEST)
+        return first, LONG.index(file.parts[0]) if file.parts[0] in LONG else len(LONG)
+
+    items.sort(key=place)

@@ -11,14 +11,13 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psctl.types import STRATEGIES
+from tests.helpers.running import ROOT, UNTRACED
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLD = 4
 PLAYED = tuple(name for name in STRATEGIES if name not in ("native", "ps"))
 
@@ -33,7 +32,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     processes = []
     for rank in range(WORLD):
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            **os.environ, "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]), "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
             "RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
         processes.append(

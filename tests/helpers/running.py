@@ -16,8 +16,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
-UNTRACED = ("--env", f"PYTHONPATH={ROOT / 'tests' / 'helpers' / 'untraced'}")
-"""Options of `train` by which the job's processes start in half the time: see sitecustomize.py there."""
+UNTRACED = str(ROOT / "tests" / "helpers" / "untraced")
+"""A folder that, on PYTHONPATH, lets processes with torch start in half the time: see sitecustomize.py there."""
 
 
 @dataclass
@@ -71,8 +71,9 @@ class Psctl:
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start psctl in a session of its own; both streams are pipes."""
         untraced = arguments[:1] == ("train",) and self.program[0] == sys.executable and not self.traced
+        more = ("--env", f"PYTHONPATH={UNTRACED}") if untraced else ()
         return subprocess.Popen(
-            [*self.program, *arguments, *(UNTRACED if untraced else ())], stdin=subprocess.DEVNULL,
+            [*self.program, *arguments, *more], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.whole_environment(),
             cwd=cwd or self.home, start_new_session=True,
         )  # fmt: skip

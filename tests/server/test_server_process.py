@@ -27,6 +27,7 @@ from psctl.transport.protocol.preauth import ANSWER
 from psctl.types import Address, Member
 from tests.helpers.assignments import first_assignment
 from tests.helpers.ps_world import credentials, flat_values, make_layout
+from tests.helpers.running import ROOT, UNTRACED
 
 
 class Coordinator:
@@ -69,11 +70,14 @@ def started(tmp_path):
     with sealed_memory.holding(msgspec.json.encode(orders)) as told:
         process = subprocess.Popen(
             [sys.executable, "-m", "psctl.server.main"],
-            env={**os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{told}", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{told}", "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]),
+            },
             stderr=subprocess.PIPE,
             text=True,
             pass_fds=[told],
-        )
+        )  # fmt: skip
     try:
         assert coordinator.next(Join)[0].pid == process.pid
         coordinator.peer.send(Welcome(1, 0, 0, 1.0, training=True))

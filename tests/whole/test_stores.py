@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.running import ROOT, Psctl
-from tests.whole.test_failover import processes
+from tests.helpers.running import ROOT, Psctl, processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
 
