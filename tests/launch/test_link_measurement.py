@@ -342,7 +342,7 @@ def test_the_network_is_probed_once_and_remembered_for_these_addresses(tmp_path:
     assert [host.asked for host in quiet] == [[], []]
     machine = machines_of(again)["a"]
     assert (machine.address, machine.interface) == ("10.0.1.1", "eth1")
-    assert machine.reason.startswith("all hosts meet on it, and it moves")
+    assert machine.reason.startswith("all hosts reach each other on it, and it moves")
     assert not reach.settled(rebuilt(reached("a", "b", home=home, nics=2), "a", "installation"))
     moved = reached("b", "a", home=home, nics=2)
     assert not reach.settled(moved)

@@ -92,7 +92,7 @@ def test_this_machine_takes_the_subnet_of_the_others() -> None:
 
 
 def test_a_bridge_of_containers_is_never_taken() -> None:
-    with pytest.raises(HostUnreachable, match="a: no interface that another host could reach"):
+    with pytest.raises(HostUnreachable, match="a: no interface has an address that another host can reach"):
         choose_addresses({A: HostReach(facts(boot="1"), local=True), B: HostReach(two(2, "10.0.0.2"))})
 
 

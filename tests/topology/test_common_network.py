@@ -6,7 +6,7 @@ import pytest
 
 from psctl.topology.facts import HostFacts, Nic
 from psctl.topology.network.addresses import AddressCandidate, ChosenAddress, HostReach, candidates, rdma_of
-from psctl.topology.network.common_network import CommonNetwork, choose_common_network, contenders, networks
+from psctl.topology.network.common_network import CommonNetwork, choose_common_network, networks, networks_to_measure
 from psctl.topology.readings import RdmaPort, RdmaPorts, Reading
 from psctl.types import HostName
 
@@ -54,7 +54,7 @@ def decide(
 ) -> dict[HostName, ChosenAddress]:
     heard = all_hear(asked, but)
     found = networks(asked, heard)
-    assert len(contenders(found)) == len(rates)
+    assert len(networks_to_measure(found)) == len(rates)
     return choose_common_network(asked, heard, found, rates)
 
 
@@ -80,7 +80,7 @@ def test_one_machine_and_one_host_ask_no_question() -> None:
 def test_candidates_are_one_an_interface_and_no_bridge_or_loopback() -> None:
     found = candidates(hosts(G, 10 * G))[NAMES[0]]
     assert found == (
-        AddressCandidate("10.0.0.1", "eth0", "10.0.0.0/24", G, came=True),
+        AddressCandidate("10.0.0.1", "eth0", "10.0.0.0/24", G, ssh=True),
         AddressCandidate("192.168.0.1", "ens1", "192.168.0.0/24", 10 * G),
     )
 
@@ -98,7 +98,7 @@ def test_a_host_reached_by_an_address_that_is_not_its_own_cannot_be_probed() -> 
 def test_the_nominally_faster_network_is_taken_without_a_burst() -> None:
     chosen = decide(candidates(hosts(G, 10 * G)))
     assert {(one.interface, one.address) for one in chosen.values()} == {("ens1", f"192.168.0.{n}") for n in (1, 2, 3)}
-    assert chosen[NAMES[0]].reason == "all hosts meet on it, and it has 10 Gbit/s; eth0 1 Gbit/s"
+    assert chosen[NAMES[0]].reason == "all hosts reach each other on it, and it has 10 Gbit/s; eth0 1 Gbit/s"
 
 
 @pytest.mark.parametrize(("speed", "fast"), [(None, None), (10 * G, 10 * G), (None, 10 * G), (10 * G, 12 * G)])
@@ -106,7 +106,7 @@ def test_where_nominal_speeds_do_not_tell_a_burst_does(speed: float | None, fast
     asked = candidates(hosts(speed, fast))
     chosen = decide(asked, 1.2e6, 50e6)
     assert {one.interface for one in chosen.values()} == {"ens1"}
-    assert chosen[NAMES[0]].reason == "all hosts meet on it, and it moves 400 Mbit/s; eth0 9.6 Mbit/s"
+    assert chosen[NAMES[0]].reason == "all hosts reach each other on it, and it moves 400 Mbit/s; eth0 9.6 Mbit/s"
     assert {one.interface for one in decide(asked, 50e6, 1.2e6).values()} == {"eth0"}
 
 
@@ -117,7 +117,7 @@ def test_of_equals_the_one_that_psctl_came_over() -> None:
 def test_a_network_that_is_dead_for_one_host_is_none() -> None:
     chosen = decide(candidates(hosts(G, 10 * G)), but="192.168.0.2")
     assert {one.interface for one in chosen.values()} == {"eth0"}
-    assert chosen[NAMES[0]].reason == "it is the only network on which all hosts answer each other"
+    assert chosen[NAMES[0]].reason == "it is the only network on which all hosts reach each other"
 
 
 def test_interfaces_of_one_name_are_a_network_where_each_host_has_a_subnet_of_its_own() -> None:
@@ -127,7 +127,7 @@ def test_interfaces_of_one_name_are_a_network_where_each_host_has_a_subnet_of_it
     }
     asked = candidates(routed)
     found = networks(asked, all_hear(asked))
-    assert [(each.name, each.came) for each in found] == [("eth0", True), ("ens1", False)]
+    assert [(each.name, each.ssh) for each in found] == [("eth0", True), ("ens1", False)]
 
 
 def test_where_no_network_joins_all_each_host_is_taken_where_most_reach_it() -> None:

@@ -99,7 +99,7 @@ def test_hosts_that_share_an_inner_address_are_refused_with_the_cure(hosts: Any,
         Psctl(home.path, environment=home.env),
         write(home, hosts, forwards, "network: {interface: tap0}\n"),
     )
-    wrong = "h1 and h2 both have the address 10.0.2.100 on networks of their own, with no way between"
+    wrong = "h1 and h2 both have the address 10.0.2.100 on separate networks, so neither is reachable"
     doctor = psctl.run("doctor", cluster, "-o", "json")
     assert doctor.code != 0
     rows = [check for host in doctor.document["hosts"] for check in host["checks"] if check["check"] == "interface"]

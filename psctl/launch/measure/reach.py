@@ -26,7 +26,7 @@ from psctl.topology.network.addresses import (
     choose_addresses,
     refuse_unreachable,
 )
-from psctl.topology.network.common_network import CommonNetwork, choose_common_network, contenders, networks
+from psctl.topology.network.common_network import CommonNetwork, choose_common_network, networks, networks_to_measure
 from psctl.topology.network.measurement_rounds import Pair, rounds
 from psctl.types import HostName
 
@@ -109,7 +109,7 @@ def probe(fleet: Fleet, settings: ProbeSettings, asked: Candidates) -> dict[Host
     with serving(fleet, settings, listen, 60.0) as servers:
         latencies = _dial(all_hosts, settings, asked, servers)
         found = networks(asked, latencies)
-        rates = [_burst(all_hosts, settings, servers, network) for network in contenders(found)]
+        rates = [_burst(all_hosts, settings, servers, network) for network in networks_to_measure(found)]
     return choose_common_network(asked, latencies, found, rates)
 
 

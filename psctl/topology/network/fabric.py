@@ -1,14 +1,14 @@
-"""The network between hosts, inferred from measured pairs: ports on one switch, or racks and trunks that join them.
+"""Infers the network between hosts from measured pairs: ports on one switch, or racks and the trunks between them.
 
-A pair alone moves the least of what its two ports and all cables between them carry. Where min(port of a, port of b)
-explains every pair, nothing more can be seen, and the hosts hang on one switch. A pair that stays behind that bound
-crosses something narrower, also when it only does while other pairs run: those two hosts are in different racks. Racks
-are then a colouring of the graph of such pairs (DSATUR, Brelaz 1979: exact where that graph is bipartite or complete
-multipartite, which two racks, or any racks with narrow trunks, make it). What pairs of two racks move all at once tells
-a trunk that they share from one that each has to itself.
+The rate of a pair without other traffic is the minimum of the rates of its two ports and of all cables between them. If
+min(port of a, port of b) explains the rate of every pair, the hosts are put on one switch. A pair below that bound,
+alone or only while other pairs run, crosses a narrower link: its hosts are in different racks. Racks are then a
+colouring of the graph of such pairs (DSATUR, Brelaz 1979; exact where that graph is bipartite or complete multipartite,
+as with two racks or with narrow trunks between all racks). The total rate of simultaneous pairs between two racks
+distinguishes a shared trunk from separate links.
 
-Hosts whose racks no measurement separates are placed by their labels, else with those of the least latency. A
-port that no other host is fast enough to fill shows as the fastest of the others.
+Hosts whose racks no measurement separates are assigned by their labels, else to the rack with the lowest latency. A
+port faster than those of all other hosts is measured at the fastest of their rates.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from psctl.topology.network.measurement_rounds import Pair
 from psctl.units import format_bit_rate
 
 TOLERANCE = 0.12
-"""A rate this much below what explains it is another cause's: six times the scatter of a sound measurement (2%)."""
+"""Part by which a rate may be below its bound: six times the scatter of a good measurement (2%)."""
 
 ALONE = 4
-"""Pairs of the same two racks that are measured again alone, at most: they cross the same cables."""
+"""Most pairs of the same two racks that are measured again alone, because they cross the same cables."""
 
 SCATTER = 0.1
-"""Spread of a pair's repeats above which it is measured once more: a host was busy, perhaps."""
+"""Spread of a pair's repeats above which the pair is measured once more, because a host may have been busy."""
 
 Labels = Mapping[str, Mapping[str, str]]
-"""Each host's labels of the cluster file."""
+"""Labels of each host in the cluster file."""
 
 
 class PairSample(msgspec.Struct, frozen=True):
-    """What host `a` moved to host `b`: the median of several repeats.
+    """A measurement from host `a` to host `b`: the median of several repeats.
 
-    `rate` is payload bytes/s, `latency` seconds one way, `spread` the repeats' range as a part of their median.
+    `rate` is payload bytes/s, `latency` seconds one way, `spread` the range of the repeats divided by their median.
     """
 
     a: str
@@ -52,18 +52,18 @@ class PairSample(msgspec.Struct, frozen=True):
 
 
 class ConcurrentSamples(msgspec.Struct, frozen=True):
-    """Samples that were taken at the same time: one direction of each pair."""
+    """Samples that were measured at the same time: one direction of each pair."""
 
     samples: tuple[PairSample, ...]
 
     @property
-    def ways(self) -> frozenset[Pair]:
+    def pairs(self) -> frozenset[Pair]:
         """The (sender, receiver) pairs."""
         return frozenset((each.a, each.b) for each in self.samples)
 
 
 class Fabric(msgspec.Struct, frozen=True):
-    """The cables between hosts. `racks` has the hosts behind each switch, {} when there is one switch for all."""
+    """The cables between hosts. `racks` has the hosts behind each switch; it is {} where all are on one switch."""
 
     between: tuple[Between, ...] = ()
     racks: dict[str, tuple[str, ...]] = {}
@@ -78,7 +78,7 @@ class Trunk(msgspec.Struct, frozen=True):
 
 
 def fastest_samples(series: Iterable[ConcurrentSamples]) -> dict[Pair, PairSample]:
-    """Return the fastest sample of each ordered pair: other traffic at the time can only have slowed it."""
+    """Return the fastest sample of each ordered pair: other traffic can only reduce a rate."""
     found: dict[Pair, PairSample] = {}
     for each in (sample for one in series for sample in one.samples):
         known = found.get((each.a, each.b))
@@ -90,9 +90,10 @@ def fastest_samples(series: Iterable[ConcurrentSamples]) -> dict[Pair, PairSampl
 def further_measurements(
     hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels | None = None
 ) -> tuple[tuple[Pair, ...], ...]:
-    """Return what else `infer_fabric` needs measured: sets of pairs, each at once in both directions; () when nothing.
+    """Return the further measurements that `infer_fabric` needs, () if none.
 
-    First, one by one, pairs that others may have slowed; when these are there, all that crosses between two racks.
+    Each is a set of pairs to measure at the same time, in both directions. First come single pairs that other traffic
+    may have slowed; once they are measured, sets of pairs that cross between two racks.
     """
     seen = _Measurements(hosts, series, labels or {})
     again = seen.doubtful()
@@ -103,13 +104,13 @@ def infer_fabric(hosts: Sequence[str], series: Sequence[ConcurrentSamples], labe
     """Return the cables between the hosts.
 
     Args:
-        hosts: their names; those without samples are left out.
-        series: all that was measured.
-        labels: of the cluster file; they name racks, and decide where rates do not.
+        hosts: their names; hosts without samples are left out.
+        series: all measurements.
+        labels: labels of the cluster file; they name racks, and assign hosts that rates do not separate.
 
     Returns:
-        edges of hosts and switches, their bandwidth the slower direction's; findings where the two differ, where one
-        connection does not fill a trunk, and where no racks explain what was seen.
+        Edges of hosts and switches with the bandwidth of the slower direction; findings where the directions differ,
+        where one connection does not fill a trunk, and where no racks explain the measurements.
     """
     seen = _Measurements(hosts, series, labels or {})
     racks, trunks = seen.joined(seen.racks())
@@ -123,10 +124,10 @@ def infer_fabric(hosts: Sequence[str], series: Sequence[ConcurrentSamples], labe
         for rack in racks
         for host in rack
     ]
-    told = [
+    shared = [
         _single(names[a], names[b], trunk) for (a, b), trunk in trunks.items() if _far(trunk.single, trunk.capacity)
     ]
-    findings = (*uneven, *told, *_odd(seen.unexplained(racks, trunks)))
+    findings = (*uneven, *shared, *_odd(seen.unexplained(racks, trunks)))
     return Fabric((*edges, *_trunks(seen, names, trunks)), {names[rack]: rack for rack in racks}, findings)
 
 
@@ -135,7 +136,7 @@ Trunks = Mapping[tuple[Rack, Rack], Trunk]
 
 
 class _Measurements:
-    """All measurements, and what follows from them."""
+    """All measurements, and the racks and trunks inferred from them."""
 
     def __init__(self, hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels) -> None:
         self.best = fastest_samples(series)
@@ -145,26 +146,26 @@ class _Measurements:
         self.up = {h: _level([s.rate for (a, _), s in self.best.items() if a == h]) for h in self.hosts}
         self.down = {h: _level([s.rate for (_, b), s in self.best.items() if b == h]) for h in self.hosts}
         self.apart = {frozenset((s.a, s.b)) for one in series for s in one.samples if self.slow(s)}
-        self.times = Counter(way for one in series if len(one.samples) == 1 for way in one.ways)
-        self.runs = Counter(way for one in series for way in one.ways)
-        self.singly = {frozenset(way) for way in self.times}
+        self.times = Counter(pair for one in series if len(one.samples) == 1 for pair in one.pairs)
+        self.runs = Counter(pair for one in series for pair in one.pairs)
+        self.singly = {frozenset(pair) for pair in self.times}
 
     def limit(self, a: str, b: str) -> float:
-        """What both ports let through."""
+        """Return the rate that both ports allow."""
         return min(self.up.get(a, 0.0), self.down.get(b, 0.0))
 
     def slow(self, sample: PairSample) -> bool:
         return sample.rate < (1 - TOLERANCE) * self.limit(sample.a, sample.b)
 
     def port(self, host: str) -> float:
-        """The slower direction of a host's port; the mean of both where they are one but for scatter."""
+        """Return the rate of a host's port: its slower direction, or the mean where the two differ by scatter."""
         up, down = self.up[host], self.down[host]
         return min(up, down) if _far(min(up, down), max(up, down)) else (up + down) / 2
 
     # ---- racks ---------------------------------------------------------------------------------------------------
 
     def racks(self) -> list[Rack]:
-        """Colour the graph of pairs that are apart, the most constrained host first."""
+        """Return a colouring of the graph of separate pairs, the most constrained host first."""
         colours: list[list[str]] = []
         left = list(self.hosts)
         while left:
@@ -185,7 +186,7 @@ class _Measurements:
         return sum(host in pair for pair in self.apart)
 
     def _kinship(self, host: str, colour: list[str]) -> tuple[int, float]:
-        """Return how well a host fits a rack: labels in common, then latency."""
+        """Return how well a host fits a rack: the number of common labels, then the latency."""
         own = set(self.labels.get(host, {}).items())
         common = sum(len(own & set(self.labels.get(one, {}).items())) for one in colour)
         return common, -statistics.mean(self.latency(host, one) for one in colour)
@@ -193,7 +194,7 @@ class _Measurements:
     # ---- what else to measure ------------------------------------------------------------------------------------
 
     def doubtful(self) -> list[Pair]:
-        """Pairs that were slow while others ran, and were not measured alone yet; few of each two racks."""
+        """Return pairs that were slow while others ran and are not measured alone yet, at most ALONE of two racks."""
         rack_of = {host: number for number, rack in enumerate(self.racks()) for host in rack}
         done: dict[frozenset[int], int] = {}
         found: list[Pair] = []
@@ -204,32 +205,31 @@ class _Measurements:
             if frozenset((a, b)) not in self.singly and done[crossing] <= ALONE:
                 found.append((a, b))
         unsteady = [p for p in itertools.combinations(self.hosts, 2) if self._unsteady(p) or self._unsteady(p[::-1])]
-        few = len(unsteady) <= max(2, len(self.hosts) // 2)  # else the whole network is busy, and stays so
+        few = len(unsteady) <= max(2, len(self.hosts) // 2)  # else the whole network is busy: repeats do not help
         return found + [pair for pair in (unsteady if few else ordered) if pair in unsteady and pair not in found]
 
-    def _unsteady(self, way: Pair) -> bool:
-        """Whether a pair's repeats were far apart and it has had no second chance; one that was slow alone gets it."""
-        sample = self.best.get(way)
+    def _unsteady(self, pair: Pair) -> bool:
+        """Return whether a pair's repeats scatter and it has not been measured again: alone if it was slow alone."""
+        sample = self.best.get(pair)
         if sample is None or sample.spread <= SCATTER:
             return False
-        return self.times[way] == 1 if self.slow(sample) else self.runs[way] == 1
+        return self.times[pair] == 1 if self.slow(sample) else self.runs[pair] == 1
 
     def crossings(self) -> list[tuple[Pair, ...]]:
-        """For each two racks as many pairs across as can run at once, where they have not run yet."""
-        ran = {one.ways for one in self.series}
+        """Return, for each two racks, the most pairs between them that can run at once, unless they ran already."""
+        ran = {one.pairs for one in self.series}
         found = [_across(one, other) for one, other in itertools.combinations(self.racks(), 2)]
         return [pairs for pairs in found if len(pairs) > 1 and frozenset(pairs) not in ran]
 
     # ---- trunks --------------------------------------------------------------------------------------------------
 
     def trunk(self, one: Rack, other: Rack) -> Trunk | None:
-        """Return the trunk between two racks; None when it is too wide to be seen."""
-        ways = [self._one_way(one, other), self._one_way(other, one)]
-        known = [way for way in ways if way is not None]
-        return min(known, key=lambda way: way.capacity) if known else None
+        """Return the trunk between two racks, None if it is too wide to be measured."""
+        directions = [self._one_way(one, other), self._one_way(other, one)]
+        return min((trunk for trunk in directions if trunk is not None), key=lambda trunk: trunk.capacity, default=None)
 
     def joined(self, racks: Sequence[Rack]) -> tuple[list[Rack], Trunks]:
-        """Make one of racks between which nothing is narrow; return them and the trunks between the others."""
+        """Merge racks without a narrow trunk between them; return the racks and the trunks between them."""
         left = list(racks)
         while True:
             pairs = list(itertools.combinations(left, 2))
@@ -241,7 +241,7 @@ class _Measurements:
             left = [both if rack == wide[0] else rack for rack in left if rack != wide[1]]
 
     def contradicts(self, trunks: Trunks) -> bool:
-        """Whether some pair moved more than the trunk that it would have to cross."""
+        """Return whether a pair was faster than the trunk that it crosses."""
         return any(
             sample.rate > (1 + TOLERANCE) * trunk.capacity
             for (one, other), trunk in trunks.items()
@@ -254,7 +254,7 @@ class _Measurements:
         alone = [s.rate for s in crossing if self.slow(s) and frozenset((s.a, s.b)) in self.singly]
         single = statistics.median(alone) if alone else None
         pairs = _across(one, other)
-        runs = [series.samples for series in self.series if series.ways == frozenset(pairs)]
+        runs = [series.samples for series in self.series if series.pairs == frozenset(pairs)]
         totals = [sum(sample.rate for sample in run) for run in runs]
         total = statistics.median(totals) if totals else 0.0
         if single is not None:
@@ -264,7 +264,7 @@ class _Measurements:
         return Trunk(total, total) if all_slow and total < (1 - TOLERANCE) * wanted else None
 
     def unexplained(self, racks: Sequence[Rack], trunks: Trunks) -> dict[Pair, tuple[float, float]]:
-        """Pairs whose rate, measured alone or undisturbed, is not what ports and trunks say: rate and bound of each."""
+        """Return the rate and bound of pairs whose undisturbed rate is below that of their ports and trunks."""
         rack_of = {host: rack for rack in racks for host in rack}
         found = {}
         for (a, b), sample in self.best.items():
@@ -277,12 +277,12 @@ class _Measurements:
         return found
 
     def uneven(self) -> list[Finding]:
-        """Ports that are faster in one direction, by steady samples."""
+        """Return findings on ports that are faster in one direction, from samples with little scatter."""
         unsteady = {host for pair, sample in self.best.items() if sample.spread > SCATTER for host in pair}
         return [
             Finding(
                 f"{host} sends {format_bit_rate(self.up[host])} and receives {format_bit_rate(self.down[host])}",
-                "look at its NIC and cable (`ethtool`), and at limits that the network sets on one direction",
+                "check its NIC and cable (`ethtool`), and limits of the network on one direction",
             )
             for host in self.hosts
             if host not in unsteady and _far(min(self.up[host], self.down[host]), max(self.up[host], self.down[host]))
@@ -291,15 +291,14 @@ class _Measurements:
     # ---- latency -------------------------------------------------------------------------------------------------
 
     def latency(self, a: str, b: str) -> float:
-        """Seconds one way, the less of both directions' samples."""
+        """Return the seconds one way, the minimum of both directions' samples."""
         found = [self.best[pair].latency for pair in ((a, b), (b, a)) if pair in self.best]
         return min(found) if found else 0.0
 
     def latencies(self, rack: Rack) -> dict[str, float]:
-        """Each host's part of the latency within its rack: the least-squares fit of l(a) + l(b) to every pair's.
+        """Return each host's part of the latency within its rack: the least-squares fit of l(a) + l(b) to every pair.
 
-        A pair that was delayed bends the fit; no part is above the least that its host was measured with, nor below a
-        tenth of that.
+        A delayed pair distorts the fit, so no part is above the lowest latency of its host, nor below a tenth of it.
         """
         count = len(rack)
         if count == 1:
@@ -314,7 +313,7 @@ class _Measurements:
 
 
 def _level(rates: Sequence[float]) -> float:
-    """The rate that the fastest agree on: their median, for the greatest alone would be the luckiest."""
+    """Return the median of the rates near the maximum: the maximum itself is often an outlier."""
     top = max(rates, default=0.0)
     return statistics.median([rate for rate in rates if rate >= (1 - TOLERANCE / 2) * top]) if rates else 0.0
 
@@ -333,7 +332,7 @@ def _star(seen: _Measurements) -> tuple[Between, ...]:
 
 
 def _trunks(seen: _Measurements, names: Mapping[Rack, str], trunks: Trunks) -> tuple[Between, ...]:
-    """The edges between racks: one between two; with more, an uplink each to a switch above where that explains all."""
+    """Return the edges between racks: uplinks to one switch above more than two racks if they explain all trunks."""
     late = {pair: _over(seen, *pair) for pair in itertools.combinations(names, 2)}
     direct = tuple(
         Between(names[a], names[b], trunk.capacity, late[a, b], measured=True) for (a, b), trunk in trunks.items()
@@ -348,14 +347,14 @@ def _trunks(seen: _Measurements, names: Mapping[Rack, str], trunks: Trunks) -> t
 
 
 def _over(seen: _Measurements, one: Rack, other: Rack) -> float:
-    """Seconds that the way between two racks takes beyond the hosts' own parts."""
+    """Return the latency between two racks beyond the hosts' own parts, seconds one way."""
     mine, theirs = seen.latencies(one), seen.latencies(other)
     beyond = [seen.latency(a, b) - mine[a] - theirs[b] for a in one for b in other]
     return max(0.0, statistics.median(beyond))
 
 
 def _names(racks: Sequence[Rack], labels: Labels, taken: set[str]) -> list[str]:
-    """Names of the switches: the label whose values split the hosts as the racks do, else numbers."""
+    """Return the names of the switches: values of a label that divides the hosts like the racks, else numbers."""
     keys = dict.fromkeys(key for rack in racks for host in rack for key in labels.get(host, {}))
     for key in keys:
         values = [{labels.get(host, {}).get(key) for host in rack} for rack in racks]
@@ -371,15 +370,15 @@ def _single(a: str, b: str, trunk: Trunk) -> Finding:
     one, all_ = format_bit_rate(trunk.single), format_bit_rate(trunk.capacity)
     return Finding(
         f"between {a} and {b} one connection moves {one}, several {all_}",
-        "nothing is broken where several cables share the load; a job uses more of them with more workers",
+        "this is normal where several cables share the load; a job with more workers uses more of them",
     )
 
 
 def _odd(pairs: Mapping[Pair, tuple[float, float]]) -> list[Finding]:
     return [
         Finding(
-            f"{a} -> {b} moves {format_bit_rate(rate)} where their ports would carry {format_bit_rate(bound)}",
-            "look at the cables and routes between these two; measure again with `psctl topo --measure`",
+            f"{a} -> {b} moves {format_bit_rate(rate)}, although their ports carry {format_bit_rate(bound)}",
+            "check the cables and routes between these hosts, and measure again with `psctl topo --measure`",
         )
         for (a, b), (rate, bound) in pairs.items()
     ]

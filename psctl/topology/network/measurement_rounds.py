@@ -1,8 +1,8 @@
-"""Every pair of hosts once, in as few rounds as can be, no host twice in a round: the circle method of tournaments.
+"""Rounds of pairs of hosts: each pair once, no host twice in a round, in the fewest rounds (circle method).
 
-All hosts but the first rotate by one place a round; hosts that face each other are a pair. n hosts meet in n - 1
-rounds when n is even, in n when it is odd (one of them rests in each): the least there can be, for a round holds n / 2
-pairs and there are n (n - 1) / 2 (Kirkman 1847; Lucas 1883).
+All hosts but the first rotate by one position a round; hosts that face each other are a pair. n hosts need n - 1 rounds
+if n is even, and n if it is odd (one host idles in each). This is the minimum: a round has at most n / 2 pairs, and
+there are n (n - 1) / 2 (Kirkman 1847; Lucas 1883).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Pair = tuple[str, str]
 
 
 def rounds(hosts: Sequence[str]) -> list[tuple[Pair, ...]]:
-    """Return the rounds of a tournament: each pair of hosts is in exactly one of them.
+    """Return rounds of which each pair of hosts is in exactly one.
 
     Args:
-        hosts: their names, each once. In a pair the earlier of the two comes first, so that neighbours in the list send
-            in the same direction at once.
+        hosts: distinct names. The host that is earlier in the list is first in a pair, so that neighbours in the list
+            send in the same direction at the same time.
     """
     place = {host: number for number, host in enumerate(hosts)}
     circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
