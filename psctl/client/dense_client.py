@@ -38,9 +38,8 @@ import torch
 
 from psctl.client.host_aggregation import HostAggregation
 from psctl.client.model_layout import terms_of
-from psctl.client.overlap_timer import UnderWay
 from psctl.client.server_connections import Dial, ServerConnections
-from psctl.client.server_waits import ServerWaits
+from psctl.client.server_waits import InFlightTimer, ServerWaits
 from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
@@ -50,6 +49,7 @@ from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, 
 from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Message, Push, WaitQuery
 from psctl.ps.outputs import ToServer
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member, Number, ServerAt
 
 FLUSH = 1.0
@@ -94,7 +94,7 @@ class ParameterClient:
         """By dtype ("float32"): values, or under `update: worker` the averaged gradient."""
         self.residual = self._state.send_buffers.residual
         """What compression left out of pushes so far, flat by dtype (ps/dense/client/send_buffers.py)."""
-        self._under_way = UnderWay(clock)
+        self._in_flight = InFlightTimer(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
         self._clock, self._trace, self._tell = clock, trace, tell
         self._sharing = sharing or private_buffers(me)
@@ -148,7 +148,7 @@ class ParameterClient:
         self._state.send_buffers.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
-            self._under_way.begin()
+            self._in_flight.start()
             self._send(self._state.push(clock, shard, present, weight))
 
     def step(
@@ -257,9 +257,9 @@ class ParameterClient:
         return self._waits.seconds
 
     @property
-    def seconds_under_way(self) -> float:
+    def seconds_in_flight(self) -> float:
         """Seconds from each clock's first push until the values that were pulled after it had arrived."""
-        return self._under_way.seconds
+        return self._in_flight.seconds
 
     @property
     def bytes_moved(self) -> int:
@@ -267,7 +267,7 @@ class ParameterClient:
         return self._servers.bytes_moved
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         """The worker's activity, for heartbeats: "compute", or the servers and workers that it waits for."""
         with self._lock:
             what, servers = self._waits.at
@@ -335,12 +335,12 @@ class ParameterClient:
             elif self._host is not None:
                 self._host.follow(one)
 
-    def on_connected(self, peer: Any) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         if self._trace is not None:
             peer.on_written = self._written
         self._sharing.offer(peer)
 
-    def receive_buffer_for(self, peer: Any, message: FromServer, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
             return (
                 self._state.receive_buffer_for(peer.member.rank, message, size)
@@ -348,7 +348,7 @@ class ParameterClient:
                 else None
             )
 
-    def on_message(self, peer: Any, message: FromServer, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.lent_bytes(peer, message)
         server = peer.member.rank
         with self._lock:
@@ -356,10 +356,10 @@ class ParameterClient:
                 return
             self._send(self._state.on_server_message(server, message, 0 if payload is None else len(payload), lent))
             if not self._state.unanswered and self._newest[1] > self._newest[0]:
-                self._under_way.end()
+                self._in_flight.stop()
             self._waits.on_message(server, peer)
 
-    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         with self._lock:
             if self._servers.is_in_use(peer):
                 self._send(self._state.on_server_disconnected(peer.member.rank))

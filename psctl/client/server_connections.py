@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
-from psctl.transport.peer_connection import ConnectionHandler, ReadLease
+from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
 from psctl.types import Address, Member, ServerAt
 
 FIRST_PAUSE = 0.05
@@ -24,28 +24,11 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 """Seconds between two attempts at most."""
 
-Dial = Callable[[Member, Address, Any], Any]
+Dial = Callable[[Member, Address, ConnectionHandler], object]
 """Connects to (member, address) with a handler, and returns when the connection is made; raises ConnectionFailed."""
 
-Unreachable = Callable[[ServerAt, ConnectionFailed], Any]
+Unreachable = Callable[[ServerAt, ConnectionFailed], object]
 """Called once for a server that could not be reached, at the first attempt that failed."""
-
-
-class ServerConnection(Protocol):
-    """The methods of psctl.transport.peer_connection.PeerConnection that are used here and by waits."""
-
-    member: Member
-    bytes_received: int
-    read_lease: ReadLease
-
-    @property
-    def bytes_sent(self) -> int: ...
-    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def read_here(self, over: Callable[[], bool], seconds: float) -> bool: ...
-    def offer_lease(self) -> None: ...
-    def flush(self, timeout: float) -> None: ...
-    def close(self, reason: str = "") -> None: ...
-    def join(self, timeout: float | None = None) -> bool: ...
 
 
 def member_of(at: ServerAt) -> Member:
@@ -63,7 +46,7 @@ class ServerConnections:
 
     def __init__(self, dial: Dial, user: ConnectionHandler, unreachable: Unreachable) -> None:
         self.receive_buffer_for, self.on_message = user.receive_buffer_for, user.on_message
-        self.in_use: dict[int, ServerConnection] = {}
+        self.in_use: dict[int, PeerConnection] = {}
         """By rank of the server."""
         self._dial, self._user, self._unreachable = dial, user, unreachable
         self._changed = threading.Condition()
@@ -90,7 +73,7 @@ class ServerConnections:
         for peer in dropped:  # the buffers that it receives into may be given to another connection now
             peer.join(LONGEST_PAUSE)
 
-    def is_in_use(self, peer: Any) -> bool:
+    def is_in_use(self, peer: PeerConnection) -> bool:
         """Is this the connection in use to its server?"""
         return self.in_use.get(peer.member.rank) is peer
 
@@ -100,7 +83,7 @@ class ServerConnections:
         if peer is not None:
             peer.send(message, payload, urgent=urgent)
 
-    def acquire_read_lease(self, servers: Collection[int]) -> ServerConnection | None:
+    def acquire_read_lease(self, servers: Collection[int]) -> PeerConnection | None:
         """Take the lease to read the connection to the only server of `servers`.
 
         Returns:
@@ -156,7 +139,7 @@ class ServerConnections:
 
     # ---- the handler: each connection's reader thread ------------------------------------------------------------
 
-    def on_connected(self, peer: Any) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Take a connection into use.
 
         Raises:
@@ -172,7 +155,7 @@ class ServerConnections:
             self._changed.notify_all()
         self._user.on_connected(peer)
 
-    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Dial again where the connection was in use."""
         self._user.on_connection_lost(peer, error)
         rank = peer.member.rank

@@ -12,16 +12,37 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from psctl.client.server_connections import ServerConnection
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.ps.tables.client.calls_in_flight import NOBODY
+from psctl.transport.peer_connection import PeerConnection
 
 TICK = 1.0
 """Seconds between checks of a waiting thread for lost servers and its queries for the workers that delay a server."""
 
 LOOK = 0.05
 """The same for a thread that reads a connection: what ends its wait on another connection is seen then."""
+
+
+class InFlightTimer:
+    """Measures how long requests are in flight, whether or not a thread waits for them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self.seconds = 0.0
+        """Seconds so far, of the periods that have ended."""
+
+    def start(self) -> None:
+        """Note that a request is sent; a period starts unless one is open."""
+        if self._since is None:
+            self._since = self._clock.now()
+
+    def stop(self) -> None:
+        """Note that all requests are answered: the open period ends."""
+        if self._since is not None:
+            self.seconds += self._clock.now() - self._since
+            self._since = None
 
 
 class ClientState(Protocol):
@@ -39,7 +60,7 @@ class ClientState(Protocol):
 class Servers(Protocol):
     """What is known of the servers; ServerConnections has it."""
 
-    def acquire_read_lease(self, servers: Collection[int]) -> ServerConnection | None: ...
+    def acquire_read_lease(self, servers: Collection[int]) -> PeerConnection | None: ...
     def error(self, server: int) -> ConnectionFailed | None: ...
     def name_of(self, server: int) -> str: ...
 
@@ -63,7 +84,7 @@ class ServerWaits:
         self.at: tuple[str, set[int]] = ("", set())
         """What is waited for, and from which servers."""
         self.changed = threading.Condition(lock)
-        self._lock: Any = lock
+        self._lock = lock
         self._state, self._servers, self._clock, self._patience = state, servers, clock, patience
         self._sleeping: list[Callable[[], bool]] = []  # what ends the wait of each thread that sleeps
         self._last: dict[int, float] = {}  # by server: when its last message arrived
@@ -119,7 +140,7 @@ class ServerWaits:
             self.at = "", set()
             self.seconds += self._clock.now() - began
 
-    def on_message(self, server: int, peer: ServerConnection | None) -> None:
+    def on_message(self, server: int, peer: PeerConnection | None) -> None:
         """Note that a server's message was processed; wake the waiting threads if a wait is over."""
         self._last[server] = self._clock.now()
         if not self._sleeping:

@@ -18,6 +18,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -145,12 +146,12 @@ class DataPlane:
         if where is None:
             number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
             self._watch(line)
-            return _InlineSend(self, peer, number)
+            return _PostedSend(partial(self._await_written, peer, number))
         key = peer, one.tag
         self._lent[key] = self._lent.get(key, 0) + 1
         line.send(LENT, one.tag, *where, size)
         self._watch(line)
-        return _LentSend(self, key, self._lent[key])
+        return _PostedSend(partial(self._await_returned, key, self._lent[key]))
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
@@ -236,11 +237,11 @@ class DataPlane:
         board = self._board.behind if self._board is not None else ()
         return tuple({*self._awaited, *board} - {self.me})
 
-    def returned(self, key: tuple[int, int], count: int) -> None:
+    def _await_returned(self, key: tuple[int, int], count: int) -> None:
         """Wait until `count` of the pieces lent with this (peer, tag) have been returned."""
         self._until(lambda: True if self._returned.get(key, 0) >= count else None, key[0])
 
-    def has_left(self, peer: int, number: int) -> None:
+    def _await_written(self, peer: int, number: int) -> None:
         """Wait until a channel's record has been sent."""
         line = self._channels[peer]
         if line.written < number:
@@ -364,28 +365,13 @@ class BorrowedPiece:
             self._back()
 
 
-class _LentSend:
-    """The send of a piece that the peer reads in shared memory."""
+class _PostedSend:
+    """A send within the host; `wait` returns when its piece may be overwritten."""
 
-    __slots__ = ("_count", "_key", "_plane")
+    __slots__ = ("wait",)
 
-    def __init__(self, plane: DataPlane, key: tuple[int, int], count: int) -> None:
-        self._plane, self._key, self._count = plane, key, count
-
-    def wait(self) -> None:
-        self._plane.returned(self._key, self._count)
-
-
-class _InlineSend:
-    """The send of a piece inside a record."""
-
-    __slots__ = ("_number", "_peer", "_plane")
-
-    def __init__(self, plane: DataPlane, peer: int, number: int) -> None:
-        self._plane, self._peer, self._number = plane, peer, number
-
-    def wait(self) -> None:
-        self._plane.has_left(self._peer, self._number)
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
 
 
 class _StreamTransfer:

@@ -46,20 +46,11 @@ class VectorChunks:
 
     def staging_pieces(self, buffer: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
         """Return the pieces of a staging buffer that receive the pieces of `places`."""
-        found, at = [], 0
-        for start, stop in self._runs(chunks):
-            found.append(buffer[at : at + stop - start])
-            at += stop - start
-        return found
+        return list(torch.split(buffer, [stop - start for start, stop in self._runs(chunks)]))
 
     def parts(self, buffer: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
         """Return each chunk that was received into the pieces of `staging_pieces`."""
-        found, at = [], 0
-        for chunk in chunks:
-            size = self.size((chunk,))
-            found.append(buffer[at : at + size])
-            at += size
-        return found
+        return list(torch.split(buffer, [self.size((chunk,)) for chunk in chunks]))
 
     def lent(self, pieces: Sequence[torch.Tensor], vector: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
         """Return each chunk of lent pieces, which are divided as `places` returns them."""

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 
-from psctl.client.server_connections import ServerConnection
 from psctl.client.server_waits import ServerWaits
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
@@ -37,6 +36,7 @@ from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_state import FOREVER, first_of, merged
+from psctl.transport.peer_connection import PeerConnection
 
 PATIENCE = 60.0
 """Seconds that a server may leave a query unanswered, and that a shard may have no leader."""
@@ -654,7 +654,7 @@ class Store:
             attach()
             self._send(self._state.start_session(server, self._marked))
 
-    def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
+    def on_message(self, server: int, peer: PeerConnection | None, message: Any, payload: memoryview) -> None:
         """Process a whole message of a server and run the callbacks of the tickets that it finishes."""
         with self._lock:
             self._send(self._state.on_server_message(server, message, payload))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from psctl.client.server_connections import Dial, ServerConnection, ServerConnections, Unreachable
+from psctl.client.server_connections import Dial, ServerConnections, Unreachable
 from psctl.client.server_waits import Servers
 from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed
@@ -23,6 +23,7 @@ from psctl.ps.outputs import ToWorker
 from psctl.ps.table_messages import AnswersRead
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.table_packing import Allocate, allocate_private
+from psctl.transport.peer_connection import PeerConnection
 
 SHARDS = 4
 """Shards of a store within one process."""
@@ -42,7 +43,7 @@ class StoreSession(Protocol):
     def start_session(self, server: int, attach: Callable[[], None]) -> None:
         """A connection is made: call `attach`, after which `send` uses it, and start a session."""
 
-    def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
+    def on_message(self, server: int, peer: PeerConnection | None, message: Any, payload: memoryview) -> None:
         """Process a whole message."""
 
 
@@ -191,13 +192,13 @@ class RemoteServers:
     def close(self, reason: str) -> None:
         self.connections.close(reason, FLUSH)
 
-    def _start(self, store: str, session: StoreSession, peer: Any) -> None:
+    def _start(self, store: str, session: StoreSession, peer: PeerConnection) -> None:
         """Start a store's session on a connection; before that the store sends nothing on it."""
         state = self._states.get(peer)
         if state is not None:
             session.start_session(peer.member.rank, lambda: state.stores.add(store))
 
-    def _give_back(self, peer: Any, state: ServerState) -> None:
+    def _give_back(self, peer: PeerConnection, state: ServerState) -> None:
         """Report to a server how many of the answers in its memory were read."""
         with self._lock:  # a thread that counted more sends later
             if state.owed:
@@ -206,7 +207,7 @@ class RemoteServers:
 
     # ---- the handler: each connection's reader thread ------------------------------------------------------------
 
-    def on_connected(self, peer: Any) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Start the sessions of all stores."""
         if self._memory is not None:
             self._memory.offer(peer)
@@ -216,10 +217,10 @@ class RemoteServers:
         for store, session in sessions.items():
             self._start(store, session, peer)
 
-    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return allocate_private(size).data
 
-    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Deliver a whole message to its store."""
         state, lent = self._states[peer], None
         if self._memory is not None and (
@@ -234,13 +235,13 @@ class RemoteServers:
         if lent is not None:
             self._count_read(peer, state)
 
-    def _count_read(self, peer: Any, state: ServerState) -> None:
+    def _count_read(self, peer: PeerConnection, state: ServerState) -> None:
         """Note that one more answer in a server's memory was read."""
         state.read += 1
         state.owed = True
         if not state.read % OWED:
             self._give_back(peer, state)
 
-    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         if self._states.pop(peer, None) is not None and self._memory is not None:
             self._memory.forget(peer.member)

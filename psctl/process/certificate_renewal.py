@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from psctl.errors import ConnectionFailed
 from psctl.job.process_messages import NewCertificate
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
@@ -53,16 +52,10 @@ class CertificateRenewer:
 
     def __init__(self, credentials: Credentials, handler: ConnectionHandler, log: Callable[[str], None]) -> None:
         self._credentials = credentials
-        self._handler = handler
+        self._on_message = handler.on_message
         self._log = log
-
-    def on_connected(self, peer: PeerConnection) -> None:
-        """Forward the event."""
-        self._handler.on_connected(peer)
-
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return the handler's buffer for a payload."""
-        return self._handler.receive_buffer_for(peer, message, size)
+        self.on_connected, self.on_connection_lost = handler.on_connected, handler.on_connection_lost
+        self.receive_buffer_for = handler.receive_buffer_for
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Use a new certificate; forward every other message."""
@@ -70,8 +63,4 @@ class CertificateRenewer:
             self._credentials.renew(message.certificate, message.key)
             self._log(f"psctl: {self._credentials.member} has a new certificate since {time.strftime('%F %T')}")
         else:
-            self._handler.on_message(peer, message, payload)
-
-    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """Forward the event."""
-        self._handler.on_connection_lost(peer, error)
+            self._on_message(peer, message, payload)

@@ -15,27 +15,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from psctl.client.overlap_timer import UnderWay
+from psctl.client.server_waits import InFlightTimer
 from psctl.clock import Clock
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
-from psctl.sync.synchronizer import ExampleWeight, Synchronizer
+from psctl.sync.synchronizer import ByteMover, ExampleWeight, Synchronizer
 
 
-class Reducer(Protocol):
+class Reducer(ByteMover, Protocol):
     """Sums gradients over all ranks, bucket by bucket."""
 
     @property
     def buckets(self) -> Sequence[Sequence[int]]:
         """For each bucket the indices of the parameters that have a part in it."""
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes sent and received so far."""
-
-    @property
-    def activity(self) -> str:
-        """What is waited for, for people."""
 
     def send(self, bucket: int, weight: float) -> None:
         """Send a bucket's gradients as `.grad` holds them (None: no gradient)."""
@@ -62,11 +54,10 @@ class AllReduceSync(Synchronizer):
         self, name: str, trainable: dict[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight, clock: Clock,
         trace: GradientTrace | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(name, list(trainable.values()))
+        super().__init__(name, list(trainable.values()), reducer)
         self._names = list(trainable)
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
-        self._in_flight = UnderWay(clock)
-        self._sync_seconds = 0.0
+        self._in_flight = InFlightTimer(clock)
         self._sent: set[int] = set()
         self._rounds = 0
         self._hooks = GradientHooks(
@@ -75,20 +66,8 @@ class AllReduceSync(Synchronizer):
         )  # fmt: skip
 
     @property
-    def sync_seconds(self) -> float:
-        return self._sync_seconds
-
-    @property
     def in_flight_seconds(self) -> float:
         return self._in_flight.seconds
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._reducer.bytes_moved
-
-    @property
-    def activity(self) -> str:
-        return self._reducer.activity
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
@@ -111,8 +90,8 @@ class AllReduceSync(Synchronizer):
 
     def _send(self, bucket: int) -> None:
         self._sent.add(bucket)
-        self._in_flight.begin()
-        self._reducer.send(bucket, self._weight.weight())
+        self._in_flight.start()
+        self._reducer.send(bucket, self._weight.weight)
 
     def _reduce(self) -> None:
         """Average what no round has averaged: a backward's gradients, or those that were only accumulated."""
@@ -124,7 +103,7 @@ class AllReduceSync(Synchronizer):
                 self._send(bucket)
         with torch.no_grad():
             self._reducer.finish()
-        self._in_flight.end()
+        self._in_flight.stop()
         self._sent.clear()
         self._hooks.next_round()
         self._weight.mark_sent()

@@ -154,7 +154,7 @@ class ServerReducer:
 
     @property
     def activity(self) -> str:
-        return self._client.doing
+        return self._client.activity
 
     def send(self, bucket: int, weight: float) -> None:
         if not self._asked:  # ahead of the pushes, so that sums arrive while later shards are still sent

@@ -29,7 +29,7 @@ from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.sync.allreduce_sync import Reducer
 from psctl.sync.gradient_trace import GradientTrace
-from psctl.sync.synchronizer import ExampleWeight, Synchronizer, relative_weight
+from psctl.sync.synchronizer import ExampleWeight, NoByteMover, Synchronizer, relative_weight
 from psctl.train_state.training_parts import load_state, state_of
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -39,11 +39,9 @@ PREFIX = "outer"
 """Names of its state in a checkpoint: outer/NAME/KEY."""
 
 
-class SingleRankReducer:
+class SingleRankReducer(NoByteMover):
     """The reducer of one rank: the mean is its own gradient."""
 
-    bytes_moved = 0
-    activity = "compute"
     buckets: Sequence[Sequence[int]] = ()
 
     def send(self, bucket: int, weight: float) -> None:
@@ -77,9 +75,8 @@ class LocalSgdSync(Synchronizer):
         clock: Clock, *, period: int, step: int, world: int, outer: OptimizerFactory | None = None,
         trace: GradientTrace | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(name, list(trainable.values()))
+        super().__init__(name, list(trainable.values()), reducer)
         self.period = period
-        self._sync_seconds = 0.0
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
         self._step, self._world = step, world
         self._own_examples = self._all_examples = 0  # of this period
@@ -87,18 +84,6 @@ class LocalSgdSync(Synchronizer):
         with torch.no_grad():
             self._shared = {name: nn.Parameter(one.detach().clone()) for name, one in trainable.items()}
         self._outer = _make_outer(outer, list(self._shared.values())) if outer is not None else None
-
-    @property
-    def sync_seconds(self) -> float:
-        return self._sync_seconds
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._reducer.bytes_moved
-
-    @property
-    def activity(self) -> str:
-        return self._reducer.activity
 
     def step(self, original: Callable[[], Any], save: bool) -> Any:
         result = original()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -30,7 +29,7 @@ from psctl.sync.flat_parameters import FlatParameters
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
-from psctl.train_state.prepared_model import ForwardHooks
+from psctl.train_state.prepared_model import ForwardHooks, PreForwardHook
 
 CURE = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
@@ -115,6 +114,16 @@ class PendingParameters:
         return not left
 
 
+class ValueWaitHook(PreForwardHook):
+    """Waits for the newest values of some parameters, by their indices."""
+
+    def __init__(self, pending: PendingParameters, indices: set[int]) -> None:
+        self._pending, self._indices = pending, indices
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        self._pending.wait(self._indices)
+
+
 class ParameterServerSync(Synchronizer):
     """Sends gradients to servers, which hold the values and step the optimizer.
 
@@ -138,7 +147,7 @@ class ParameterServerSync(Synchronizer):
         flat: FlatParameters, weight: ExampleWeight, trace: GradientTrace | None = None, *,
         asynchronous: bool = False, on_unfit: Callable[[int, str], NoReturn] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__("ps", flat.parameters)
+        super().__init__("ps", flat.parameters, client)
         self.is_asynchronous, self._on_unfit = asynchronous, on_unfit
         self._names, self._optimizer, self._client, self._flat = names, optimizer, client, flat
         self._weight, self._trace = weight, trace
@@ -149,10 +158,7 @@ class ParameterServerSync(Synchronizer):
         self._members = _members(optimizer)
         self._pending = PendingParameters(client, flat)
         self._wait_hooks = ForwardHooks(
-            [
-                (module, partial(_wait_for, self._pending, frozenset(indices)))
-                for module, indices in wait_points(model, flat.parameters)
-            ]
+            [(module, ValueWaitHook(self._pending, indices)) for module, indices in wait_points(model, flat.parameters)]
         )
         self._hooks = GradientHooks(
             names, flat.parameters, flat.members,
@@ -165,19 +171,11 @@ class ParameterServerSync(Synchronizer):
 
     @property
     def in_flight_seconds(self) -> float:
-        return self._client.seconds_under_way
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._client.bytes_moved
+        return self._client.seconds_in_flight
 
     @property
     def staleness(self) -> int:
         return self._pending.staleness
-
-    @property
-    def activity(self) -> str:
-        return self._client.doing
 
     def accumulate(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
@@ -217,7 +215,6 @@ class ParameterServerSync(Synchronizer):
         self._pushed.clear()
         self._as_pushed.clear()
         self._hooks.next_round()
-        self._weight.mark_sent()
         self._pending.expect(self._clock)
         if self._trace is not None:
             self._trace.flush()
@@ -254,7 +251,7 @@ class ParameterServerSync(Synchronizer):
         self._as_pushed[index] = (gradient, gradient._version)
 
     def _push(self, shard: int) -> None:
-        self._flat.push(self._client, self._clock, shard, self._weight.weight())
+        self._flat.push(self._client, self._clock, shard, self._weight.weight)
         self._pushed.add(shard)
 
     def _push_rest(self) -> None:
@@ -299,10 +296,6 @@ class ParameterServerSync(Synchronizer):
 
 def _members(optimizer: torch.optim.Optimizer) -> list[int]:
     return [id(one) for group in optimizer.param_groups for one in group["params"]]
-
-
-def _wait_for(pending: PendingParameters, indices: frozenset[int], module: nn.Module) -> None:
-    pending.wait(indices)
 
 
 def wait_points(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Module, set[int]]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from psctl.job.activity import COMPUTE
 
 
 class ExampleWeight:
@@ -23,6 +25,8 @@ class ExampleWeight:
         self._world = world
         self._source: object = None
         self._sent = False
+        self.weight = 1.0
+        """This rank's examples times world divided by all examples; exactly 1.0 when equal or unknown."""
         self.own_examples = 0
         """This rank's examples since gradients were last sent; 0 when unknown."""
         self.all_examples = 0
@@ -31,6 +35,7 @@ class ExampleWeight:
     def set_world(self, world: int) -> None:
         """Set the number of ranks that share the next batch."""
         self._world = world
+        self._update()
 
     def add_batch(self, source: object, own: int, total: int) -> None:
         """Add a batch of `own` examples here and `total` over all ranks, from the loader `source`."""
@@ -39,19 +44,38 @@ class ExampleWeight:
         self._source, self._sent = source, False
         self.own_examples += own
         self.all_examples += total
+        self._update()
 
     def mark_sent(self) -> None:
         """Note that the gradients of these batches were sent: the next batch starts a new count."""
         self._sent = True
 
-    def weight(self) -> float:
-        """Return this rank's examples times world divided by all examples; exactly 1.0 when equal or unknown."""
-        return relative_weight(self.own_examples, self.all_examples, self._world)
+    def _update(self) -> None:
+        self.weight = relative_weight(self.own_examples, self.all_examples, self._world)
 
 
 def relative_weight(own: int, total: int, world: int) -> float:
     """Return own * world / total; exactly 1.0 when all ranks have as many examples, or `total` is 0."""
     return 1.0 if total == 0 or own * world == total else own * world / total
+
+
+class ByteMover(Protocol):
+    """An object that moves a synchronizer's bytes: a reducer, or the client of parameter servers."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes sent and received so far."""
+
+    @property
+    def activity(self) -> str:
+        """What this worker does now, for people: "compute", or what it waits for."""
+
+
+class NoByteMover:
+    """The byte mover of a single worker, which sends nothing."""
+
+    bytes_moved = 0
+    activity = COMPUTE
 
 
 class Synchronizer:
@@ -63,6 +87,7 @@ class Synchronizer:
     Args:
         name: the strategy's name.
         parameters: the trainable ones, in the model's order.
+        mover: moves the bytes.
     """
 
     update = "worker"
@@ -76,16 +101,18 @@ class Synchronizer:
     is_asynchronous = False
     """Whether no rank waits for another (asp), so that a replacement needs the state of the rank it replaces."""
 
-    def __init__(self, name: str, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, name: str, parameters: Sequence[nn.Parameter], mover: ByteMover | None = None) -> None:
         self.name = name
         self._parameters = parameters
+        self._mover = mover or NoByteMover()
+        self._sync_seconds = 0.0
         self.residuals: Mapping[str, torch.Tensor] = {}
         """What this rank's compressed pushes left out so far, by its name in a checkpoint."""
 
     @property
     def sync_seconds(self) -> float:
         """Seconds spent waiting for other processes so far."""
-        return 0.0
+        return self._sync_seconds
 
     @property
     def in_flight_seconds(self) -> float:
@@ -95,7 +122,7 @@ class Synchronizer:
     @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
-        return 0
+        return self._mover.bytes_moved
 
     @property
     def staleness(self) -> int:
@@ -105,7 +132,7 @@ class Synchronizer:
     @property
     def activity(self) -> str:
         """What this worker does now, for people: "compute", or what it waits for."""
-        return "compute"
+        return self._mover.activity
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up without being sent."""

@@ -35,18 +35,10 @@ class ModelValues(Protocol):
 
 
 class PreForwardHook:
-    """A forward pre-hook. A copy of the model gets one that does nothing.
-
-    Args:
-        action: called with the module before its forward.
-    """
-
-    def __init__(self, action: Callable[[nn.Module], object] | None = None) -> None:
-        self._action = action
+    """Base class of forward pre-hooks, which does nothing: a copy of the model has it in place of each of ours."""
 
     def __call__(self, module: nn.Module, inputs: object) -> None:
-        if self._action is not None:
-            self._action(module)
+        """Act before the forward of `module`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreForwardHook:
         return PreForwardHook()
@@ -59,11 +51,11 @@ class ForwardHooks:
     """Forward pre-hooks on some modules, which run before the user's own.
 
     Args:
-        actions: modules, each with what is called with it before its forward.
+        hooks: modules, each with its hook.
     """
 
-    def __init__(self, actions: Iterable[tuple[nn.Module, Callable[[nn.Module], object]]]) -> None:
-        self._hooks = [(module, PreForwardHook(action)) for module, action in actions]
+    def __init__(self, hooks: Iterable[tuple[nn.Module, PreForwardHook]]) -> None:
+        self._hooks = list(hooks)
         self._handles: list[RemovableHandle] = []
         self.attach()
 

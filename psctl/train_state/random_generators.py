@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from psctl.train_state.prepared_model import ForwardHooks
+from psctl.train_state.prepared_model import ForwardHooks, PreForwardHook
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward: only their children are called."""
@@ -242,14 +242,20 @@ def saved_from(rank: int, tensors: Mapping[str, torch.Tensor]) -> SavedGenerator
     return SavedGenerators(moments["now"], moments["epoch"], None if own else moments["origin"]) if tensors else None
 
 
-def step_hooks(model: nn.Module, begin: Callable[[], object]) -> ForwardHooks:
-    """Call `begin` before each forward of a model in training mode with gradients, until the hooks are removed."""
+class StepBeginHook(PreForwardHook):
+    """Calls `begin` before each forward in training mode with gradients."""
 
-    def begin_step(module: nn.Module) -> None:
+    def __init__(self, begin: Callable[[], object]) -> None:
+        self._begin = begin
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
         if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
-            begin()
+            self._begin()
 
-    return ForwardHooks([(module, begin_step) for module in _modules_called(model)])
+
+def step_hooks(model: nn.Module, begin: Callable[[], object]) -> ForwardHooks:
+    """Return hooks that call `begin` before each training forward of a model, until they are removed."""
+    return ForwardHooks((module, StepBeginHook(begin)) for module in _modules_called(model))
 
 
 def _modules_called(model: nn.Module) -> Iterator[nn.Module]:

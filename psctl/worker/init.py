@@ -8,10 +8,10 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from psctl.client.dense_client import ParameterClient
 from psctl.client.host_aggregation import HostAggregation
+from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.clock import SystemClock
 from psctl.collectives.data_plane import DataPlane
@@ -20,6 +20,7 @@ from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
 from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
+from psctl.permits import Permits
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -29,7 +30,7 @@ from psctl.sync.gradient_trace import GradientTrace, from_environment
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.shared_memory import inherited
-from psctl.types import Address, Member
+from psctl.types import Member
 from psctl.worker import coordinator_session as sessions
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
@@ -116,20 +117,19 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 
-    def connect(decision: Decision) -> ParameterClient:
-        def to_server(member: Member, address: Address, handler: Any) -> Any:
-            return dial(
-                address, credentials, expect=member, kinds=PARAMETERS, handler=handler, timeout=DIAL_SECONDS,
-                congestion=orders.congestion,
-            )  # fmt: skip
+    def dialler(permits: Permits) -> Dial:
+        return lambda member, address, handler: dial(
+            address, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion
+        )
 
+    def connect(decision: Decision) -> ParameterClient:
         sharing = SharedBuffers(segments)
         together = any(orders.member.rank in group for group in decision.hosts)
         return ParameterClient(
             orders.member,
             orders.world,
             decision,
-            to_server,
+            dialler(PARAMETERS),
             clock,
             PATIENCE,
             _trace_pushes(trace) if trace else None,
@@ -139,13 +139,7 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         )
 
     def links() -> StoreServers:
-        def to_tables(member: Member, address: Address, handler: Any) -> Any:
-            return dial(
-                address, credentials, expect=member, kinds=TABLES, handler=handler, timeout=DIAL_SECONDS,
-                congestion=orders.congestion,
-            )  # fmt: skip
-
-        made = RemoteServers(session.tables(), to_tables, memory=SharedRows(segments))
+        made = RemoteServers(session.tables(), dialler(TABLES), memory=SharedRows(segments))
         session.follow_tables(made.assign)
         return made
 

@@ -68,7 +68,7 @@ class Loader:
         ranks: tuple[int, ...] = ()
         try:
             while (batch := self._next(epoch)) is not None:
-                self._progress.on_fetch()
+                self._progress.generators.begin_step()  # it includes the fetch
                 if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
                     fetching, ranks = iter(self._fetching(batch)), batch.ranks
                 found = next(fetching)
@@ -79,7 +79,7 @@ class Loader:
                 self._progress.on_batch_wanted(self)
             self._progress.on_exhausted(self)
         finally:
-            self._progress.on_pass_end()
+            self._progress.generators.end_step()  # of an abandoned pass, too
 
     def _next(self, epoch: int) -> Batch | None:
         """Return the next clock's batch of all ranks; None at the end of the pass."""

@@ -193,14 +193,6 @@ class TrainingProgress:
         if loader is self._feeding and not loader.complete:
             self.between_steps()
 
-    def on_fetch(self) -> None:
-        """A batch is about to be fetched: its step begins."""
-        self.generators.begin_step()
-
-    def on_pass_end(self) -> None:
-        """A pass over a loader has ended, or was abandoned, with the step that it began."""
-        self.generators.end_step()
-
     def on_batch(self, loader: Loader, own: int, total: int) -> None:
         """A loader yields a batch of `own` examples, of `total` over all ranks."""
         self._drawn_from = loader

@@ -52,11 +52,11 @@ def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
         early.pull(1)
         waiting = threading.Thread(target=early.wait, args=(1,))
         waiting.start()
-        until(lambda: early.doing.endswith("from server/0, which waits for worker/1"))
+        until(lambda: early.activity.endswith("from server/0, which waits for worker/1"))
         push_all(late, 0, 3.0)
         late.step(0, GROUPS)
         waiting.join(10)
-        assert early.doing == "compute"
+        assert early.activity == "compute"
         assert early.seconds_waiting > 0
         assert early.landing["float32"].eq(0).all()  # 1 - 0.5 * (1 + 3) / 2
 

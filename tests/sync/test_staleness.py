@@ -113,7 +113,7 @@ def test_the_fastest_goes_s_clocks_ahead_and_then_waits_for_the_slowest_by_name(
             fast.push(fast.values(), [{"lr": 0.1}])
         waiting = threading.Thread(target=fast.client.wait, args=(3,))
         waiting.start()
-        until(lambda: fast.client.doing.endswith("which waits for worker/1"))
+        until(lambda: fast.client.activity.endswith("which waits for worker/1"))
         assert waiting.is_alive()
         slow.push(slow.values(), [{"lr": 0.1}])
         waiting.join(10)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from psctl.errors import UsageError
+from psctl.train_state.random_generators import RandomGenerators
 from psctl.worker.loader import Loader
 from tests.examples import examples
 
@@ -22,6 +23,7 @@ class Consumer:
         self.rank, self.world, self.seed, self.epoch, self.start = rank, world, seed, epoch, start
         self.shares: list[tuple[int, int]] = []
         self.ends = 0
+        self.generators = RandomGenerators()
 
     def on_batch_wanted(self, loader) -> None: ...
 
@@ -35,10 +37,6 @@ class Consumer:
 
     def may_extend_pass(self) -> bool:
         return False
-
-    def on_fetch(self) -> None: ...
-
-    def on_pass_end(self) -> None: ...
 
     def on_batch(self, loader, mine, together) -> None:
         self.shares.append((mine, together))

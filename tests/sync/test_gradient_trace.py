@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.client.overlap_timer import UnderWay
+from psctl.client.server_waits import InFlightTimer
 from psctl.sync.gradient_trace import GradientTrace, from_environment
 from tests.helpers.job_world import Job
 from tests.helpers.manual_clock import ManualClock
@@ -39,7 +39,7 @@ def test_the_first_push_has_left_before_the_last_gradient_is_computed(update, tm
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
-def test_what_was_under_way_while_backward_ran_is_reported_as_hidden(update) -> None:
+def test_time_in_flight_while_backward_ran_is_reported_as_hidden(update) -> None:
     job = Job(2, 2, update=update, target=1 << 18)
     job.run(script)
     reports = [report for _, report in job.reports]
@@ -47,21 +47,21 @@ def test_what_was_under_way_while_backward_ran_is_reported_as_hidden(update) -> 
     assert 0 < hidden <= sum(report.compute_seconds for report in reports)
 
 
-def test_time_under_way_is_from_the_first_beginning_to_the_end() -> None:
+def test_time_in_flight_is_from_the_first_beginning_to_the_end() -> None:
     clock = ManualClock(0.0)
-    under_way = UnderWay(clock)
-    under_way.end()
-    under_way.begin()
+    timer = InFlightTimer(clock)
+    timer.stop()
+    timer.start()
     clock.advance(2)
-    under_way.begin()
+    timer.start()
     clock.advance(1)
-    assert under_way.seconds == 0
-    under_way.end()
+    assert timer.seconds == 0
+    timer.stop()
     clock.advance(5)
-    under_way.begin()
+    timer.start()
     clock.advance(1)
-    under_way.end()
-    assert under_way.seconds == 4
+    timer.stop()
+    assert timer.seconds == 4
 
 
 def test_a_trace_is_lines_of_json_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
