@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
-from psctl.job.training_messages import Decision, WorkersAt
+from psctl.job.training_messages import Decision, WorkerListens, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, PendingValues
 from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Message, Push, WaitQuery
@@ -66,8 +65,8 @@ class ParameterClient:
         dial: connects to a server; raises ConnectionFailed.
         clock: the machine's time.
         patience: seconds that a server may leave a query unanswered, or be without a connection.
-        trace: called with (time, "push-bytes-left", shard, clock) when a part of a push was sent.
-        tell: a function that sends a message to the coordinator.
+        on_push_sent: called with the shard and the clock when a part of a push was sent.
+        report: sends a message to the coordinator.
         sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
         host: sums gradients with other workers of this host; None: this worker pushes alone.
     """
@@ -80,8 +79,8 @@ class ParameterClient:
         dial: Dial,
         clock: Clock,
         patience: float,
-        trace: Callable[[tuple[float, str, int, int]], object] | None = None,
-        tell: Callable[[Any], object] = lambda message: None,
+        on_push_sent: Callable[[int, int], object] | None = None,
+        report: Callable[[WorkerListens | ServerUnreachable], object] = lambda message: None,
         sharing: SharedBuffers | None = None,
         host: HostAggregation | None = None,
     ) -> None:
@@ -96,7 +95,7 @@ class ParameterClient:
         """What compression left out of pushes so far, flat by dtype (ps/dense/client/send_buffers.py)."""
         self._in_flight = InFlightTimer(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
-        self._clock, self._trace, self._tell = clock, trace, tell
+        self._on_push_sent, self._report = on_push_sent, report
         self._sharing = sharing or private_buffers(me)
         self._lock = threading.RLock()
         self._epoch = first.epoch  # of the newest assignment
@@ -104,7 +103,7 @@ class ParameterClient:
         self._waits = ServerWaits(self._lock, self._state, self._servers, clock, patience)
         self._host = host
         if host is not None:
-            host.start(self._state, self._call, tell)
+            host.start(self._state, self._call, report)
         self._servers.assign(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
@@ -309,7 +308,7 @@ class ParameterClient:
             self._waits.wake()
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
-        self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
+        self._report(ServerUnreachable(at.rank, at.incarnation, error.message))
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
@@ -336,8 +335,8 @@ class ParameterClient:
                 self._host.follow(one)
 
     def on_connected(self, peer: PeerConnection) -> None:
-        if self._trace is not None:
-            peer.on_written = self._written
+        if self._on_push_sent is not None:
+            peer.on_written = self._on_written
         self._sharing.offer(peer)
 
     def receive_buffer_for(self, peer: PeerConnection, message: FromServer, size: int) -> memoryview | None:
@@ -366,6 +365,6 @@ class ParameterClient:
                 self._sharing.forget(peer.member)
                 self._waits.wake()
 
-    def _written(self, message: Message, size: int) -> None:
-        if self._trace is not None and isinstance(message, Push):
-            self._trace((self._clock.now(), "push-bytes-left", message.shard, message.clock))
+    def _on_written(self, message: Message, size: int) -> None:
+        if self._on_push_sent is not None and isinstance(message, Push):
+            self._on_push_sent(message.shard, message.clock)

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from psctl.client.host_connections import HostConnections
 from psctl.client.shared_buffers import SharedBuffers
@@ -44,20 +43,20 @@ class HostAggregation:
         self,
         state: DenseClient,
         call: Callable[[Callable[[], Sequence[ClientOutput]]], None],
-        tell: Callable[[Any], object],
+        report: Callable[[WorkerListens], object],
     ) -> None:
         """Listen for the other workers, and report that to the coordinator.
 
         Args:
             state: the state machine that messages of other workers go to.
             call: calls a function under the lock of the state machine, and follows what it returns.
-            tell: sends a message to the coordinator.
+            report: sends a message to the coordinator.
         """
         self._state, self._call = state, call
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
         self._connections = HostConnections(self._me, self._folder, self)
-        tell(WorkerListens(None, self._connections.secret))
+        report(WorkerListens(None, self._connections.secret))
 
     def on_workers(self, message: WorkersAt) -> None:
         """Connect to the listening workers of this host."""

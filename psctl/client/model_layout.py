@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -103,5 +101,5 @@ def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], 
     )
 
 
-def _is_plain(key: str, value: Any) -> bool:
+def _is_plain(key: str, value: object) -> bool:
     return key != "params" and (value is None or isinstance(value, bool | int | float | str))

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
@@ -77,7 +76,7 @@ class ServerConnections:
         """Is this the connection in use to its server?"""
         return self.in_use.get(peer.member.rank) is peer
 
-    def send(self, server: int, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(self, server: int, message: object, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         """Queue a message; dropped when there is no connection."""
         peer = self.in_use.get(server)
         if peer is not None:

@@ -73,7 +73,7 @@ class SharedBuffers(Lending):
 
     # ---- memory of others --------------------------------------------------------------------------------------------
 
-    def lent_bytes(self, peer: PeerConnection, message: Any) -> memoryview | None:
+    def lent_bytes(self, peer: PeerConnection, message: object) -> memoryview | None:
         """Return the bytes that a message lends, None when it lends none; note which processes share memory.
 
         Raises:

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ HOST = torch.device("cpu")
 class PendingSum(Protocol):
     """A vector whose sum was begun."""
 
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Return when it is summed; once. Raises when a rank is lost."""
 
 
@@ -67,7 +67,7 @@ class EngineAllReduce:
         group: the engine's.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.world = dist.get_world_size(group)
         self.bytes_moved = 0
@@ -136,8 +136,8 @@ class ScheduleAllReduce:
     """
 
     def __init__(
-        self, schedule: Schedule, device: torch.device, plane: DataPlane | None = None, group: Any = None,
-        *, shared: bool = False,
+        self, schedule: Schedule, device: torch.device, plane: DataPlane | None = None,
+        group: dist.ProcessGroup | None = None, *, shared: bool = False,
     ) -> None:  # fmt: skip
         self._schedule, self._plane, self._shared = schedule, plane, shared
         self._buffers: list[torch.Tensor] = []
@@ -154,7 +154,7 @@ class ScheduleAllReduce:
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
         self._players = _players(schedule, [self._rank, *helpers], plane, group, on_host=on_host)
         self._helping = [PlayQueue(player.play) for player in self._players[1:]]
-        self._own = PlayQueue(self.play) if on_host else StreamQueue(self.play)
+        self._own = PlayQueue(self.play, SHORT) if on_host else StreamQueue(self.play)
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if self._plane is not None:
@@ -165,7 +165,7 @@ class ScheduleAllReduce:
     def put(self, vector: torch.Tensor) -> PendingSum:
         if self._plane is None:
             self._moved += 2 * int(self._schedule.sent(vector.nbytes)[self._rank])
-        return self._own.put(vector, SHORT) if isinstance(self._own, PlayQueue) else self._own.put(vector)
+        return self._own.put(vector)
 
     @property
     def bytes_moved(self) -> int:
@@ -204,12 +204,16 @@ def played_on_host(schedule: Schedule, device: torch.device) -> bool:
 
 
 def _players(
-    schedule: Schedule, nodes: Sequence[int], plane: DataPlane | None, group: Any, *, on_host: bool
+    schedule: Schedule, nodes: Sequence[int], plane: DataPlane | None, group: dist.ProcessGroup | None,
+    *, on_host: bool,
 ) -> list[SchedulePlayer]:  # fmt: skip
     """Return the players of the nodes in this process."""
-    if not on_host:
-        return [SchedulePlayer(schedule, nodes[0], BatchChannel(group))]
-    outside: Channel = plane if plane is not None else EngineChannel(group, schedule.nodes)
+    outside: Channel
+    if plane is not None:
+        outside = plane
+    else:
+        assert group is not None, "without a data plane the engine moves the pieces"
+        outside = EngineChannel(group, schedule.nodes) if on_host else BatchChannel(group)
     if len(nodes) == 1:
         return [SchedulePlayer(schedule, nodes[0], outside)]
     inside = LocalExchange()
@@ -242,7 +246,7 @@ class StreamQueue:
 class _Event:
     """A place in a stream."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
 
     def wait(self) -> None:
@@ -258,10 +262,11 @@ class PlayQueue:
 
     Args:
         play: sums a vector in place over all ranks.
+        short: bytes of a vector, at most, that does not wake the thread.
     """
 
-    def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
-        self._play = play
+    def __init__(self, play: Callable[[torch.Tensor], None], short: int = 0) -> None:
+        self._play, self._short = play, short
         self._work: deque[tuple[torch.Tensor, PlayTicket]] = deque()
         self._turn = threading.Lock()  # vectors are played in the order of `put`
         self._wake = threading.Semaphore(0)
@@ -269,15 +274,11 @@ class PlayQueue:
         self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
         self._thread.start()
 
-    def put(self, vector: torch.Tensor, short: int = 0) -> PlayTicket:
-        """Have a vector summed; in the same order on every rank.
-
-        Args:
-            short: bytes of a vector that does not wake the thread.
-        """
+    def put(self, vector: torch.Tensor) -> PlayTicket:
+        """Have a vector summed; in the same order on every rank."""
         ticket = PlayTicket(self._help)
         self._work.append((vector, ticket))
-        if vector.nbytes > short:
+        if vector.nbytes > self._short:
             self._wake.release()
         return ticket
 

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ class Parcel:
 class PendingTransfer(Protocol):
     """A posted transfer."""
 
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Return when the piece was sent and may be overwritten, or is received.
 
         Raises:
@@ -130,7 +130,7 @@ class EngineChannel(Delivers):
 
     ahead = True
 
-    def __init__(self, group: Any, nodes: int = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup, nodes: int = 0) -> None:
         self._group = group
         # Ranks of a schedule are ranks of the group; the engine counts in those of the world.
         ranks = dist.get_process_group_ranks(group)
@@ -166,7 +166,7 @@ class BatchChannel(Delivers):
 
     ahead = False
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._peers = dist.get_process_group_ranks(group)
 
@@ -191,7 +191,7 @@ class BatchChannel(Delivers):
 class _Together:
     """The works of one batch; NCCL has one for all."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[dist.Work]) -> None:
         self._works = list(works)
 
     def wait(self) -> None:
@@ -200,7 +200,7 @@ class _Together:
             self._works.pop()
 
 
-def _posted(work: Any) -> Any:
+def _posted(work: dist.Work | None) -> dist.Work:
     assert work is not None, "this process is a member of the group"
     return work
 

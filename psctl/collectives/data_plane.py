@@ -19,12 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
-from psctl.collectives.sealed_pieces import SealedStreams
+from psctl.collectives.sealed_pieces import PostedPiece, SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, board_size, possible
 from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
@@ -140,27 +140,39 @@ class DataPlane:
         line = self._channels.get(peer)
         if line is None:
             assert self._sealed is not None, "there are streams to ranks of other hosts"
-            return _StreamTransfer(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
+            return self._on_stream(peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
         where = self._shared.locate(one.piece.data_ptr(), size) if size > INLINE else None
         if where is None:
             number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
             self._watch(line)
-            return _PostedSend(partial(self._await_written, peer, number))
+            return PlaneTransfer(partial(self._await_written, peer, number))
         key = peer, one.tag
         self._lent[key] = self._lent.get(key, 0) + 1
         line.send(LENT, one.tag, *where, size)
         self._watch(line)
-        return _PostedSend(partial(self._await_returned, key, self._lent[key]))
+        return PlaneTransfer(partial(self._await_returned, key, self._lent[key]))
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
         assert self._sealed is not None, "pieces of this host are borrowed, not received"
-        return _StreamTransfer(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+        return self._on_stream(peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+
+    def _on_stream(self, peer: int, piece: PostedPiece) -> PlaneTransfer:
+        return PlaneTransfer(lambda: self._until(lambda: piece.over, peer), (peer, piece))
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
-        assert isinstance(pending, _StreamTransfer), "pieces of this host are borrowed, not received"
-        return pending.await_first(size)
+        assert isinstance(pending, PlaneTransfer), "posted here"
+        assert pending.stream is not None, "pieces of this host are borrowed, not received"
+        peer, piece = pending.stream
+
+        def look() -> bool:
+            there = piece.over or piece.at >= size
+            piece.wanted = piece.size if there else size  # no wake-up for the other bytes
+            return there
+
+        self._until(look, peer)
+        return piece.over
 
     def board(self, size: int) -> ShmExchange | None:
         if not 0 < size <= SLOT:
@@ -210,7 +222,7 @@ class DataPlane:
             timer = threading.Timer(GOODBYE, line.shutdown)
             timer.start()
             try:
-                self._until(lambda line=line: True if not line.has_queued or line.ended else None, rank)  # type: ignore[misc]
+                self._until(lambda line=line: not line.has_queued or bool(line.ended), rank)  # type: ignore[misc]
             except RuntimeError:
                 pass  # the peer closed its end first
             finally:
@@ -239,13 +251,13 @@ class DataPlane:
 
     def _await_returned(self, key: tuple[int, int], count: int) -> None:
         """Wait until `count` of the pieces lent with this (peer, tag) have been returned."""
-        self._until(lambda: True if self._returned.get(key, 0) >= count else None, key[0])
+        self._until(lambda: self._returned.get(key, 0) >= count, key[0])
 
     def _await_written(self, peer: int, number: int) -> None:
         """Wait until a channel's record has been sent."""
         line = self._channels[peer]
         if line.written < number:
-            self._until(lambda: True if line.written >= number else None, peer)
+            self._until(lambda: line.written >= number, peer)
 
     def give_back(self, peer: int, tag: int) -> None:
         """Return a lent piece to its owner, which may overwrite it then."""
@@ -255,13 +267,13 @@ class DataPlane:
             self._watch(line)
 
     def _until(self, look: Callable[[], T | None], peer: int) -> T:
-        """Wait until `look` returns a result, which depends on `peer`; handle all records that arrive meanwhile."""
+        """Wait for a true result of `look`, which depends on `peer`; handle all records that arrive meanwhile."""
         with self._changed:
-            if (found := look()) is not None:
+            if found := look():
                 return found
             self._awaited.append(peer)
             try:
-                while (found := look()) is None:
+                while not (found := look()):
                     if self._broken:
                         raise RuntimeError(self._broken)
                     if why := self._gone(peer):
@@ -365,34 +377,15 @@ class BorrowedPiece:
             self._back()
 
 
-class _PostedSend:
-    """A send within the host; `wait` returns when its piece may be overwritten."""
+class PlaneTransfer:
+    """A posted transfer.
 
-    __slots__ = ("wait",)
+    Args:
+        wait: returns when the piece may be overwritten, or has arrived.
+        stream: of a sealed stream: the peer and the piece.
+    """
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
+    __slots__ = ("stream", "wait")
 
-
-class _StreamTransfer:
-    """The transfer of a piece on a sealed stream, in either direction."""
-
-    __slots__ = ("_done", "_peer", "_plane")
-
-    def __init__(self, plane: DataPlane, peer: int, done: Any) -> None:
-        self._plane, self._peer, self._done = plane, peer, done
-
-    def wait(self) -> None:
-        self._plane._until(lambda: True if self._done.over else None, self._peer)
-
-    def await_first(self, size: int) -> bool:
-        """Wait for the first `size` bytes of a piece that is received; return whether it is complete."""
-        done = self._done
-
-        def look() -> bool | None:
-            there = done.over or done.at >= size
-            done.wanted = done.size if there else size  # no wake-up for the other bytes
-            return True if there else None
-
-        self._plane._until(look, self._peer)
-        return bool(done.over)
+    def __init__(self, wait: Callable[[], object], stream: tuple[int, PostedPiece] | None = None) -> None:
+        self.wait, self.stream = wait, stream

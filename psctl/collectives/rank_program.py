@@ -75,7 +75,7 @@ def make_program(schedule: Schedule, rank: int) -> RankProgram:
 
 
 class _Draft:
-    """A script in the making."""
+    """A program in the making."""
 
     def __init__(self, rank: int, *, holds: bool) -> None:
         self._rank, self._holds = rank, holds
@@ -99,7 +99,7 @@ class _Draft:
         self._steps.append(RankStep(tuple(out), tuple(into), writes))
 
     def finish(self) -> RankProgram:
-        """Return the script."""
+        """Return the program."""
         return RankProgram(self._rank, tuple(self._writes), tuple(self._steps))
 
     def _send(self, tag: int, message: ScheduleMessage) -> OutgoingMessage:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
+from psctl.transport.peer_connection import PeerConnection
 
 PART = 512 * 1024
 """Bytes of a piece that one message has."""
@@ -67,7 +67,7 @@ class SealedStreams:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._awake: Callable[[], None] = lambda: None
-        self._peers: dict[int, Any] = {}
+        self._peers: dict[int, PeerConnection] = {}
         self._ended: dict[int, str] = {}
         self._closing = False
         self._number = 0
@@ -125,14 +125,14 @@ class SealedStreams:
 
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
-    def on_connected(self, peer: Any) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Add a stream."""
         peer.on_written = self._written
         with self._changed:
             self._peers[peer.member.rank] = peer
             self._changed.notify_all()
 
-    def receive_buffer_for(self, peer: Any, message: PiecePart, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: PiecePart, size: int) -> memoryview | None:
         """Return the buffer for a part: in its piece's place, or a new one when none is posted."""
         key = peer.member.rank, message.tag
         with self._changed:
@@ -156,7 +156,7 @@ class SealedStreams:
         self._early.setdefault(key, deque()).append(early)
         return early
 
-    def on_message(self, peer: Any, message: PiecePart, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: PiecePart, payload: memoryview | None) -> None:
         """Count a part that has arrived, and keep it or copy it if it has a buffer of its own."""
         if payload is None:
             raise ProtocolError("it sent an empty part")
@@ -186,7 +186,7 @@ class SealedStreams:
             self._changed.notify_all()
         self._awake()
 
-    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Record the end of a stream, and wake waiting threads."""
         with self._changed:
             self._ended[peer.member.rank] = error.message
@@ -204,7 +204,7 @@ class SealedStreams:
     def close(self, reason: str, patience: float) -> None:
         """Close all streams, after queued messages are sent if that takes at most `patience` seconds."""
         self._closing = True
-        peers: Mapping[int, Any] = dict(self._peers)
+        peers = dict(self._peers)
         for peer in peers.values():
             try:
                 if patience:

@@ -35,12 +35,14 @@ import runpy
 import time
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from psctl.process import lifeline, sealed_memory, stack_dump
 from psctl.process.secret_masking import Secrets
 
 _PSCTL = os.path.dirname(_HERE) + os.sep
+
+T = TypeVar("T")
 
 MAX_MESSAGE = 1000
 """Characters of an exception's text that are kept, so that a printed tensor does not fill the report."""
@@ -249,7 +251,7 @@ def read_orders() -> dict[str, Any] | None:
     return None
 
 
-def _own(error: BaseException, name: str, otherwise: Any) -> Any:
+def _own(error: BaseException, name: str, otherwise: T) -> T:
     """Return an attribute of a psctl error, else `otherwise`: a user's exception may have an attribute of that name."""
     errors = sys.modules.get("psctl.errors")
     return getattr(error, name, otherwise) if errors and isinstance(error, errors.PsctlError) else otherwise

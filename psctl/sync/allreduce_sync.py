@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ class AllReduceSync(Synchronizer):
         self._reduce()
         return super().clip_grad_norm(max_norm)
 
-    def step(self, original: Callable[[], Any], save: bool) -> Any:
+    def step(self, original: Callable[[], object], save: bool) -> object:
         self._reduce()
         return original()
 

@@ -18,7 +18,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -104,7 +103,7 @@ class EngineGroup:
                 file=sys.stderr,
                 flush=True,
             )
-        self.group: Any = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
+        self.group: dist.ProcessGroup = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
         self.world = dist.get_world_size(self.group)
 
     def same_everywhere(self, layout: Layout) -> None:

@@ -35,7 +35,7 @@ from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleRankReducer
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
-from psctl.train_state.training_parts import TrainingParts, find_slices, local_prefix
+from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
 from psctl.types import Layout, Member, TensorSlice, consistency
 
 
@@ -103,8 +103,7 @@ def restore(
         prefix = "optim/"
         held = [each.name for each in resume.tensors if each.name.startswith(prefix)]
     names = values if on_servers else values + held
-    slices = find_slices(resume.tensors, names, resume.checkpoint)
-    tensors = dict(zip(names, session.load(slices), strict=True))
+    tensors = load_saved(resume, names, session.load)
     parts.load_values(tensors, values)
     if not on_servers:
         found = {f"optim/{name.removeprefix(prefix)}": tensors[name] for name in held}
@@ -203,8 +202,7 @@ def _stepping_on_workers(parts: TrainingParts, reducer: Reducer, decision: Decis
     )  # fmt: skip
     if resume is not None:
         names = [each.name for each in resume.tensors if each.name.startswith(f"{PREFIX}/")]
-        tensors = tools.session.load(find_slices(resume.tensors, names, resume.checkpoint))
-        synchronizer.load(resume.state.get("outer") or {}, dict(zip(names, tensors, strict=True)))
+        synchronizer.load(resume.state.get("outer") or {}, load_saved(resume, names, tools.session.load))
     return synchronizer
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -51,9 +52,9 @@ class CudaCopies:
         cuda: torch.cuda.
     """
 
-    def __init__(self, cuda: Any = torch.cuda) -> None:
+    def __init__(self, cuda: ModuleType = torch.cuda) -> None:
         self._cuda = cuda
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._locked: list[torch.Tensor] = []
         self._refused = False
 
@@ -113,9 +114,9 @@ class CudaCopies:
             self._cuda.cudart().cudaHostUnregister(host.data_ptr())
         self._locked.clear()
 
-    def _behind(self, stream: Any) -> Any:
+    def _behind(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """Return an event behind the work of a stream; a wait for it does not spin."""
-        event = self._cuda.Event(blocking=True)
+        event: torch.cuda.Event = self._cuda.Event(blocking=True)
         event.record(stream)
         return event
 
@@ -129,7 +130,7 @@ class CudaCopies:
 class CudaEvents:
     """The events behind some copies."""
 
-    def __init__(self, events: Sequence[Any]) -> None:
+    def __init__(self, events: Sequence[torch.cuda.Event]) -> None:
         self._events = events
 
     def wait(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import Any
 
 from psctl.clock import Clock, SystemClock
 
@@ -22,9 +21,9 @@ class GradientTrace:
         self._path, self._rank = path, rank
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._events: list[dict[str, Any]] = []
+        self._events: list[dict[str, object]] = []
 
-    def __call__(self, event: str, **fields: Any) -> None:
+    def __call__(self, event: str, **fields: object) -> None:
         """Note that `event` happened now; safe from every thread."""
         with self._lock:
             self._events.append({"time": self._clock.now(), "rank": self._rank, "event": event, **fields})

@@ -85,7 +85,7 @@ class LocalSgdSync(Synchronizer):
             self._shared = {name: nn.Parameter(one.detach().clone()) for name, one in trainable.items()}
         self._outer = _make_outer(outer, list(self._shared.values())) if outer is not None else None
 
-    def step(self, original: Callable[[], Any], save: bool) -> Any:
+    def step(self, original: Callable[[], object], save: bool) -> object:
         result = original()
         self._step += 1
         self._open = True
@@ -103,12 +103,11 @@ class LocalSgdSync(Synchronizer):
         self._reducer.close(reason, failed=failed)
 
     def checkpoint_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return state_of(self._outer, self._shared, PREFIX) if self._outer is not None else ({}, {})
+        return state_of(self._outer, self._shared, PREFIX)
 
     def load(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the outer optimizer's state."""
-        if self._outer is not None:
-            load_state(self._outer, self._shared, plain, tensors, PREFIX)
+        load_state(self._outer, self._shared, plain, tensors, PREFIX)
 
     def _end_period(self) -> None:
         began = self._clock.now()

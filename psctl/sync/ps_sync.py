@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -202,7 +202,7 @@ class ParameterServerSync(Synchronizer):
         self._scale = min(1.0, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
         return torch.tensor(norm, dtype=self._flat.parameters[0].dtype)
 
-    def step(self, original: Callable[[], Any], save: bool) -> Any:
+    def step(self, original: Callable[[], object], save: bool) -> object:
         self._check_gradients()
         self._check_optimizer()
         self._push_rest()
@@ -218,6 +218,7 @@ class ParameterServerSync(Synchronizer):
         self._pending.expect(self._clock)
         if self._trace is not None:
             self._trace.flush()
+        return None
 
     def save_last(self, step: int) -> None:
         self._client.save(self._clock)

@@ -142,7 +142,7 @@ class Synchronizer:
         """Scale the averaged gradient to a 2-norm of at most `max_norm`; returns the norm before."""
         return nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
-    def step(self, original: Callable[[], Any], save: bool) -> Any:
+    def step(self, original: Callable[[], object], save: bool) -> object:
         """End the clock with an optimizer step.
 
         Args:

@@ -40,10 +40,10 @@ class PreForwardHook:
     def __call__(self, module: nn.Module, inputs: object) -> None:
         """Act before the forward of `module`."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PreForwardHook:
+    def __deepcopy__(self, memo: dict[int, object]) -> PreForwardHook:
         return PreForwardHook()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[PreForwardHook], tuple[()]]:
         return PreForwardHook, ()
 
 
@@ -174,7 +174,7 @@ def plain_parameters(model: nn.Module) -> Iterator[None]:
         model.__class__ = prepared
 
 
-def replace_step(optimizer: torch.optim.Optimizer, end_step: Callable[[Callable[[], Any]], Any]) -> None:
+def replace_step(optimizer: torch.optim.Optimizer, end_step: Callable[[Callable[[], object]], object]) -> None:
     """Make `optimizer.step()` call `end_step` with the original step, as a function of no arguments.
 
     A scheduler made before has wrapped `step` on the object already, to see that it is called; one made later looks

@@ -43,8 +43,8 @@ def reseed(*parts: int | str) -> None:
 class GeneratorStates(NamedTuple):
     """The states of a process's generators."""
 
-    python: Any
-    numpy: Any
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...] | None
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
@@ -53,7 +53,8 @@ class GeneratorStates(NamedTuple):
         """Return the current states."""
         numpy = sys.modules.get("numpy")
         cuda = tuple(each.get_state() for each in _on_gpus())
-        return cls(random.getstate(), numpy and numpy.random.get_state(), torch.default_generator.get_state(), cuda)
+        other = numpy.random.get_state() if numpy is not None else None
+        return cls(random.getstate(), other, torch.default_generator.get_state(), cuda)
 
     def apply(self) -> None:
         """Set the generators to these states."""
@@ -103,7 +104,7 @@ def _on_gpus() -> Sequence[torch.Generator]:
     return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
     if one is None or other is None:
         return one is other
     return bool((one[1] == other[1]).all()) and one[2:] == other[2:]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from psctl.errors import CheckpointIncomplete, UsageError
+from psctl.job.training_messages import Resume
 from psctl.ps.server_optimizers import SCALARS
 from psctl.train_state.prepared_model import plain_class
 from psctl.train_state.state_trees import pack, unpack
@@ -23,7 +24,7 @@ class TrainingParts:
         optimizer, scheduler: None where none was given.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Stateful | None) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -64,12 +65,11 @@ class TrainingParts:
 
     def optimizer_state(self, prefix: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY."""
-        return state_of(self.optimizer, self.parameters(), prefix) if self.optimizer is not None else ({}, {})
+        return state_of(self.optimizer, self.parameters(), prefix)
 
     def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the optimizer's state; `tensors` are those under optim/."""
-        if self.optimizer is not None:
-            load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
+        load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the numbers of the optimizer's groups (lr, betas ...), also those added by schedulers."""
@@ -130,18 +130,19 @@ def local_prefix(rank: int) -> str:
 
 
 def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], prefix: str
+    optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, nn.Parameter], prefix: str
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return an optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY.
 
     Args:
+        optimizer: None: there is none, and the state is empty.
         parameters: by name; state of others is left out.
         prefix: of the tensors' names.
     """
     plain: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
     names = {id(one): name for name, one in parameters.items()}
-    for parameter, state in optimizer.state.items():
+    for parameter, state in optimizer.state.items() if optimizer is not None else ():
         name = names.get(id(parameter))
         if name is None:
             continue
@@ -152,13 +153,15 @@ def state_of(
 
 
 def load_state(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     parameters: Mapping[str, nn.Parameter],
     plain: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
     prefix: str,
 ) -> None:
     """Restore an optimizer's state, as `state_of` returned it."""
+    if optimizer is None:
+        return
     held = [one for group in optimizer.param_groups for one in group["params"]]
     index_of = {id(one): at for at, one in enumerate(held)}
     state: dict[int, dict[str, Any]] = {}
@@ -177,20 +180,26 @@ def load_state(
     optimizer.load_state_dict(whole)
 
 
-def find_slices(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:
-    """Return the checkpoint's slices of these names.
+def load_saved(
+    resume: Resume, names: Sequence[str], load: Callable[[Sequence[TensorSlice]], list[torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Return tensors of the checkpoint that the job resumes from, by name.
+
+    Args:
+        load: reads slices of the checkpoint, which are whole tensors.
 
     Raises:
         CheckpointIncomplete: some are missing; names the first.
     """
-    there = {each.name: each for each in tensors}
+    there = {each.name: each for each in resume.tensors}
     missing = [name for name in names if name not in there]
     if missing:
         raise CheckpointIncomplete(
-            f"checkpoint {checkpoint} has no {missing[0]}" + (f" (and {len(missing) - 1} more)" if missing[1:] else ""),
+            f"checkpoint {resume.checkpoint} has no {missing[0]}"
+            + (f" (and {len(missing) - 1} more)" if missing[1:] else ""),
             "use the job file and code that the checkpoint's manifest names",
         )
-    return [there[name] for name in names]
+    return dict(zip(names, load([there[name] for name in names]), strict=True))
 
 
 def _is_tensor(packed: Any) -> bool:
@@ -209,7 +218,7 @@ class Stateful(Protocol):
     """An object with a state."""
 
     def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> object: ...
 
 
 class TrackedState:

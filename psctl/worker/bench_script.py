@@ -45,13 +45,13 @@ class BenchRanks:
     """The process groups of all ranks, and reductions over them (on a separate Gloo group): maximum, agreement."""
 
     def __init__(self, device: torch.device) -> None:
-        self._group: Any = dist.new_group(backend="gloo")
+        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
         ours = EngineGroup(device)
         self.where, self.engine = ours.device, ours.group
         """Where vectors are summed, and what the engine's own all-reduce uses."""
-        self.played: Any = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
+        self.played: dist.ProcessGroup = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
         """What schedules are played over: one for all, for each has its turn."""
-        self.played_on_host: Any = dist.new_group(backend="gloo")
+        self.played_on_host: dist.ProcessGroup = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.plane: DataPlane | None = None
         """What schedules on the CPU are played over."""

@@ -102,7 +102,7 @@ class CoordinatorSession:
     """Whether checkpoints are kept and reports collected."""
 
     def __init__(
-        self, me: Member, leave: Callable[[PsctlError], Any] = leave_process, connect: Connect | None = None
+        self, me: Member, leave: Callable[[PsctlError], object] = leave_process, connect: Connect | None = None
     ) -> None:  # fmt: skip
         self.me = me
         self._leave, self._connect = leave, connect
@@ -219,7 +219,7 @@ class CoordinatorSession:
 
     # ---- the worker: main thread ----
 
-    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         """Queue one message without waiting for the network; dropped after the coordinator is lost."""
         if self._peer is not None and self._lost is None:
             try:

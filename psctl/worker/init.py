@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from psctl.client.dense_client import ParameterClient
@@ -26,7 +26,7 @@ from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.schedule.schedule import Schedule
-from psctl.sync.gradient_trace import GradientTrace, from_environment
+from psctl.sync.gradient_trace import from_environment
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.shared_memory import inherited
@@ -132,7 +132,7 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
             dialler(PARAMETERS),
             clock,
             PATIENCE,
-            _trace_pushes(trace) if trace else None,
+            (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock)) if trace is not None else None,
             session.send,
             sharing,
             HostAggregation(orders.member, folder, sharing) if together else None,
@@ -144,16 +144,6 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         return made
 
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
-
-
-def _trace_pushes(trace: GradientTrace) -> Callable[[tuple[float, str, int, int]], None]:
-    """Return a trace function for the client that writes to the run's trace."""
-
-    def note(event_of_push: tuple[float, str, int, int]) -> None:
-        _, event, shard, clock = event_of_push
-        trace(event, shard=shard, clock=clock)
-
-    return note
 
 
 def _no_servers(decision: Decision) -> ParameterClient:

@@ -26,7 +26,7 @@ from psctl.sync.local_sgd import OptimizerFactory
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
-from psctl.train_state.training_parts import TrackedState, TrainingParts, find_slices
+from psctl.train_state.training_parts import TrackedState, TrainingParts, load_saved
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
@@ -356,7 +356,7 @@ class Run:
             raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
         return self._synchronizer
 
-    def _step(self, original: Callable[[], Any]) -> Any:
+    def _step(self, original: Callable[[], object]) -> object:
         synchronizer = self._prepared("optimizer.step()")
         result = self._progress.end_step(lambda save: synchronizer.step(original, save))
         if self._lines is not None:
@@ -380,10 +380,7 @@ class Run:
         self._resumed = resume.checkpoint
         self._progress.resume(resume)
         names = [each.name for each in resume.tensors if each.name.startswith("track/")]
-        slices = find_slices(resume.tensors, names, resume.checkpoint)
-        self._tracked.resume(
-            resume.state.get("tracked") or {}, dict(zip(names, self._session.load(slices), strict=True))
-        )
+        self._tracked.resume(resume.state.get("tracked") or {}, load_saved(resume, names, self._session.load))
 
     def _beat(self) -> None:
         doing = self._stores.doing or (self._synchronizer.activity if self._synchronizer is not None else "start")

@@ -16,6 +16,7 @@ from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleShare
 from psctl.types import Layout, Member, TensorSlice
+from psctl.worker.coordinator_session import Membership
 
 LINE_SECONDS = 5.0
 """Seconds between two lines of progress."""
@@ -56,7 +57,7 @@ class StandaloneSession:
     def begin(self, step: int) -> None:
         return
 
-    def listen(self, listener: Callable[[Any], None]) -> None:
+    def listen(self, listener: Callable[[Membership], None]) -> None:
         return
 
     def begin_end(self, step: int) -> StepActions:
@@ -81,7 +82,7 @@ class StandaloneSession:
     def saved(self, step: int, timeout: float) -> str | None:
         return ""
 
-    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(self, message: object, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         return
 
     def unfit(self, step: int, reason: str) -> NoReturn:
@@ -102,7 +103,7 @@ class ProgressLines:
         clock: the machine's time.
     """
 
-    def __init__(self, write: Callable[[str], Any] | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, write: Callable[[str], object] | None = None, clock: Clock | None = None) -> None:
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
         self._clock = clock or SystemClock()
         self._began = self._last = self._clock.now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,10 @@ from psctl.sync.synchronizer import Synchronizer
 from psctl.worker.training_progress import TrainingProgress
 
 BEAT_SECONDS = 1.0
+"""Seconds between two heartbeats."""
+
+Metric = float | torch.Tensor
+"""A reported number; a tensor is on a GPU and is read when it is sent."""
 
 
 class StepReports:
@@ -22,11 +26,11 @@ class StepReports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps: dict[int, tuple[int, float, dict[str, Any]]] = {}  # step -> epoch, weight, metrics
-        self.last: dict[str, Any] = {}
+        self._steps: dict[int, tuple[int, float, dict[str, Metric]]] = {}  # step -> epoch, weight, metrics
+        self.last: dict[str, Metric] = {}
         """The newest value of every name, not yet converted."""
 
-    def add(self, step: int, epoch: int, weight: float, numbers: dict[str, Any]) -> None:
+    def add(self, step: int, epoch: int, weight: float, numbers: Mapping[str, object]) -> None:
         """Add numbers of a step; a later value of a name replaces the earlier one of that step.
 
         Raises:
@@ -134,7 +138,7 @@ class HeartbeatThread:
             self._over.wait(tick)
 
 
-def _hold(name: str, value: Any) -> Any:
+def _hold(name: str, value: Any) -> Metric:
     """Return a number's current value. One on a GPU is copied there and read later, so that reporting does not wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:

@@ -27,7 +27,7 @@ from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import Batch, DataPosition, members_after, position_from
 from psctl.train_state.random_generators import RandomGenerators, rank_prefix, reseed, saved_for, saved_from
 from psctl.train_state.rank_state import capture, fingerprint, restore
-from psctl.train_state.training_parts import TrackedState, TrainingParts, find_slices, local_prefix
+from psctl.train_state.training_parts import TrackedState, TrainingParts, load_saved, local_prefix
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import StandaloneSession
@@ -56,7 +56,7 @@ class TrainingProgress:
         """Examples that this rank trained on."""
         self.in_step = False
         """A batch was drawn, or a gradient computed, that no step has used yet."""
-        self.on_save: Callable[[int], Any] = lambda step: None
+        self.on_save: Callable[[int], object] = lambda step: None
         """Called on every rank at the point that separates a step's checkpoint from later operations."""
         self.generators = RandomGenerators()
         """The script's own random numbers, apart from those of steps."""
@@ -103,8 +103,7 @@ class TrainingProgress:
         """Continue after the step of a checkpoint."""
         self._continue_at(resume.step, position_from(resume.state))
         names = saved_for(self.rank, [each.name for each in resume.tensors])
-        tensors = self._session.load(find_slices(resume.tensors, names, resume.checkpoint))
-        self.generators.resume(saved_from(self.rank, dict(zip(names, tensors, strict=True))))
+        self.generators.resume(saved_from(self.rank, load_saved(resume, names, self._session.load)))
 
     def begin(self, parts: TrainingParts, synchronizer: Synchronizer, sums: Mapping[str, Any]) -> None:
         """Begin training: the model has its start values. `sums`: the order of sums, for checkpoints."""
@@ -119,7 +118,7 @@ class TrainingProgress:
 
     # ---- steps ----
 
-    def end_step(self, act: Callable[[bool], Any]) -> Any:
+    def end_step(self, act: Callable[[bool], object]) -> object:
         """End a step by `act`, called with whether the step is saved; returns its result."""
         self.between_steps(late=True)
         step = self.step + 1

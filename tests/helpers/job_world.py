@@ -461,7 +461,7 @@ class Job:
 
         def connect(decision):
             trace = self.traces.get(me.rank)
-            note = (lambda what: trace(what[1], shard=what[2], clock=what[3])) if trace else None
+            note = trace and (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock))
             made = ParameterClient(
                 me, self.workers, decision, dial, self._clock, WAIT, note, sharing=self._sharing(me)
             )  # fmt: skip

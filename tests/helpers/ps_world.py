@@ -192,7 +192,7 @@ class World:
         lines = self._folder is not None and any(rank in group for group in self.decision.hosts)
         return ParameterClient(
             me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace,
-            tell=lambda message: self._tell(me, message), sharing=sharing,
+            report=lambda message: self._tell(me, message), sharing=sharing,
             host=HostAggregation(me, self._folder, sharing) if lines else None,
         )  # fmt: skip
 
