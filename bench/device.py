@@ -58,8 +58,8 @@ def rates(size: int, rounds: int) -> None:
     for turn in range(rounds + 1):
         for name, host in kinds.items():
             for way, copy in (
-                ("to the host", lambda host=host: copies.down([CopySpan(on_device, 0, host)]).wait()),
-                ("to the GPU", lambda host=host: copies.up([CopySpan(on_device, 0, host)]).wait()),
+                ("to the host", lambda host=host: copies.to_host([CopySpan(on_device, 0, host)]).wait()),
+                ("to the GPU", lambda host=host: copies.to_devices([CopySpan(on_device, 0, host)]).wait()),
             ):
                 taken = seconds(copy)
                 if turn:
@@ -90,8 +90,8 @@ def overlap(size: int, rounds: int) -> None:
                 value = value @ weights
             gradient.fill_(float(index))
             if copy:
-                staging.copy_down([CopySpan(gradient, 0, host[index * part : (index + 1) * part])])
-                staging.then(lambda: arrived.append(time.perf_counter() - began))
+                staging.copy_to_host([CopySpan(gradient, 0, host[index * part : (index + 1) * part])])
+                staging.run_after_copies(lambda: arrived.append(time.perf_counter() - began))
         free = time.perf_counter() - began
         staging.settle()
         return free

@@ -145,7 +145,7 @@ class LogPump:
                 break
             *lines, stream.rest = (stream.rest + data).split(b"\n")
             if len(stream.rest) > LONGEST + self._secrets.longest:
-                rest = self._secrets.strike(stream.rest)
+                rest = self._secrets.mask(stream.rest)
                 cut = max(0, len(rest) - self._secrets.longest)  # a secret may begin after that
                 lines += [rest[:cut]] if cut else []
                 stream.rest = rest[cut:]
@@ -164,7 +164,7 @@ class LogPump:
     def _process_lines(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
-        lines = self._secrets.strike(b"\n".join(lines)).split(b"\n")
+        lines = self._secrets.mask(b"\n".join(lines)).split(b"\n")
         self._write(stream, b"\n".join(lines) + b"\n", len(lines))
         now = time.monotonic()
         if now - stream.since >= ROUND:

@@ -406,7 +406,7 @@ class Agent:
         self._link.send(msgspec.structs.replace(sample, busy=members))
 
     def _log(self, text: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}"
+        line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.mask_text(text)}"
         print(line, file=sys.stderr, flush=True)
 
 

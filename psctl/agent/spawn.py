@@ -200,9 +200,9 @@ def account(
         hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
     return ProcessFailure(
         member=str(member), host=host, status=status, time=written.get("time") or time.time(),
-        step=written.get("step") or 0, exception=secrets.strike_text(exception),
-        frames=[secrets.strike_text(frame) for frame in written.get("frames", [])], tail=tail,
-        code=written.get("code", ""), exit=written.get("exit", 1), hint=secrets.strike_text(hint),
+        step=written.get("step") or 0, exception=secrets.mask_text(exception),
+        frames=[secrets.mask_text(frame) for frame in written.get("frames", [])], tail=tail,
+        code=written.get("code", ""), exit=written.get("exit", 1), hint=secrets.mask_text(hint),
     )  # fmt: skip
 
 

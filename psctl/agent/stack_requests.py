@@ -100,7 +100,7 @@ class StackDumps:
             inside = path.startswith(self._folder + os.sep)
             where = os.path.relpath(path, self._folder) if inside else path
             source = linecache.getline(path, number).strip() if inside and os.path.isfile(path) else ""
-            line = self._secrets.strike_text(f"{where}:{number} in {name}" + (f": {source}" if source else ""))[:LINE]
+            line = self._secrets.mask_text(f"{where}:{number} in {name}" + (f": {source}" if source else ""))[:LINE]
             every.append(line)
             if inside:
                 own.append(line)

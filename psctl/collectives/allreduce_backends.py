@@ -85,7 +85,7 @@ class EngineAllReduce:
         return
 
 
-def spread(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Tensor]) -> None:
+def broadcast(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Tensor]) -> None:
     """Overwrite these tensors with rank 0's, bit by bit: their bytes are summed as whole numbers, of the others zeros.
 
     Args:

@@ -46,10 +46,10 @@ class PendingTransfer(Protocol):
         """
 
 
-class LentPiece(Protocol):
+class PeerPiece(Protocol):
     """A piece of a peer in memory that this process can read."""
 
-    owed: bool
+    is_awaited: bool
     """Whether its owner waits until it is released."""
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
@@ -76,10 +76,10 @@ class Channel(Protocol):
     ahead: bool
     """Receives may be posted before their turn; otherwise a step's messages are posted together."""
 
-    def lends(self, peer: int) -> bool:
-        """Return whether a peer's pieces are read in place: they are borrowed, nothing is posted for them."""
+    def reads_in_place(self, peer: int) -> bool:
+        """Return whether pieces of a peer are read in its memory: they are borrowed, and no receive is posted."""
 
-    def borrow(self, peer: int, tag: int) -> LentPiece:
+    def borrow(self, peer: int, tag: int) -> PeerPiece:
         """Wait for the next piece of a peer with this tag; to be released.
 
         Raises:
@@ -96,7 +96,7 @@ class Channel(Protocol):
             whether all of it is there; it is not to be waited for again then.
         """
 
-    def board(self, size: int) -> VectorExchange | None:
+    def exchange_for(self, size: int) -> VectorExchange | None:
         """Return an exchange for vectors of `size` bytes, or None; the same answer on every rank."""
 
     def abort(self, reason: str) -> None:
@@ -110,14 +110,14 @@ class Delivers:
         pending.wait()
         return True
 
-    def board(self, size: int) -> VectorExchange | None:
+    def exchange_for(self, size: int) -> VectorExchange | None:
         return None
 
-    def lends(self, peer: int) -> bool:
+    def reads_in_place(self, peer: int) -> bool:
         return False
 
-    def borrow(self, peer: int, tag: int) -> LentPiece:
-        raise AssertionError("nothing is lent here")
+    def borrow(self, peer: int, tag: int) -> PeerPiece:
+        raise AssertionError("no piece is read in place here")
 
 
 class EngineChannel(Delivers):
@@ -280,10 +280,10 @@ class LocalChannel:
         source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
         return self._inside.post(source, destination, each.tag, each.piece, sends=sends)
 
-    def lends(self, peer: int) -> bool:
-        return peer not in self._here and self._outside.lends(peer)
+    def reads_in_place(self, peer: int) -> bool:
+        return peer not in self._here and self._outside.reads_in_place(peer)
 
-    def borrow(self, peer: int, tag: int) -> LentPiece:
+    def borrow(self, peer: int, tag: int) -> PeerPiece:
         return self._outside.borrow(peer, tag)
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
@@ -292,7 +292,7 @@ class LocalChannel:
         pending.wait()
         return True
 
-    def board(self, size: int) -> VectorExchange | None:
+    def exchange_for(self, size: int) -> VectorExchange | None:
         return None
 
     def abort(self, reason: str) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import PostedPiece, SealedStreams
-from psctl.collectives.shm_exchange import SLOT, ShmExchange, board_size, possible
+from psctl.collectives.shm_exchange import SLOT, ShmExchange, exchange_size, is_supported
 from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_allocator import SharedAllocator
@@ -34,13 +34,13 @@ from psctl.types import Member
 
 INLINE = 64 << 10
 """Bytes of a piece up to which it is sent inside its record. Recursive doubling of 64 KB by four ranks: 0.12 ms, and
-0.35 ms with lent pieces."""
+0.35 ms with pieces that are read in place."""
 
 GOODBYE = 5.0
 """Seconds for which `close` waits until queued data is sent."""
 
-BOARD = UNUSED_TAG - 1
-"""The tag of the record in which rank 0 sends the board's location."""
+EXCHANGE = UNUSED_TAG - 1
+"""The tag of the record in which rank 0 sends the exchange's location."""
 
 T = TypeVar("T")
 
@@ -77,13 +77,13 @@ class DataPlane:
         self._buffers: dict[int, memoryview] = {}  # shared ones, by address
         self._changed = threading.Condition()  # reentrant: a sender may write its stream itself
         self._arrived: dict[tuple[int, int], deque[BorrowedPiece]] = {}
-        self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
+        self._offered: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that the peer reads in place
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were returned
         self._broken = ""
         self._awaited: list[int] = []  # ranks that threads wait for now
         self._polling = False
-        self._board: ShmExchange | None = None
-        self._board_asked = not possible() or len(self._channels) != world - 1
+        self._exchange: ShmExchange | None = None
+        self._exchange_tried = not is_supported() or len(self._channels) != world - 1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -116,7 +116,7 @@ class DataPlane:
 
     # ---- the channel ---------------------------------------------------------------------------------------------
 
-    def lends(self, peer: int) -> bool:
+    def reads_in_place(self, peer: int) -> bool:
         return self._process(peer) in self._channels
 
     def borrow(self, peer: int, tag: int) -> BorrowedPiece:
@@ -148,10 +148,10 @@ class DataPlane:
             self._watch(line)
             return PlaneTransfer(partial(self._await_written, peer, number))
         key = peer, one.tag
-        self._lent[key] = self._lent.get(key, 0) + 1
+        self._offered[key] = self._offered.get(key, 0) + 1
         line.send(LENT, one.tag, *where, size)
         self._watch(line)
-        return PlaneTransfer(partial(self._await_returned, key, self._lent[key]))
+        return PlaneTransfer(partial(self._await_returned, key, self._offered[key]))
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
@@ -174,23 +174,23 @@ class DataPlane:
         self._until(look, peer)
         return piece.over
 
-    def board(self, size: int) -> ShmExchange | None:
+    def exchange_for(self, size: int) -> ShmExchange | None:
         if not 0 < size <= SLOT:
             return None
-        if not self._board_asked:
-            self._board_asked = True
-            memory = self._board_memory()
-            self._board = None if memory is None else ShmExchange(memory, self.me, self._world, self._check_peers)
-        return self._board
+        if not self._exchange_tried:
+            self._exchange_tried = True
+            memory = self._exchange_memory()
+            self._exchange = None if memory is None else ShmExchange(memory, self.me, self._world, self._check_peers)
+        return self._exchange
 
-    def _board_memory(self) -> torch.Tensor | None:
-        """Return the board's memory, which rank 0 lends to all; None when the host has no shared memory."""
+    def _exchange_memory(self) -> torch.Tensor | None:
+        """Return the exchange's memory, which rank 0 shares with all; None when the host has no shared memory."""
         if self.me:
-            loan = self.borrow(0, BOARD)
-            return loan.read(torch.uint8) if loan.owed else None
-        memory = self.buffer(board_size(self._world), torch.uint8)
+            piece = self.borrow(0, EXCHANGE)
+            return piece.read(torch.uint8) if piece.is_awaited else None
+        memory = self.buffer(exchange_size(self._world), torch.uint8)
         is_shared = self._shared.locate(memory.data_ptr(), memory.nbytes) is not None
-        self.post([Parcel(memory if is_shared else memory[:1], peer, BOARD) for peer in self._channels], ())
+        self.post([Parcel(memory if is_shared else memory[:1], peer, EXCHANGE) for peer in self._channels], ())
         return memory if is_shared else None
 
     def _check_peers(self) -> None:
@@ -237,7 +237,7 @@ class DataPlane:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes sent and received over streams, and sent over channels; lent pieces do not count."""
+        """Bytes sent and received over streams, and sent over channels; pieces that are read in place do not count."""
         streams = self._sealed.bytes_moved if self._sealed is not None else 0
         return streams + sum(line.bytes_sent for line in self._channels.values())
 
@@ -246,11 +246,11 @@ class DataPlane:
     @property
     def waits_for(self) -> tuple[int, ...]:
         """Ranks that a thread of this process waits for now."""
-        board = self._board.behind if self._board is not None else ()
-        return tuple({*self._awaited, *board} - {self.me})
+        exchange = self._exchange.missing_ranks if self._exchange is not None else ()
+        return tuple({*self._awaited, *exchange} - {self.me})
 
     def _await_returned(self, key: tuple[int, int], count: int) -> None:
-        """Wait until `count` of the pieces lent with this (peer, tag) have been returned."""
+        """Wait until the peer has returned `count` of the pieces offered with this tag."""
         self._until(lambda: self._returned.get(key, 0) >= count, key[0])
 
     def _await_written(self, peer: int, number: int) -> None:
@@ -260,7 +260,7 @@ class DataPlane:
             self._until(lambda: line.written >= number, peer)
 
     def give_back(self, peer: int, tag: int) -> None:
-        """Return a lent piece to its owner, which may overwrite it then."""
+        """Return a borrowed piece to its owner, which may then overwrite it."""
         with self._changed:
             line = self._channels[peer]
             line.send(DONE, tag)
@@ -321,11 +321,11 @@ class DataPlane:
             assert record.data is not None, "a piece has data"
             self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
         elif record.kind == LENT:
-            lent = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
-            if lent is None:
+            data = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
+            if data is None:
                 what = f"worker/{peer}: holds no segment {record.segment} on this host"
                 raise ProtocolError(what, where=f"worker/{peer}")
-            self._arrived.setdefault(key, deque()).append(BorrowedPiece(lent, lambda: self.give_back(*key)))
+            self._arrived.setdefault(key, deque()).append(BorrowedPiece(data, lambda: self.give_back(*key)))
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
         elif record.kind == BYE:
@@ -360,12 +360,12 @@ class BorrowedPiece:
         back: returns the piece; None: it is owned by this process.
     """
 
-    __slots__ = ("_back", "_data", "owed")
+    __slots__ = ("_back", "_data", "is_awaited")
 
     def __init__(self, data: memoryview | bytearray, back: Callable[[], None] | None) -> None:
         self._data = data
         self._back = back
-        self.owed = back is not None
+        self.is_awaited = back is not None
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the piece as a vector."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import torch
 
-from psctl.collectives.channel import Channel, LentPiece, Parcel, PendingTransfer
+from psctl.collectives.channel import Channel, Parcel, PeerPiece, PendingTransfer
 from psctl.collectives.rank_program import (
     ChunkWrite,
     IncomingMessage,
@@ -96,11 +96,11 @@ class SchedulePlayer:
         ) from self._lost
 
     def _play(self, vector: torch.Tensor, chunks: VectorChunks) -> None:
-        board = self._channel.board(vector.nbytes) if self._one_exchange else None
-        if board is None:
+        exchange = self._channel.exchange_for(vector.nbytes) if self._one_exchange else None
+        if exchange is None:
             self._executor.play(vector, chunks)
         else:
-            chunks.write(self._program.writes[0], self.rank, vector, board.exchange(vector))
+            chunks.write(self._program.writes[0], self.rank, vector, exchange.exchange(vector))
 
     def _cut(self, length: int) -> VectorChunks:
         if length not in self._chunks:
@@ -155,8 +155,8 @@ class StepExecutor:
 
     def _slots(self, vector: torch.Tensor, chunks: VectorChunks) -> list[torch.Tensor]:
         """Return buffers for staged messages; those of long vectors have the size of one or two steps."""
-        lends = self._channel.lends
-        posted = [[each for each in step.into if not lends(each.message.source)] for step in self._program.steps]
+        in_place = self._channel.reads_in_place
+        posted = [[each for each in step.into if not in_place(each.message.source)] for step in self._program.steps]
         most = max((sum(chunks.size(each.message.chunks) for each in step) for step in posted), default=0)
         width = most * vector.element_size()
         if not self._channel.ahead:
@@ -212,43 +212,43 @@ class _VectorRun:
     def finish_step(self, step: RankStep) -> None:
         """Wait for a step's messages, and do its writes.
 
-        Lent pieces are released before this rank waits for the pieces that it lends in this step: two ranks that
-        exchange a chunk would wait for each other. Such a chunk's sum is kept in a buffer until its old value was read.
+        Borrowed pieces are released before this rank waits for peers to release its own: two ranks that exchange a
+        chunk would wait for each other. Such a chunk's sum is kept in a buffer until its old value was read.
         """
         staged: dict[int, dict[int, torch.Tensor]] = {}
         coming: dict[int, list[tuple[_Incoming, int]]] = {}  # by write; where its chunk begins in what comes
-        loans: list[LentPiece] = []
+        borrowed: list[PeerPiece] = []
         for each in step.into:
-            if self._channel.lends(each.message.source):
-                parts = self._lent(each, loans)
+            if self._channel.reads_in_place(each.message.source):
+                parts = self._borrow(each, borrowed)
             else:
                 parts = self._delivered(each, coming)
             for index, part in zip(each.writes, parts, strict=False):  # none: received in place
                 staged.setdefault(index, {})[each.message.source] = part
-        owing = {each.index for each in step.out} if any(loan.owed for loan in loans) else set()
+        unreleased = {each.index for each in step.out} if any(piece.is_awaited for piece in borrowed) else set()
         late: list[tuple[ChunkWrite, torch.Tensor]] = []
         for write in step.writes:
             if write.index not in staged:
                 pass
-            elif owing.isdisjoint(write.readers):
+            elif unreleased.isdisjoint(write.readers):
                 self.wait_sent(write.readers)
                 self._write(write, staged[write.index], coming.get(write.index, []))
             else:
                 late.append((write, torch.empty_like(self._chunks.of(self._vector, write.chunk))))
                 self._write(write, staged[write.index], coming.get(write.index, []), late[-1][1])
             self._written.add(write.index)
-        for loan in loans:
-            loan.release()
+        for piece in borrowed:
+            piece.release()
         for write, total in late:
             self.wait_sent(write.readers)
             self._chunks.of(self._vector, write.chunk).copy_(total)
 
-    def _lent(self, each: IncomingMessage, loans: list[LentPiece]) -> list[torch.Tensor]:
-        """Wait for the pieces that a peer lends; return them by chunk."""
+    def _borrow(self, each: IncomingMessage, borrowed: list[PeerPiece]) -> list[torch.Tensor]:
+        """Wait for a message's pieces in the peer's memory; return them by chunk."""
         chunks = each.message.chunks
         mine = [self._channel.borrow(each.message.source, each.tag) for _ in range(self._chunks.pieces(chunks))]
-        loans += mine
-        return self._chunks.lent([loan.read(self._vector.dtype) for loan in mine], self._vector, chunks)
+        borrowed += mine
+        return self._chunks.borrowed([piece.read(self._vector.dtype) for piece in mine], self._vector, chunks)
 
     def _delivered(self, each: IncomingMessage, coming: dict[int, list[tuple[_Incoming, int]]]) -> list[torch.Tensor]:
         """Return a staged message by chunk, and note which bytes to wait for; wait here for one received in place."""
@@ -303,7 +303,7 @@ class _VectorRun:
         """Return the parcels to receive, and how many each message has; notes staged messages."""
         parcels, counts, at = [], [], 0
         for each in into:
-            if self._channel.lends(each.message.source):
+            if self._channel.reads_in_place(each.message.source):
                 counts.append(0)
                 continue
             chunks = each.message.chunks

@@ -1,4 +1,4 @@
-"""A board in shared memory by which all processes of one host exchange short vectors.
+"""Exchange of short vectors between all processes of one host, through shared memory.
 
 Each process has a flag and two slots. For vector n it copies its own into slot n mod 2, sets its flag to n, and waits
 until all flags are n or more; then it reads the others' slots. A process writes slot n mod 2 again for vector n+2 only,
@@ -9,9 +9,9 @@ messages over Unix sockets 1.6 ms. Spinning or yielding before the sleep was no 
 
 Stores and loads must be visible in program order: the writer's slot before its flag, the flag before the slot for the
 reader. x86-64 guarantees this; it reorders only a store with a later load. Two processes that arrive at the same time
-could each miss the other's flag while its store is not visible yet, and would sleep for at most LOOK seconds.
+could each miss the other's flag while its store is not visible yet, and would sleep for at most CHECK_PERIOD seconds.
 
-On other processors the board is off (`possible`), and these vectors are sent as records. On aarch64 any two of these
+On other processors it is not used (`is_supported`), and these vectors are sent as records. On aarch64 any two of these
 accesses may be reordered, and a slot could be read as it was two vectors ago; the interpreter's accesses to shared
 memory are plain, and it offers no ordering for other processes. A futex call orders them in practice, but does not
 promise it, and a process that finds all flags set makes no call before it reads. Support would need a barrier between
@@ -33,7 +33,7 @@ SLOT = 64 << 10
 LINE = 64
 """Bytes of a processor's cache line; each flag has its own."""
 
-LOOK = 0.02
+CHECK_PERIOD = 0.02
 """Seconds of sleep after which a process checks whether another process has ended."""
 
 FUTEX = 202
@@ -50,19 +50,19 @@ class _Time(ctypes.Structure):
 
 
 class ShmExchange:
-    """One process's end of the board.
+    """One process's part of the exchange.
 
     Args:
-        memory: `board_size(world)` bytes that all processes share, zeros at first.
+        memory: `exchange_size(world)` bytes that all processes share, zeros at first.
         me: the rank of this process.
         world: number of processes, all on this host.
-        look: raises an exception when a process has ended; called while waiting.
+        check_peers: raises an exception when a process has ended; called while waiting.
     """
 
-    def __init__(self, memory: torch.Tensor, me: int, world: int, look: Callable[[], None]) -> None:
+    def __init__(self, memory: torch.Tensor, me: int, world: int, check_peers: Callable[[], None]) -> None:
         self._me = me
         self._world = world
-        self._look = look
+        self._check_peers = check_peers
         head: Any = memory.numpy()
         self._words = memoryview(head)[: LINE * (world + 1)].cast("I")
         self._flags = [rank * LINE // 4 for rank in range(world)]
@@ -71,7 +71,7 @@ class ShmExchange:
         slots = memory[LINE * (world + 1) :].view(2, world, SLOT)
         self._slots = [[slots[turn, rank] for rank in range(world)] for turn in range(2)]
         self._call = ctypes.CDLL(None).syscall
-        self._slice = ctypes.byref(_Time(0, int(LOOK * 1e9)))
+        self._slice = ctypes.byref(_Time(0, int(CHECK_PERIOD * 1e9)))
         self._count = 0
 
     def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -89,7 +89,7 @@ class ShmExchange:
         return {rank: slots[rank][:size].view(dtype) for rank in range(self._world) if rank != self._me}
 
     @property
-    def behind(self) -> tuple[int, ...]:
+    def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that have not written the vector that this process wrote last."""
         count = self._count
         return tuple(rank for rank, flag in enumerate(self._flags) if (self._words[flag] - count) & HALF)
@@ -101,22 +101,22 @@ class ShmExchange:
             while (words[flag] - count) & HALF:  # it is behind, also after the count has wrapped
                 before = words[self._all]
                 if (words[flag] - count) & HALF and self._sleep(before):
-                    self._look()
+                    self._check_peers()
         if words[self._all] != count:
             words[self._all] = count
             self._call(FUTEX, self._address, 1, self._world, None, None, 0)
 
     def _sleep(self, before: int) -> bool:
-        """Sleep until the futex differs from `before`, at most LOOK seconds; return whether it is still the same."""
+        """Sleep until the futex differs from `before`, at most CHECK_PERIOD seconds; return whether it is equal."""
         self._call(FUTEX, self._address, 0, ctypes.c_uint(before), self._slice, None, 0)
         return self._words[self._all] == before
 
 
-def board_size(world: int) -> int:
-    """Return the bytes of a board for `world` processes."""
+def exchange_size(world: int) -> int:
+    """Return the bytes of shared memory for `world` processes."""
     return LINE * (world + 1) + 2 * world * SLOT
 
 
-def possible() -> bool:
-    """Return whether this machine orders memory accesses as a board needs it."""
+def is_supported() -> bool:
+    """Return whether this machine orders memory accesses as the exchange needs it."""
     return platform.system() == "Linux" and platform.machine() == "x86_64"

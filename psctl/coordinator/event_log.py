@@ -79,7 +79,7 @@ class EventLog:
 
     def _is_short(self, spare: int) -> bool:
         """Whether the disk has less free space than `spare` bytes for this file."""
-        return not self._file.has_room(RESERVE_BYTES) and not self._file.has_room(spare)
+        return not self._file.reserve(RESERVE_BYTES) and not self._file.reserve(spare)
 
     def _append_printed(self, event: events.Log) -> None:
         data = events.to_line(event)

@@ -52,11 +52,11 @@ class RunPosition(Protocol):
     """The position of a run in its steps."""
 
     @property
-    def place(self) -> int:
+    def step_mark(self) -> int:
         """A number that never decreases and differs between steps."""
 
     @property
-    def marked(self) -> int:
+    def last_boundary(self) -> int:
         """The newest step after which the run has passed the point where checkpoints are taken."""
 
     def settle(self) -> bool:
@@ -124,8 +124,8 @@ class Store:
         self.rank = rank
         self._spec, self._servers, self._at = spec, servers, at
         self._functions = functions
-        self._marked = at.marked if rank in spec.group else FOREVER
-        self._state = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.allocate)
+        self._marked = at.last_boundary if rank in spec.group else FOREVER
+        self._state = TableClient(spec, rank, functions, max(after, first_of(at.step_mark) - 1), servers.allocate)
         self._lock = threading.RLock()
         self._waits = ServerWaits(self._lock, self._state, servers.connections, SystemClock(), PATIENCE)
         self._tasks = Tasks()
@@ -386,7 +386,7 @@ class Store:
                     lambda: not self._state.shards_without_updates,
                     lambda: self._state.shards_without_updates,
                 )
-            self._send(self._state.finish_clock(self._at.place, ticket := self._own_ticket()))
+            self._send(self._state.finish_clock(self._at.step_mark, ticket := self._own_ticket()))
             self._wait_internal(what := f"clock {self._state.clock}", ticket)
             self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
             done = self._state.clock
@@ -448,7 +448,7 @@ class Store:
                 with self._lock:
                     if self.rank in self._spec.group:
                         ticket = self._own_ticket()
-                        self._send(self._state.leave(self._at.place, ticket))
+                        self._send(self._state.leave(self._at.step_mark, ticket))
                         self._wait_internal("the end of the store", ticket)
         finally:
             self._closed = True
@@ -464,7 +464,7 @@ class Store:
                 return
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             self._marked = step
-            self._send(self._state.mark_step(self._at.place, step))
+            self._send(self._state.mark_step(self._at.step_mark, step))
 
     @property
     def last(self) -> int:
@@ -490,7 +490,7 @@ class Store:
             lanes = _row(kind, key, value)
             ticket = self._open_ticket("push", key, callback)
             name = isinstance(key, str)
-            outs = self._state.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.place)
+            outs = self._state.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.step_mark)
             self._send_now(outs)
         self._call_back()
         return ticket
@@ -543,7 +543,7 @@ class Store:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(text, callback)
-        changes = self._state.prepare_push(parts, ticket.number, what, self._at.place)
+        changes = self._state.prepare_push(parts, ticket.number, what, self._at.step_mark)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._finish_tickets()
         return ticket
@@ -604,7 +604,7 @@ class Store:
 
     def _send_changes(self, changes: Sequence[TableChange]) -> None:
         for change in changes:
-            self._send(self._state.send_change(change, self._at.place))
+            self._send(self._state.send_change(change, self._at.step_mark))
 
     def _send(self, outs: Sequence[ToServer]) -> None:
         for out in outs:

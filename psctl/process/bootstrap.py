@@ -227,11 +227,11 @@ def write_failure(error: BaseException, trace: TracebackType | None, folder: str
     report = {
         "time": time.time(),
         "step": _step_reached(),
-        "exception": secrets.strike_text(describe(error)),
-        "frames": [secrets.strike_text(frame) for frame in frames(trace, folder)],
+        "exception": secrets.mask_text(describe(error)),
+        "frames": [secrets.mask_text(frame) for frame in frames(trace, folder)],
         "code": _own(error, "code", ""),
         "exit": _own(error, "exit", 1),
-        "hint": secrets.strike_text(_own(error, "hint", "")),
+        "hint": secrets.mask_text(_own(error, "hint", "")),
     }
     path = orders["error_file"]
     try:

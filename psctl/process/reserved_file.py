@@ -40,7 +40,7 @@ class ReservedFile:
     def append(self, data: bytes, spare: int = 0) -> bool:
         """Write all of `data` and return True; write nothing and return False if less than `spare` bytes would remain
         allocated."""
-        if not self.has_room(len(data) + spare):
+        if not self.reserve(len(data) + spare):
             return False
         try:
             written = os.write(self._file, data)
@@ -52,7 +52,7 @@ class ReservedFile:
         self.size += written
         return True
 
-    def has_room(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Allocate `size` bytes beyond the end if needed; return whether they are allocated."""
         end = self.size + size
         return end <= self._end or self._allocate(end + AHEAD) or self._allocate(end)

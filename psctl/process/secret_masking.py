@@ -35,15 +35,15 @@ class Secrets:
         self._forms = sorted(found, key=len, reverse=True)  # whole secrets before their lines
         self.longest = max(map(len, found), default=0)
 
-    def strike(self, data: bytes) -> bytes:
+    def mask(self, data: bytes) -> bytes:
         """Return `data` with every secret replaced."""
         for form in self._forms:
             data = data.replace(form, HIDDEN)
         return data
 
-    def strike_text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """Return `text` with every secret replaced."""
-        return self.strike(text.encode("utf-8", "replace")).decode("utf-8", "replace") if self._forms else text
+        return self.mask(text.encode("utf-8", "replace")).decode("utf-8", "replace") if self._forms else text
 
 
 def _forms(value: str) -> Iterator[bytes]:

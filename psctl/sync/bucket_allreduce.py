@@ -123,7 +123,7 @@ class EngineGroup:
                 "every rank must build the same model before run.prepare",
             )
 
-    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite these tensors with rank 0's."""
         with torch.no_grad():
             for tensor in tensors:

@@ -14,8 +14,8 @@ from psctl.collectives.allreduce_backends import (
     AllReduceBackend,
     EngineAllReduce,
     ScheduleAllReduce,
+    broadcast,
     played_on_host,
-    spread,
 )
 from psctl.collectives.data_plane import DataPlane
 from psctl.errors import UsageError
@@ -45,12 +45,12 @@ class JobSession(Protocol):
     me: Member
     keeps: bool
 
-    def plane(self, schedule: Schedule) -> DataPlane | None: ...
+    def connect_plane(self, schedule: Schedule) -> DataPlane | None: ...
     def listen(self, listener: Callable[[Reassign | ExamplesShared | WorkersAt], None]) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
-    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
-    def take_start(self) -> dict[str, torch.Tensor]: ...
-    def unfit(self, step: int, reason: str) -> NoReturn: ...
+    def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
+    def receive_start_values(self) -> dict[str, torch.Tensor]: ...
+    def report_unfit(self, step: int, reason: str) -> NoReturn: ...
 
 
 class Tools(NamedTuple):
@@ -138,12 +138,12 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
     device, group = parameters[0].device, None
     backend: AllReduceBackend | None = _on_data_plane(decision, device, tools)
     if backend is not None:
-        spread(backend, tools.session.me.rank == 0, values)
+        broadcast(backend, tools.session.me.rank == 0, values)
     else:
         group = EngineGroup(device)
         if not tools.session.keeps:  # under psctl the coordinator has compared the ranks
             group.same_everywhere(decision.layout)
-        group.spread(values)
+        group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)
     halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
     return _stepping_on_workers(parts, BucketReducer(group, backend, parameters, halves), decision, tools)
@@ -157,7 +157,7 @@ def _on_data_plane(decision: Decision, device: torch.device, tools: Tools) -> Sc
     if decision.strategy == "native" or device.type != "cpu":
         return None
     schedule = _schedule(decision, tools.world)
-    plane = tools.session.plane(schedule)
+    plane = tools.session.connect_plane(schedule)
     return ScheduleAllReduce(schedule, device, plane) if plane is not None else None
 
 
@@ -170,7 +170,9 @@ def _on_engine(decision: Decision, group: EngineGroup, device: torch.device, too
     else:
         schedule = _schedule(decision, group.world)
         where = torch.device("cpu") if played_on_host(schedule, where) else where
-        backend = ScheduleAllReduce(schedule, where, tools.session.plane(schedule) if where.type == "cpu" else None)
+        backend = ScheduleAllReduce(
+            schedule, where, tools.session.connect_plane(schedule) if where.type == "cpu" else None
+        )
     return backend if where == device else StagedAllReduce(backend, CudaCopies())
 
 
@@ -228,7 +230,7 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
         synchronizer = ParameterServerSync(
             parts.model, list(trainable), parts.optimizer, client, flat, tools.weight, tools.trace,
             asynchronous=decision.staleness is None,
-            on_unfit=tools.session.unfit if decision.auto and decision.staleness == 0 else None,
+            on_unfit=tools.session.report_unfit if decision.auto and decision.staleness == 0 else None,
         )  # fmt: skip
     synchronizer.residuals = _residuals(decision, tools, client)
     return synchronizer
@@ -280,7 +282,7 @@ def _start_values(
         return
     if first:
         rest = parts.values(on_servers=True) | {f"buffer/{name}": one for name, one in parts.buffers().items()}
-        tools.session.give_start(rest)
+        tools.session.send_start_values(rest)
     else:
-        values = tools.session.take_start()
+        values = tools.session.receive_start_values()
         parts.load_values(values, list(values))

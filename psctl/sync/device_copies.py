@@ -59,7 +59,7 @@ class CudaCopies:
         self._refused = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is on a GPU; `down` and `up` take no others."""
+        """Return whether a tensor is on a GPU; `to_host` and `to_devices` take no others."""
         return tensor.is_cuda
 
     def lock(self, host: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ class CudaCopies:
             file=sys.stderr,
         )
 
-    def down(self, spans: Sequence[CopySpan]) -> CudaEvents:
+    def to_host(self, spans: Sequence[CopySpan]) -> CudaEvents:
         """Begin to copy to the host: after the current streams' work so far, concurrently with their later work.
 
         The tensors must be kept, unchanged, until the events.
@@ -96,7 +96,7 @@ class CudaCopies:
             events.append(self._behind(stream))
         return CudaEvents(events)
 
-    def up(self, spans: Sequence[CopySpan]) -> CudaEvents:
+    def to_devices(self, spans: Sequence[CopySpan]) -> CudaEvents:
         """Begin to copy to GPUs, in the order of their current streams.
 
         The host memory must not change until the events.

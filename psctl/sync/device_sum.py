@@ -37,8 +37,8 @@ class StagedAllReduce:
     def put(self, vector: torch.Tensor) -> PendingSum:
         span = CopySpan(vector, 0, self._hosts[vector.data_ptr()])
         pending = StagedVector(self._backend, self._staging, self._copies, span)
-        self._staging.copy_down([span])
-        self._staging.then(pending.begin)
+        self._staging.copy_to_host([span])
+        self._staging.run_after_copies(pending.begin)
         return pending
 
     @property
@@ -70,4 +70,4 @@ class StagedVector:
         self._staging.settle()
         assert self._sum is not None, "`settle` has run `begin`"
         self._sum.wait()
-        self._copies.up([self._span])  # the next copy to the host is behind it, in the order of streams
+        self._copies.to_devices([self._span])  # the next copy to the host is behind it, in the order of streams

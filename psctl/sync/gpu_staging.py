@@ -44,7 +44,7 @@ SMALLEST_LOCKED = 64 << 10
 class Staging:
     """Copies between devices and the host, and actions that wait for them in order.
 
-    `copy_down`, `then`, `copy_up` and `wait_up` are for the thread that trains.
+    `copy_to_host`, `run_after_copies`, `copy_to_devices` and `wait_for_device_copies` are for the thread that trains.
 
     Args:
         copies: makes the copies.
@@ -54,9 +54,11 @@ class Staging:
     def __init__(self, copies: CudaCopies, *, threaded: bool = True) -> None:
         self._copies = copies
         self._locked: set[int] = set()
-        self._begun: list[tuple[CudaEvents, Sequence[CopySpan]]] = []  # copies that the next `then` waits for
+        self._begun: list[
+            tuple[CudaEvents, Sequence[CopySpan]]
+        ] = []  # copies that the next `run_after_copies` waits for
         self._queue: deque[tuple[list[tuple[CudaEvents, Sequence[CopySpan]]], Callable[[], object]]] = deque()
-        self._running = threading.Lock()  # actions run one after another, in the order of `then`
+        self._running = threading.Lock()  # actions run one after another, in the order of `run_after_copies`
         self._written: list[CudaEvents] = []
         self._error: BaseException | None = None
         self._more = threading.Semaphore(0)
@@ -73,12 +75,12 @@ class Staging:
             self._copies.lock(torch.empty(0, dtype=torch.uint8).set_(storage))
         return host
 
-    def copy_down(self, spans: Sequence[CopySpan]) -> None:
+    def copy_to_host(self, spans: Sequence[CopySpan]) -> None:
         """Begin to copy to the host; tensors that are on the host are copied now."""
         if away := self._on_devices(spans, CopySpan.to_host):
-            self._begun.append((self._copies.down(away), away))
+            self._begun.append((self._copies.to_host(away), away))
 
-    def then(self, action: Callable[[], object]) -> None:
+    def run_after_copies(self, action: Callable[[], object]) -> None:
         """Run `action` when all copies begun so far are done, after earlier actions."""
         begun, self._begun = self._begun + [(event, ()) for event in self._written], []
         self._queue.append((begun, action))
@@ -106,13 +108,13 @@ class Staging:
         if self._error is not None:
             raise self._error
 
-    def copy_up(self, spans: Sequence[CopySpan]) -> None:
+    def copy_to_devices(self, spans: Sequence[CopySpan]) -> None:
         """Begin to copy to devices; later work of the current streams sees the new values."""
         if away := self._on_devices(spans, CopySpan.to_device):
-            self._written.append(self._copies.up(away))
+            self._written.append(self._copies.to_devices(away))
 
-    def wait_up(self) -> None:
-        """Return when the host memory that `copy_up` reads may be overwritten."""
+    def wait_for_device_copies(self) -> None:
+        """Return when the host memory that `copy_to_devices` reads may be overwritten."""
         written, self._written = self._written, []
         for event in written:
             event.wait()
@@ -126,7 +128,7 @@ class Staging:
         with self._running:
             self._queue.clear()
         self._begun.clear()
-        self.wait_up()
+        self.wait_for_device_copies()
         self._copies.close()
 
     def _on_devices(self, spans: Sequence[CopySpan], copy: Callable[[CopySpan], None]) -> list[CopySpan]:
@@ -162,14 +164,14 @@ class GpuParameters(FlatParameters):
         buffers = client.send_buffer(clock)
         for buffer in buffers.values():
             self._staging.lock(buffer)
-        self._staging.then(partial(client.push, clock, shard, self.fill(buffers, shard), weight))
+        self._staging.run_after_copies(partial(client.push, clock, shard, self.fill(buffers, shard), weight))
 
     def finish_pushes(self) -> None:
         self._staging.settle()
 
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
-        self._staging.copy_down(
+        self._staging.copy_to_host(
             [
                 CopySpan(gradient.detach(), piece.within.start, self._at(flat, shard, piece))
                 for gradient, piece in held
@@ -180,26 +182,28 @@ class GpuParameters(FlatParameters):
 
     def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
         held = [(self.parameters[at], piece) for at, piece in self._pieces[shard] if wanted is None or at in wanted]
-        self._copy_up(values, held)
+        self._copy_to_devices(values, held)
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
         held = zip(self._pieces[shard], present, strict=True)
-        self._copy_up(values, [(gradient_of(self.parameters[at]), piece) for (at, piece), there in held if there])
+        self._copy_to_devices(
+            values, [(gradient_of(self.parameters[at]), piece) for (at, piece), there in held if there]
+        )
         return True
 
     def finish_reads(self) -> None:
-        self._staging.wait_up()
+        self._staging.wait_for_device_copies()
 
     def close(self) -> None:
         self._staging.close()
 
-    def _copy_up(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
+    def _copy_to_devices(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
         self._staging.lock(values)
-        self._staging.copy_up(
+        self._staging.copy_to_devices(
             [
                 CopySpan(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
                 for target, piece in held
             ]
         )
         if self._apart:
-            self._staging.wait_up()
+            self._staging.wait_for_device_copies()

@@ -140,10 +140,10 @@ class Batch(msgspec.Struct, frozen=True):
         if rank not in self.ranks:
             return ()
         part = share(Range(0, self.size), len(self.ranks), self.ranks.index(rank))
-        return within(self.ranges, part.start, part.stop)
+        return slice_ranges(self.ranges, part.start, part.stop)
 
 
-def within(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
+def slice_ranges(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
     """Return the part [start, stop) of ranges laid end to end."""
     found, before = [], 0
     for one in ranges:
@@ -154,7 +154,7 @@ def within(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def owed(changes: Sequence[ExamplesShared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
+def returned_examples(changes: Sequence[ExamplesShared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
     """Return the examples of an epoch's batches that these changes return: lost ranks', of clocks that do not count."""
     return tuple(
         part

@@ -25,7 +25,7 @@ def fractions(rank: int) -> torch.Tensor:
     return torch.randn(BLOCK, generator=chance, dtype=torch.float32)
 
 
-def spread(block: torch.Tensor, length: int) -> torch.Tensor:
+def repeat_block(block: torch.Tensor, length: int) -> torch.Tensor:
     """Return a vector of so many elements that repeats the block."""
     return block.repeat(-(-length // BLOCK))[:length].contiguous()
 

@@ -47,16 +47,16 @@ class BenchRanks:
     def __init__(self, device: torch.device) -> None:
         self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
         ours = EngineGroup(device)
-        self.where, self.engine = ours.device, ours.group
+        self.device, self.engine = ours.device, ours.group
         """Where vectors are summed, and what the engine's own all-reduce uses."""
-        self.played: dist.ProcessGroup = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
+        self.played: dist.ProcessGroup = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
         """What schedules are played over: one for all, for each has its turn."""
         self.played_on_host: dist.ProcessGroup = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.plane: DataPlane | None = None
         """What schedules on the CPU are played over."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Block until all ranks have called this method."""
         dist.barrier(group=self._group)
 
@@ -66,16 +66,16 @@ class BenchRanks:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
         return float(found)
 
-    def all(self, mine: bool) -> bool:
+    def all_true(self, mine: bool) -> bool:
         """Whether it is true on every rank."""
         return self.slowest(0.0 if mine else 1.0) == 0.0
 
-    def alike(self, number: int) -> bool:
+    def all_equal(self, number: int) -> bool:
         """Whether all ranks have the same whole number."""
         return self.slowest(number) == -self.slowest(-number)
 
 
-class Contestant(Protocol):
+class MeasuredStrategy(Protocol):
     """A strategy that sums vectors over all ranks."""
 
     name: str
@@ -95,7 +95,7 @@ class Contestant(Protocol):
         """Release memory and threads."""
 
 
-class CollectiveContestant:
+class MeasuredCollective:
     """A collective as training has it: the engine's own, or a schedule that is played.
 
     Args:
@@ -124,7 +124,7 @@ class CollectiveContestant:
         self._summing.close()
 
 
-class ServerContestant:
+class MeasuredServers:
     """Parameter servers that sum (`update: worker`), through psctl's own run: a model of one parameter.
 
     Args:
@@ -146,7 +146,7 @@ class ServerContestant:
 
     def sum(self) -> None:
         self._parameter.grad = None
-        _Given.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
+        _FixedGradient.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
 
     def fill(self, source: torch.Tensor) -> None:
         self._gradient.copy_(source)
@@ -160,7 +160,7 @@ class ServerContestant:
         """The run ends with the process."""
 
 
-class _Given(torch.autograd.Function):
+class _FixedGradient(torch.autograd.Function):
     """A loss whose gradient is given."""
 
     @staticmethod
@@ -175,7 +175,7 @@ class _Given(torch.autograd.Function):
 
 
 class BenchMeasurement:
-    """Measures contestants of one size.
+    """Measures strategies of one size.
 
     Args:
         ranks: all of them.
@@ -186,52 +186,52 @@ class BenchMeasurement:
     def __init__(self, ranks: BenchRanks, effort: BenchEffort, source: torch.Tensor) -> None:
         self._ranks, self._effort, self._source = ranks, effort, source
 
-    def measure(self, contestants: Sequence[Contestant]) -> list[tuple[Contestant, list[float], bool]]:
+    def measure(self, strategies: Sequence[MeasuredStrategy]) -> list[tuple[MeasuredStrategy, list[float], bool]]:
         """Return each one's times and whether its sums were right."""
-        right, repeats = {}, {}
-        for one in contestants:
-            right[one.name], first = self._right(one)
+        correct, repeats = {}, {}
+        for one in strategies:
+            correct[one.name], first = self._check_fractions(one)
             repeats[one.name] = 1 if first > self._effort.lasting else self._repeats(self._time(one, 3))
-        times: dict[str, list[float]] = {one.name: [] for one in contestants}
-        while left := [one for one in contestants if not self._effort.enough(times[one.name], repeats[one.name])]:
+        times: dict[str, list[float]] = {one.name: [] for one in strategies}
+        while left := [one for one in strategies if not self._effort.enough(times[one.name], repeats[one.name])]:
             for one in left:
                 times[one.name].append(self._time(one, repeats[one.name]))
-        return [(one, times[one.name], right[one.name] and self._exact(one)) for one in contestants]
+        return [(one, times[one.name], correct[one.name] and self._check_whole(one)) for one in strategies]
 
     def _repeats(self, seconds: float) -> int:
         return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
 
-    def _time(self, one: Contestant, repeats: int) -> float:
+    def _time(self, one: MeasuredStrategy, repeats: int) -> float:
         """Return the slowest rank's seconds of one sum."""
         one.fill(self._source)
-        self._settle()
-        self._ranks.meet()
+        self._synchronize_device()
+        self._ranks.barrier()
         began = time.perf_counter()
         for _ in range(repeats):
             if repeats > 1:  # sums of sums would grow beyond what a float holds
                 one.fill(self._source)
             one.sum()
-        self._settle()
+        self._synchronize_device()
         return self._ranks.slowest(time.perf_counter() - began) / repeats
 
-    def _right(self, one: Contestant) -> tuple[bool, float]:
+    def _check_fractions(self, one: MeasuredStrategy) -> tuple[bool, float]:
         """Sum fractions: near the true sum, and the same bits everywhere; the first time is not counted as one."""
         world = self._ranks.world
-        mine = bench_patterns.spread(bench_patterns.fractions(self._ranks.rank), self._source.numel())
+        mine = bench_patterns.repeat_block(bench_patterns.fractions(self._ranks.rank), self._source.numel())
         one.fill(mine.to(self._source.device))
-        self._ranks.meet()
+        self._ranks.barrier()
         began = time.perf_counter()
         one.sum()
-        self._settle()
+        self._synchronize_device()
         first = self._ranks.slowest(time.perf_counter() - began)
         found = one.result * world if one.mean else one.result
-        same = self._ranks.alike(bench_patterns.bits(one.result))
-        return self._ranks.all(bench_patterns.close(found, world, 2 if one.mean else 0)) and same, first
+        same = self._ranks.all_equal(bench_patterns.bits(one.result))
+        return self._ranks.all_true(bench_patterns.close(found, world, 2 if one.mean else 0)) and same, first
 
-    def _exact(self, one: Contestant) -> bool:
-        return self._ranks.all(bench_patterns.exact(one.result, self._ranks.world, one.mean))
+    def _check_whole(self, one: MeasuredStrategy) -> bool:
+        return self._ranks.all_true(bench_patterns.exact(one.result, self._ranks.world, one.mean))
 
-    def _settle(self) -> None:
+    def _synchronize_device(self) -> None:
         if self._source.is_cuda:
             torch.cuda.synchronize()
 
@@ -246,7 +246,7 @@ def main(arguments: list[str]) -> None:
         ranks.plane = _plane(ranks.world)
     for each in question.rounds:
         _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
-    ranks.meet()
+    ranks.barrier()
     if ranks.plane is not None:
         ranks.plane.close()
     dist.destroy_process_group()
@@ -256,26 +256,26 @@ def _plane(world: int) -> DataPlane | None:
     """Connect this process with all others, as training does; None where psctl did not start it."""
     import psctl
 
-    return psctl.init()._session.plane(build("one-shot", world))
+    return psctl.init()._session.connect_plane(build("one-shot", world))
 
 
 def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:
     length = max(1, asked.bytes // 4)
-    source = bench_patterns.spread(bench_patterns.whole(ranks.rank), length).to(device)
+    source = bench_patterns.repeat_block(bench_patterns.whole(ranks.rank), length).to(device)
     bench = BenchMeasurement(ranks, question.effort, source)
     names = list(asked.strategies)
     each = max(1, TOGETHER // (8 * 4 * length))
     for start in range(0, len(names), each):
         group = names[start : start + each]
-        _say(ranks, BenchProgress(asked.bytes, group))
-        contestants = [_contestant(name, asked.strategies[name], ranks, source) for name in group]
-        for one, times, correct in bench.measure(contestants):
-            _say(ranks, BenchRow(question.operation, one.name, asked.bytes, ranks.world, times, correct))
-        for one in contestants:
+        _print(ranks, BenchProgress(asked.bytes, group))
+        strategies = [_make_strategy(name, asked.strategies[name], ranks, source) for name in group]
+        for one, times, correct in bench.measure(strategies):
+            _print(ranks, BenchRow(question.operation, one.name, asked.bytes, ranks.world, times, correct))
+        for one in strategies:
             one.close()
 
 
-def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> CollectiveContestant:
+def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> MeasuredCollective:
     """Return the engine's own all-reduce, or a schedule that is played.
 
     Args:
@@ -284,25 +284,25 @@ def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torc
         ranks: the groups of all ranks.
         like: what it sums has this length, type and device.
     """
-    where = ranks.where if like.is_cuda else like.device
+    where = ranks.device if like.is_cuda else like.device
     summing: AllReduceBackend
     if name == "native":
-        summing = EngineAllReduce(ranks.engine if where == ranks.where else ranks.played_on_host)
+        summing = EngineAllReduce(ranks.engine if where == ranks.device else ranks.played_on_host)
     else:
         schedule = build(name, ranks.world, msgspec.convert(options, ScheduleOptions))
         where = torch.device("cpu") if played_on_host(schedule, where) else where
         group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
         summing = ScheduleAllReduce(schedule, where, plane, group, shared=True)
-    return CollectiveContestant(name, summing if where == like.device else StagedAllReduce(summing, CudaCopies()), like)
+    return MeasuredCollective(name, summing if where == like.device else StagedAllReduce(summing, CudaCopies()), like)
 
 
-def _contestant(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> Contestant:
+def _make_strategy(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> MeasuredStrategy:
     if name == "ps":
-        return ServerContestant(like.numel())
+        return MeasuredServers(like.numel())
     return collective(name, options, ranks, like)
 
 
-def _say(ranks: BenchRanks, answer: BenchProgress | BenchRow) -> None:
+def _print(ranks: BenchRanks, answer: BenchProgress | BenchRow) -> None:
     if ranks.rank == 0:
         print(to_line(answer), flush=True)
 

@@ -259,7 +259,7 @@ class CoordinatorSession:
             if self._tables is not None:
                 moved(self._tables)
 
-    def plane(self, schedule: Schedule) -> DataPlane | None:
+    def connect_plane(self, schedule: Schedule) -> DataPlane | None:
         """Connect to the workers of a schedule; None where there is no data plane of our own.
 
         Args:
@@ -325,7 +325,7 @@ class CoordinatorSession:
         flat, self._loading = self._loading, []
         return [tensor.reshape(each.shape) for tensor, each in zip(flat, slices, strict=True)]
 
-    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send start values to all other workers (rank 0)."""
         copies = {name: flat_copy(tensor) for name, tensor in tensors.items()}
         self.send(StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
@@ -334,7 +334,7 @@ class CoordinatorSession:
                 self.send(StartPart(index, offset), part)
         self.send(StartEnd())
 
-    def take_start(self) -> dict[str, torch.Tensor]:
+    def receive_start_values(self) -> dict[str, torch.Tensor]:
         """Return rank 0's start values by name (other ranks)."""
         self._wait(lambda: self._started or None)
         flat, self._starting = self._starting, []
@@ -354,19 +354,19 @@ class CoordinatorSession:
                 self.send(SavePart(step, index, offset), part)
         self.send(SaveEnd(step))
 
-    def saved(self, step: int, timeout: float) -> str | None:
+    def wait_saved(self, step: int, timeout: float) -> str | None:
         """Wait until the checkpoint of `step` is whole; returns its problem ("" when none), None after `timeout` s."""
         with self._changed:
             self._changed.wait_for(lambda: step in self._saved or self._lost is not None, timeout)
             return self._saved.get(step)
 
-    def unfit(self, step: int, reason: str) -> NoReturn:
+    def report_unfit(self, step: int, reason: str) -> NoReturn:
         """Report that servers cannot take the step after `step`, and wait: the job ends this process."""
         self.send(StepUnfit(step, reason), urgent=True)
         self._wait(lambda: None)
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
 
-    def finished(self, step: int) -> None:
+    def report_finished(self, step: int) -> None:
         """Report to the coordinator that the script has reached its end."""
         self.send(ScriptFinished(step))
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from psctl.errors import UsageError
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.train_state.example_sharing import Batch, owed
+from psctl.train_state.example_sharing import Batch, returned_examples
 from psctl.train_state.random_generators import mix, reseed
 from psctl.types import Range
 
@@ -88,7 +88,7 @@ class Loader:
         step, changes, ranks = self._progress.begin_clock()
         before = self._progress.recent_batches(self)
         new = [change for change in changes if change.clock > before[-1].step] if before else []
-        back = owed(new, before, epoch)
+        back = returned_examples(new, before, epoch)
         if self.clock < self._clocks:
             return Batch(step, epoch, (self._positions(self.clock), *back), ranks)
         if not back:

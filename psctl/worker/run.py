@@ -336,7 +336,7 @@ class Run:
         if not failed:
             self._send_report()
             self._progress.wait_for_checkpoint()
-            self._session.finished(self.step)
+            self._session.report_finished(self.step)
         if self._lines is not None and not failed and self._synchronizer is not None:
             self._lines.end(self.step, self._reports.line())
         if self._trace is not None:

@@ -51,7 +51,7 @@ class StandaloneSession:
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
-    def plane(self, schedule: Schedule) -> DataPlane | None:
+    def connect_plane(self, schedule: Schedule) -> DataPlane | None:
         return None  # the addresses of other ranks are not known
 
     def begin(self, step: int) -> None:
@@ -70,25 +70,25 @@ class StandaloneSession:
         assert not slices, "there is no checkpoint to resume from"
         return []
 
-    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         return
 
-    def take_start(self) -> dict[str, torch.Tensor]:
+    def receive_start_values(self) -> dict[str, torch.Tensor]:
         return {}
 
     def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
         return
 
-    def saved(self, step: int, timeout: float) -> str | None:
+    def wait_saved(self, step: int, timeout: float) -> str | None:
         return ""
 
     def send(self, message: object, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         return
 
-    def unfit(self, step: int, reason: str) -> NoReturn:
+    def report_unfit(self, step: int, reason: str) -> NoReturn:
         raise AssertionError("there are no servers")
 
-    def finished(self, step: int) -> None:
+    def report_finished(self, step: int) -> None:
         return
 
     def close(self, reason: str) -> None:

@@ -87,7 +87,7 @@ class ReportInterval:
             reports: numbers of steps.
         """
         with self._sending:
-            checkpoint_step = progress.marked  # read first: then all numbers up to that step are in `reports`
+            checkpoint_step = progress.last_boundary  # read first: then all numbers up to that step are in `reports`
             steps = reports.take()
             before, self._last = self._last, self._now(progress.examples)
             seconds, done, waited, in_flight, moved = (

@@ -80,12 +80,12 @@ class TrainingProgress:
         self._batches: dict[int, list[Batch]] = {}  # by loader: the last ones, where members may change
 
     @property
-    def marked(self) -> int:
+    def last_boundary(self) -> int:
         """The last step after which `between_steps` was called."""
         return self._passed
 
     @property
-    def place(self) -> int:
+    def step_mark(self) -> int:
         """A number that never decreases, and increases at the start and the end of each step."""
         return step_mark(self.step, inside=self.in_step)
 
@@ -301,7 +301,7 @@ class TrainingProgress:
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint that was sent is complete on disk (rank 0)."""
         if self._sent is not None:
-            problem = self._session.saved(self._sent, SAVE_TIMEOUT)
+            problem = self._session.wait_saved(self._sent, SAVE_TIMEOUT)
             if problem is None:
                 problem = f"no report of it in {SAVE_TIMEOUT:.0f} s"
             if problem:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from psctl.collectives import allreduce_backends
-from psctl.collectives.allreduce_backends import spread
+from psctl.collectives.allreduce_backends import broadcast
 
 LIMIT = 10.0
 
@@ -81,7 +81,7 @@ def test_every_rank_has_rank_0s_bytes(together: int, monkeypatch: pytest.MonkeyP
     wanted = bits(ranks[0])
     assert bits(ranks[1]) != wanted
     threads = [
-        threading.Thread(target=spread, args=(Sum(meeting), rank == 0, values)) for rank, values in enumerate(ranks)
+        threading.Thread(target=broadcast, args=(Sum(meeting), rank == 0, values)) for rank, values in enumerate(ranks)
     ]
     for thread in threads:
         thread.start()
@@ -92,4 +92,4 @@ def test_every_rank_has_rank_0s_bytes(together: int, monkeypatch: pytest.MonkeyP
 
 
 def test_no_tensors_need_no_sum() -> None:
-    spread(Sum(Meeting(2)), True, [torch.empty(0)])
+    broadcast(Sum(Meeting(2)), True, [torch.empty(0)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from psctl.collectives.player import SchedulePlayer
-from psctl.collectives.shm_exchange import possible
+from psctl.collectives.shm_exchange import is_supported
 from psctl.errors import PeerLost
 from psctl.schedule.algorithms import catalog
 from psctl.types import STRATEGIES
@@ -87,12 +87,12 @@ def test_a_vector_that_lies_elsewhere_is_summed_too() -> None:
 def test_a_host_without_shared_memory_sums_too(name: str) -> None:
     with PlaneCast([0, 0, 0], largest=0) as cast:
         whole(cast, name)
-        assert [plane.board(8) for plane in cast.planes] == [None] * 3
+        assert [plane.exchange_for(8) for plane in cast.planes] == [None] * 3
 
 
-@pytest.mark.skipif(not possible(), reason="a board needs Linux on x86-64")
+@pytest.mark.skipif(not is_supported(), reason="the exchange needs Linux on x86-64")
 @pytest.mark.parametrize(("hosts", "there"), [([0, 0], True), ([0, 0, 0], True), ([0, 1, 0], False)])
-def test_short_vectors_of_one_host_meet_on_a_board(hosts: list[int], there: bool) -> None:
+def test_short_vectors_of_one_host_meet_in_shared_memory(hosts: list[int], there: bool) -> None:
     with PlaneCast(hosts) as cast:
         whole(cast, "one-shot", (5,))
         before = cast.planes[0].bytes_moved

@@ -80,7 +80,7 @@ def test_workers_of_one_host_and_of_several_connect_and_sum(tmp_path: Path) -> N
     meeting.run()
     planes: list[Any] = meeting.found
     assert all(isinstance(each, DataPlane) for each in planes), planes
-    assert [plane.lends(2) for plane in planes[:2]] == [True, False]
+    assert [plane.reads_in_place(2) for plane in planes[:2]] == [True, False]
     assert not [each for each in tmp_path.rglob("*") if not each.is_dir()], "no socket is left in a folder"
     vectors = [torch.full((100_000,), float(rank)) for rank in range(3)]
     players = [SchedulePlayer(catalog.build("ring", 3), rank, plane) for rank, plane in enumerate(planes)]

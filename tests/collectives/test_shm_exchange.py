@@ -1,4 +1,4 @@
-"""Short vectors on a board in shared memory: everyone reads what everyone put, in whatever order they come."""
+"""The exchange of short vectors in shared memory: each process reads all vectors, in whatever order they arrive."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 import pytest
 import torch
 
-from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, board_size, possible
+from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, exchange_size, is_supported
 from psctl.schedule.algorithms import catalog
 from tests.helpers.plane_cast import PlaneCast
 
-needs = pytest.mark.skipif(not possible(), reason="a board needs Linux on x86-64")
+needs = pytest.mark.skipif(not is_supported(), reason="the exchange needs Linux on x86-64")
 
 
 def nobody_is_gone() -> None:
@@ -24,16 +24,16 @@ def nobody_is_gone() -> None:
 @pytest.mark.parametrize("before", [0, WRAP - 20])
 def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(before: int) -> None:
     world, turns = 4, 60
-    memory = torch.zeros(board_size(world), dtype=torch.uint8)
+    memory = torch.zeros(exchange_size(world), dtype=torch.uint8)
     memory[: LINE * (world + 1)].view(torch.uint32).fill_(before)
     sizes = [random.Random(turn).choice([1, 3, 1000, SLOT // 8]) for turn in range(turns)]
     wrong: list[str] = []
 
     def play(me: int) -> None:
-        board = ShmExchange(memory, me, world, nobody_is_gone)
-        board._count = before
+        exchange = ShmExchange(memory, me, world, nobody_is_gone)
+        exchange._count = before
         for turn, size in enumerate(sizes):
-            found = board.exchange(torch.full((size,), 100 * turn + me, dtype=torch.int64))
+            found = exchange.exchange(torch.full((size,), 100 * turn + me, dtype=torch.int64))
             for rank in range(world):
                 if rank != me and not torch.equal(found[rank], torch.full((size,), 100 * turn + rank)):
                     wrong.append(f"rank {me}, vector {turn}, of rank {rank}")
@@ -57,16 +57,16 @@ def test_who_waits_looks_whether_somebody_is_gone() -> None:
         if looked == 3:
             raise RuntimeError("worker/1: its process ended")
 
-    board = ShmExchange(torch.zeros(board_size(2), dtype=torch.uint8), 0, 2, look)
+    exchange = ShmExchange(torch.zeros(exchange_size(2), dtype=torch.uint8), 0, 2, look)
     with pytest.raises(RuntimeError, match="worker/1"):
-        board.exchange(torch.zeros(10))
+        exchange.exchange(torch.zeros(10))
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "riscv64", "ppc64le"])
-def test_no_board_where_stores_may_be_seen_in_another_order(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_exchange_where_stores_may_be_seen_in_another_order(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     with PlaneCast([0, 0, 0]) as cast:
-        assert [plane.board(100) for plane in cast.planes] == [None] * 3
+        assert [plane.exchange_for(100) for plane in cast.planes] == [None] * 3
         vectors = [torch.arange(10) * (rank + 1) for rank in range(3)]
         assert cast.play(catalog.build("one-shot", 3), vectors) == [None] * 3
         assert all(torch.equal(vector, 6 * torch.arange(10)) for vector in vectors)

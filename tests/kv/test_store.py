@@ -30,7 +30,7 @@ SHARDS = 8
 class Nowhere:
     """A run that makes no steps."""
 
-    place = marked = 0
+    step_mark = last_boundary = 0
 
     def settle(self) -> bool:
         return False

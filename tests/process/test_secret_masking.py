@@ -43,7 +43,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_secret_is_masked(form: str, value: str) -> None:
     written = FORMS[form](value)
-    masked = Secrets([value]).strike_text(f"a line with {written} in it")
+    masked = Secrets([value]).mask_text(f"a line with {written} in it")
     assert "***" in masked
     left = masked.removeprefix("a line with ").removesuffix(" in it").replace("***", "", 1)
     assert len(left) <= len(FORMS[form]("")) + 4, "what stands around it, and parts of characters at its edges"
@@ -55,16 +55,16 @@ def test_every_form_of_a_secret_is_masked(form: str, value: str) -> None:
 def test_each_line_of_a_secret_is_masked_but_for_very_short_ones(form: str) -> None:
     secrets = Secrets([PEM])
     for line in PEM.splitlines():
-        masked = secrets.strike_text(f"> {FORMS[form](line)}")
+        masked = secrets.mask_text(f"> {FORMS[form](line)}")
         assert (line in masked) == (line == "QAB=")
-    assert Secrets(["abc\nde\nx"]).strike_text("abcd de x") == "abcd de x"
+    assert Secrets(["abc\nde\nx"]).mask_text("abcd de x") == "abcd de x"
 
 
 @given(value=st.text(min_size=6, max_size=60), before=st.binary(max_size=5), after=st.binary(max_size=5))
 def test_base64_is_masked_wherever_the_secret_stands_in_it(value: str, before: bytes, after: bytes) -> None:
     data = value.encode()
     coded = base64.b64encode(before + data + after)
-    masked = Secrets([value]).strike(coded)
+    masked = Secrets([value]).mask(coded)
     assert b"***" in masked
     assert len(masked) - 3 <= len(coded) - len(data) * 8 // 6 + 2
 
@@ -74,7 +74,7 @@ def test_base64_is_masked_wherever_the_secret_stands_in_it(value: str, before: b
     value=st.text(min_size=4, max_size=40),
 )
 def test_what_is_masked_does_not_hold_the_secret(parts: list[str], value: str) -> None:
-    masked = Secrets([value]).strike(value.join(parts).encode())
+    masked = Secrets([value]).mask(value.join(parts).encode())
     assert value.encode() not in masked or value in "***"
 
 

@@ -1,7 +1,7 @@
-"""What a worker draws, clock by clock, as runtime's loader does, without its data; members may change meanwhile.
+"""The batches of a worker, clock by clock, in the order in which the loader draws them, without data.
 
-The agreement itself (who has begun what, whose examples come back) is the shipped Division and `owed`; here stands
-only the order in which the loader asks them.
+The agreement on members, and the examples that return from lost ranks, are the shipped ExampleShare and
+`returned_examples`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 import msgspec
 
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.train_state.example_sharing import Batch, ExampleShare, members_after, owed
+from psctl.train_state.example_sharing import Batch, ExampleShare, members_after, returned_examples
 from tests.simulation.kernel import Until
 from tests.simulation.model import Spec
 
@@ -82,7 +82,7 @@ class Feed:
         self._ranks = members_after(changes, range(self._spec.world))
         before = self._batches
         new = [change for change in changes if change.clock > before[-1].step] if before else []
-        self._back = owed(new, before, self.epoch)
+        self._back = returned_examples(new, before, self.epoch)
 
     def drawn(self) -> None:
         """The batch was handed out."""

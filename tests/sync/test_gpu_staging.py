@@ -350,12 +350,12 @@ def test_memory_that_is_copied_is_held_until_it_is() -> None:
             copies = OnDevice(device)
             staging, found, bare = Staging(copies, threaded=False), torch.zeros(8), torch.zeros(8)
             source = device.own(torch.arange(8.0))
-            staging.copy_down([CopySpan(source + 1, 0, found)])  # nobody else holds the sum
-            staging.then(lambda: None)
+            staging.copy_to_host([CopySpan(source + 1, 0, found)])  # nobody else holds the sum
+            staging.run_after_copies(lambda: None)
             staging.settle()
             assert torch.equal(found, torch.arange(8.0) + 1)
             if seed == 0:  # as it would be if nobody held it
-                copies.down([CopySpan(source + 2, 0, bare)])
+                copies.to_host([CopySpan(source + 2, 0, bare)])
                 with pytest.raises(GivenBack):
                     device.finish()
 
@@ -364,14 +364,14 @@ def test_what_lies_on_the_host_is_copied_at_once_and_the_rest_beside_it() -> Non
     with Device(random.Random(1)) as device:
         staging = Staging(OnDevice(device), threaded=False)
         there, away, found = torch.ones(3), device.own(torch.full((2,), 2.0)), torch.zeros(5)
-        staging.copy_down([CopySpan(there, 0, found[:3]), CopySpan(away, 0, found[3:])])
+        staging.copy_to_host([CopySpan(there, 0, found[:3]), CopySpan(away, 0, found[3:])])
         assert found[:3].tolist() == [1, 1, 1]
-        staging.then(lambda: None)
+        staging.run_after_copies(lambda: None)
         staging.settle()
         assert found.tolist() == [1, 1, 1, 2, 2]
-        staging.copy_up([CopySpan(there, 0, found[2:]), CopySpan(away, 0, found[:2])])
+        staging.copy_to_devices([CopySpan(there, 0, found[2:]), CopySpan(away, 0, found[:2])])
         assert there.tolist() == [1, 2, 2]
-        staging.wait_up()
+        staging.wait_for_device_copies()
         assert away.clone().sum().item() == 2
 
 
@@ -381,9 +381,9 @@ def test_what_goes_wrong_where_it_is_handed_on_is_raised_where_the_step_ends() -
     def refuse() -> None:
         raise ValueError("refused")
 
-    staging.then(lambda: done.append(1))
-    staging.then(refuse)
-    staging.then(lambda: done.append(2))
+    staging.run_after_copies(lambda: done.append(1))
+    staging.run_after_copies(refuse)
+    staging.run_after_copies(lambda: done.append(2))
     with pytest.raises(ValueError, match="refused"):
         staging.settle()
     assert done == [1], "nothing leaves after what went wrong"

@@ -38,9 +38,9 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         for _ in range(5):  # the copies are begun long before these are done
             result = result @ source
         strided = result.t() if turn % 2 else result
-        staging.copy_down([CopySpan(strided, 0, hosts[turn % 2])])
+        staging.copy_to_host([CopySpan(strided, 0, hosts[turn % 2])])
         arrived: list[bool] = []
-        staging.then(lambda arrived=arrived: arrived.append(True))
+        staging.run_after_copies(lambda arrived=arrived: arrived.append(True))
         wanted = strided.reshape(-1).clone()
         del strided, result
         torch.randn(2048, 2048, device="cuda", generator=chance)  # takes what was given back
@@ -48,9 +48,9 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         assert arrived
         assert torch.equal(hosts[turn % 2].view(torch.int32), wanted.cpu().view(torch.int32))
         back = torch.full((2048, 2048), float("nan"), device="cuda")
-        staging.copy_up([CopySpan(back, 0, hosts[turn % 2])])
+        staging.copy_to_devices([CopySpan(back, 0, hosts[turn % 2])])
         seen = back.reshape(-1).clone()
-        staging.wait_up()
+        staging.wait_for_device_copies()
         assert torch.equal(seen, wanted)
     staging.close()
 
@@ -62,8 +62,8 @@ def test_a_copy_does_not_hold_up_whoever_begins_it() -> None:
     torch.cuda.synchronize()
     began = time.perf_counter()
     result = source @ source @ source
-    staging.copy_down([CopySpan(result, 0, host)])
-    staging.then(lambda: None)
+    staging.copy_to_host([CopySpan(result, 0, host)])
+    staging.run_after_copies(lambda: None)
     launched = time.perf_counter() - began
     staging.settle()
     assert launched < (time.perf_counter() - began) / 4

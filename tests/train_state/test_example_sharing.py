@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psctl.errors import TimedOut
 from psctl.job.membership_messages import ExamplesShared
-from psctl.train_state.example_sharing import Batch, ExampleShare, owed, within
+from psctl.train_state.example_sharing import Batch, ExampleShare, returned_examples, within
 from psctl.types import Range
 
 RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=4).map(
@@ -55,7 +55,7 @@ def test_every_example_is_in_one_batch_that_counts(data) -> None:
         new = [each for each in known if batches and each.clock > batches[-1].step]
         own = (Range(6 * at, 6 * at + 6),) if at < 12 else ()
         ranks = tuple(known[-1].ranks) if known else tuple(range(len(left) + len(gone)))
-        batches.append(Batch(at, 0, own + owed(new, batches, 0), ranks))
+        batches.append(Batch(at, 0, own + returned_examples(new, batches, 0), ranks))
     counted = [
         place
         for batch in batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psctl.worker.bench_patterns import BLOCK, bits, close, exact, fractions, spread, whole
+from psctl.worker.bench_patterns import BLOCK, bits, close, exact, fractions, repeat_block, whole
 
 LENGTHS = (1, 250, BLOCK, 3 * BLOCK + 7)
 
@@ -13,7 +13,7 @@ LENGTHS = (1, 250, BLOCK, 3 * BLOCK + 7)
 def summed(block, world: int, length: int) -> torch.Tensor:
     total = torch.zeros(length)
     for rank in range(world):
-        total += spread(block(rank), length)
+        total += repeat_block(block(rank), length)
     return total
 
 
@@ -29,11 +29,11 @@ def test_true_sums_and_means_are_right(world: int, length: int) -> None:
 @pytest.mark.parametrize("length", LENGTHS[1:])
 def test_a_rank_left_out_counted_twice_or_in_the_wrong_place_is_found(length: int) -> None:
     good = summed(whole, 4, length)
-    for bad in (good - spread(whole(2), length), good + spread(whole(2), length), good.roll(1)):
+    for bad in (good - repeat_block(whole(2), length), good + repeat_block(whole(2), length), good.roll(1)):
         assert not exact(bad, 4)
         assert not exact(bad / 4, 4, mean=True)
     fine = summed(fractions, 4, length)
-    for bad in (fine - spread(fractions(1), length), fine.roll(1)):
+    for bad in (fine - repeat_block(fractions(1), length), fine.roll(1)):
         assert not close(bad, 4)
 
 
