@@ -1,15 +1,15 @@
-"""Synchronizers: how a worker's gradients are combined with those of all others, strategy by strategy.
+"""Synchronizers, which combine a worker's gradients with those of the other workers, one for each strategy.
 
 synchronizer: the base class, itself the synchronizer of one worker, and the weight of a rank's gradient
-build_synchronizer: builds the synchronizer of the coordinator's decision, and gives the model its start values
+build_synchronizer: builds the synchronizer that the coordinator decided on, and loads the model's start values
 ps_sync: strategy `ps` with the optimizer on servers, and the waits for new values
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs
 local_sgd: ranks that step alone and average their changes every H steps
 flat_parameters: copies between parameters and the client's flat buffers, and the reducer over servers
-gpu_staging: the same for parameters on GPUs: pushes wait for copies, values are copied up
+gpu_staging: the same for parameters on GPUs: gradients are copied to the host before they are pushed
 device_copies: copies between GPU and host memory, ordered by CUDA streams and events
-device_sum: sums vectors on GPUs in host memory
+device_sum: sums vectors of GPUs in host memory
 gradient_hooks: hooks on parameters that count gradients into buckets during backward
 gradient_trace: a record of when gradients were computed and sent, as JSON lines
 """

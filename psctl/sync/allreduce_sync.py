@@ -3,7 +3,7 @@
 A reducer sums buckets: on servers (`update: worker`) or by a collective. Buckets are sent while backward still runs;
 when it ends the rest is sent, and the mean is written into `.grad`, where any optimizer, clipping and GradScaler find
 it. A parameter that had no gradient on any rank keeps its `.grad`. Gradients that several backwards add up are summed
-as they are: a part that was averaged before stays so, because the weights of all ranks sum to their number.
+as they are: a part that was averaged before does not change, because the weights of all ranks sum to their number.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AllReduceSync(Synchronizer):
         self._reducer.send(bucket, self._weight.weight)
 
     def _reduce(self) -> None:
-        """Average what no round has averaged: a backward's gradients, or those that were only accumulated."""
+        """Average the gradients that are not averaged yet: a backward's, or accumulated ones."""
         if not self._hooks.outstanding:
             return
         began = self._clock.now()

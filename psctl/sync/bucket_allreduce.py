@@ -209,7 +209,7 @@ class BucketReducer:
     def _has_gradient(self) -> list[bool]:
         """Return for each parameter whether any rank had a gradient."""
         if all(parameter.grad is not None for parameter in self._parameters):
-            return [True] * len(self._parameters)  # this rank had; a GPU need not be waited for to know it
+            return [True] * len(self._parameters)  # this rank had all: no wait for a GPU is needed
         return [marks > 0 for marks in self._marks().tolist()]
 
     def _marks(self) -> torch.Tensor:
@@ -236,7 +236,7 @@ class BucketReducer:
                     torch.mul(gradient.reshape(-1), weight / self._backend.world, out=part)
             if weight != 1.0 and flat.dtype == self._parameters[self.buckets[index][0]].dtype:
                 flat.mul_(weight)
-            if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
+            if index == len(self.buckets) - 1:  # sent last, when all gradients of the round are computed
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
                 self._marks().copy_(torch.tensor(marks))
         self._works.append(self._backend.put(flat))
@@ -271,7 +271,7 @@ def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size:
 
 
 def local_device() -> torch.device:
-    """Return the device that is this process's: its GPU by local rank, else the CPU."""
+    """Return this process's device: the GPU of its local rank, or the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Builds the synchronizer of the coordinator's decision, and gives the model its start values or the checkpoint's."""
+"""Builds the synchronizer of the coordinator's decision, and loads start values or a checkpoint into the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from psctl.types import Layout, Member, TensorSlice, consistency
 
 
 class JobSession(Protocol):
-    """What a synchronizer needs of its worker's session with the coordinator."""
+    """The methods of a worker's session with the coordinator that synchronizers use."""
 
     me: Member
     keeps: bool
@@ -54,13 +54,13 @@ class JobSession(Protocol):
 
 
 class Tools(NamedTuple):
-    """What a synchronizer is built with."""
+    """The parts of a worker from which a synchronizer is built."""
 
     session: JobSession
     world: int
     """Number of workers."""
     connect: Callable[[Decision], ParameterClient]
-    """Makes the parameter client that a decision needs."""
+    """Makes the parameter client of a decision."""
     weight: ExampleWeight
     """Of this rank's gradient."""
     clock: Clock
@@ -73,7 +73,7 @@ def build_synchronizer(parts: TrainingParts, decision: Decision, tools: Tools) -
     """Give the model its start values and return the synchronizer of the decision.
 
     Raises:
-        PsctlError: the decision cannot be carried out with this script; the message has the cures.
+        PsctlError: the decision does not fit this script; the message has the remedy.
     """
     if decision.resume is not None and decision.resume.checkpoint:
         on_servers = decision.strategy == "ps" and decision.update == "server"
@@ -113,14 +113,14 @@ def restore(
 
 
 def residual_tensors(flat: Mapping[str, torch.Tensor], layout: Layout, rank: int) -> dict[str, torch.Tensor]:
-    """Return what a rank's compressed pushes left out so far, by its name in a checkpoint; views of `flat`.
+    """Return the residuals of a rank's compressed pushes, by their names in a checkpoint; views of `flat`.
 
-    A job that resumes with as many workers so pushes the same as the undisturbed one. The residuals of ranks that were
-    not saved, and of a worker that replaces a lost one, start at zero: they would have to travel uncompressed at every
-    step.
+    So a job that resumes with as many workers pushes the same as an undisturbed one. The residuals of ranks that were
+    not saved, and of a worker that replaces a lost one, start at zero: to keep them, each step would send them
+    uncompressed.
 
     Args:
-        flat: by dtype, as the parameters lie one behind the other (ps/dense/client/send_buffers.py).
+        flat: by dtype, the parameters one after another (ps/dense/client/send_buffers.py).
     """
     return {
         f"residual/{rank}/{info.name}": flat[info.dtype].narrow(0, start, info.size).view(info.shape)
@@ -240,7 +240,7 @@ def _check_update_on_servers(parts: TrainingParts, decision: Decision, tools: To
     """Raise UsageError when servers cannot step the optimizer."""
     if tools.outer is not None:
         raise UsageError(
-            "update: server was asked for, and run.prepare was given outer=, between whose steps workers step alone",
+            "update: server was asked for, and run.prepare was given outer=, which lets workers step alone",
             "set `update: auto` or `update: worker` under sync: in the job file",
         )
     if parts.optimizer is not None and decision.layout.optimizer:
@@ -271,7 +271,7 @@ def _residuals(decision: Decision, tools: Tools, client: ParameterClient) -> dic
 def _start_values(
     parts: TrainingParts, decision: Decision, tools: Tools, client: ParameterClient, flat: FlatParameters
 ) -> None:  # fmt: skip
-    """Give every rank rank 0's values: trainable ones through the servers, the rest through the coordinator."""
+    """Load rank 0's values on every rank: trainable ones from the servers, the others from the coordinator."""
     first = tools.session.me.rank == 0
     from_checkpoint = decision.resume is not None
     own = first and not (from_checkpoint and decision.update == "server")

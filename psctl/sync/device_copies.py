@@ -1,7 +1,7 @@
 """Copies between GPU and host memory, ordered by CUDA streams and events.
 
-gpu_staging.py has the theory and the use of the copies. A GPU executes its work some time later, so `CudaCopies`
-defines only the order of a copy and other work, and a copy returns events to wait for.
+gpu_staging.py has the theory. A GPU executes its work some time after the call, so a copy here is only ordered among
+other work, and returns events to wait for.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PORTABLE = 1
 
 
 class CopySpan(NamedTuple):
-    """Elements of a tensor on a device, and where they lie on the host."""
+    """Elements of a tensor on a device, and their memory on the host."""
 
     device: torch.Tensor
     start: int
     """The first element, in the tensor's logical order."""
     host: torch.Tensor
-    """Flat; as many elements, of the same type."""
+    """Flat, with as many elements of the same type."""
 
     def to_host(self) -> None:
         """Copy, on the current stream."""

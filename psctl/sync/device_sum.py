@@ -1,6 +1,6 @@
 """Sums vectors that lie on GPUs in host memory: for strategy `cpu`, and where processes share a GPU.
 
-NCCL refuses two ranks on one GPU. Then, and where a schedule has a helper on the host, a vector is copied to a buffer
+NCCL refuses two ranks on one GPU. There, and where a schedule has a helper on the host, a vector is copied to a buffer
 of a backend that sums on the host (shared memory, for schedules), and its sum is copied back, in the order of streams
 (gpu_staging.py): the host never waits for the device.
 """

@@ -18,7 +18,7 @@ class FlatParameters:
     Args:
         layout: what is synchronized.
         shards: ranges of the flat spaces.
-        parameters: the model's trainable parameters, in the layout's order; on the CPU (gpu_staging.py has the other).
+        parameters: the model's trainable parameters, in the layout's order; on the CPU (GpuParameters takes others).
     """
 
     def __init__(self, layout: Layout, shards: Sequence[Shard], parameters: Sequence[nn.Parameter]) -> None:
@@ -47,10 +47,10 @@ class FlatParameters:
         client.push(clock, shard, present, weight)
 
     def finish_pushes(self) -> None:
-        """Return when everything given to `push` has reached the client."""
+        """Return when the client has all pushes."""
 
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
-        """Copy the shard's gradients into `flat`; returns which pieces have one (others are left as they are)."""
+        """Copy the shard's gradients into `flat`; return which pieces have one; the others are not changed."""
         present = []
         key = flat[self.shards[shard].dtype].data_ptr(), shard
         parts = self._parts.get(key)
@@ -73,7 +73,7 @@ class FlatParameters:
                     _write(self.parameters[at], piece, _part_of(values, piece))
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
-        """Copy a shard's sums into the gradients (made where there is none) of the pieces that `present` marks."""
+        """Copy a shard's sums into the gradients (allocated where there is none) of the pieces that `present` marks."""
         for (at, piece), there in zip(self._pieces[shard], present, strict=True):
             if there:
                 _write(gradient_of(self.parameters[at]).detach(), piece, _part_of(values, piece))
@@ -111,7 +111,7 @@ class FlatParameters:
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a parameter's gradient; made where there is none."""
+    """Return a parameter's gradient; allocated where there is none."""
     if parameter.grad is None:
         parameter.grad = torch.empty_like(parameter.detach())
     return parameter.grad
@@ -157,7 +157,7 @@ class ServerReducer:
         return self._client.activity
 
     def send(self, bucket: int, weight: float) -> None:
-        if not self._asked:  # ahead of the pushes, so that sums arrive while later shards are still sent
+        if not self._asked:  # before the pushes, so that sums arrive while later shards are still sent
             self._asked = True
             self._flat.finish_reads()
             self._client.pull(self._clock + 1)

@@ -1,20 +1,20 @@
 """Copies gradients and values of parameters on GPUs to and from host memory, in the order of CUDA streams.
 
 A GPU executes the work of a stream in order, some time later; only events order streams against each other and against
-the host. Five things must hold, and each is one line here:
+the host. Five rules keep the copies correct:
 
 1. A gradient is copied to the host after it is computed: the stream of copies waits for the work that the current
    stream has when the bucket is full, and for no later work of backward. So copies overlap with backward.
-2. A push is sent when its bytes are on the host: not before the event behind its copies. The thread that launches
-   backward does not wait for that; another thread does, and sends the pushes in the order in which they were begun.
-3. Memory that is copied is kept, unchanged, until then. The queue refers to it (an allocator gives freed memory to the
-   current stream, which is ahead of the copies), and a gradient does not change between its push and the end of the
-   step, because the end of a step waits for the queue first.
+2. A push is sent after its bytes are on the host, that is after the event behind its copies. The thread that launches
+   backward does not wait for it; another thread does, and sends the pushes in the order of their calls.
+3. Memory that is copied is kept, unchanged, until that event. The queue refers to it (an allocator gives freed
+   memory to the current stream, which is ahead of the copies), and a gradient does not change between its push and the
+   end of the step, because the end of a step waits for the queue first.
 4. New values are written into parameters on the current stream: after all work that reads the old ones, before all
-   later work. A stream of their own would gain nothing: the host has waited for the values until then, and work
-   launched before may read the old ones.
-5. Host memory that values are copied from is not overwritten before the copy: a wait for new values, and a push (which
-   acknowledges to the server that its values were read), first wait for the event behind the last copies.
+   later work. A separate stream would gain nothing: the host has waited for the values until then, and earlier work
+   may still read the old ones.
+5. Host memory that values are copied from is not overwritten before the copy is done: a wait for new values, and a push
+   (which acknowledges to the server that its values were read), first wait for the event behind the last copies.
 
 Memory is page-locked once, in place: in the segments that processes of this host share (transport/shared_memory.py), so
 that a gradient is copied from the GPU to where its sum is made, and a value to the GPU from where its server made it,
@@ -38,13 +38,13 @@ from psctl.sync.flat_parameters import FlatParameters, gradient_of
 from psctl.types import Layout, Shard
 
 SMALLEST_LOCKED = 64 << 10
-"""Bytes of the smallest memory that is locked: CUDA copies shorter memory to a buffer of its own at once."""
+"""Bytes of the smallest memory that is locked: CUDA copies shorter memory to a buffer of its own in the call."""
 
 
 class Staging:
     """Copies between devices and the host, and actions that wait for them in order.
 
-    `copy_to_host`, `run_after_copies`, `copy_to_devices` and `wait_for_device_copies` are for the thread that trains.
+    Only the training thread calls `copy_to_host`, `run_after_copies`, `copy_to_devices` and `wait_for_device_copies`.
 
     Args:
         copies: makes the copies.
@@ -54,9 +54,7 @@ class Staging:
     def __init__(self, copies: CudaCopies, *, threaded: bool = True) -> None:
         self._copies = copies
         self._locked: set[int] = set()
-        self._begun: list[
-            tuple[CudaEvents, Sequence[CopySpan]]
-        ] = []  # copies that the next `run_after_copies` waits for
+        self._begun: list[tuple[CudaEvents, Sequence[CopySpan]]] = []  # copies that the next action waits for
         self._queue: deque[tuple[list[tuple[CudaEvents, Sequence[CopySpan]]], Callable[[], object]]] = deque()
         self._running = threading.Lock()  # actions run one after another, in the order of `run_after_copies`
         self._written: list[CudaEvents] = []

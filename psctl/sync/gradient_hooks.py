@@ -1,4 +1,4 @@
-"""Hooks on parameters that count gradients into buckets during backward, and report full buckets and its end.
+"""Hooks on parameters that report, during backward, buckets whose gradients are all computed, and its end.
 
 torch calls a post-accumulate hook when a parameter's gradient of this backward is in `.grad`. A *round* is what is sent
 together: the gradients of one backward where workers step, those of one clock where servers step.
@@ -17,13 +17,13 @@ from torch import nn
 from psctl.errors import NotInThisVersion, UsageError
 
 
-def raise_usage(problem: str, cure: str) -> NoReturn:
+def raise_usage(problem: str, hint: str) -> NoReturn:
     """Raise UsageError."""
-    raise UsageError(problem, cure)
+    raise UsageError(problem, hint)
 
 
 class GradientHooks:
-    """Counts gradients down to full buckets.
+    """Reports each bucket whose gradients are all computed.
 
     Args:
         names: of the trainable parameters, for messages.
@@ -32,8 +32,8 @@ class GradientHooks:
         on_bucket: called with a bucket's index when all its gradients are computed; on the thread that runs backward.
         on_gradient: called with a parameter's index when its gradient is computed, before `on_bucket`.
         on_backward_end: called when a backward has computed all its gradients (not under `paused`); None: never.
-        per_backward: a round ends with its backward; else with `next_round`.
-        on_error: called with the problem and its cure where a gradient was computed twice in a round; raises.
+        per_backward: a round is one backward; else it ends with `next_round`.
+        on_error: called with the problem and a hint where a gradient was computed twice in a round; raises.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GradientHooks:
     def next_round(self) -> None:
         """Start a round: no gradient of it was computed yet."""
         self.outstanding = False
-        """Gradients were computed that no round has sent."""
+        """Whether gradients were computed that have not been sent."""
         self._reset()
 
     @contextmanager
@@ -100,7 +100,7 @@ class GradientHooks:
         if self._on_backward_end is not None:
             self._report_end()
         if index in self._seen:
-            self._on_error(_twice(self._names[index]), _TWICE_CURE)
+            self._on_error(_twice(self._names[index]), _TWICE_HINT)
         self._seen.add(index)
         self._on_gradient(index)
         for bucket in self._buckets_of[index]:
@@ -126,7 +126,7 @@ def _twice(name: str) -> str:
     )
 
 
-_TWICE_CURE = (
+_TWICE_HINT = (
     "put every backward but the last of a step under `with run.accumulate():`, call optimizer.step() after each last "
     "one, or set `update: worker` under sync: in the job file"
 )

@@ -1,4 +1,4 @@
-"""A record of when gradients were computed and when their bytes left: JSON lines in the file that PSCTL_TRACE names."""
+"""Trace of the times at which gradients are computed and sent: JSON lines in the file that PSCTL_TRACE names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ENVIRONMENT = "PSCTL_TRACE"
 
 
 class GradientTrace:
-    """Collects events and writes them out a step at a time, so that tracing does not change what it measures.
+    """Collects events, and writes them once a step so that tracing does not disturb the measurement.
 
-    Each line is {"time": seconds of a clock that only goes forward, "rank": 0, "event": name, ...}.
+    Each line is {"time": seconds of a monotonic clock, "rank": 0, "event": name, ...}.
     """
 
     def __init__(self, path: str, clock: Clock | None = None, rank: int = 0) -> None:
@@ -24,12 +24,12 @@ class GradientTrace:
         self._events: list[dict[str, object]] = []
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Note that `event` happened now; safe from every thread."""
+        """Record `event` with the present time; may be called by any thread."""
         with self._lock:
             self._events.append({"time": self._clock.now(), "rank": self._rank, "event": event, **fields})
 
     def flush(self) -> None:
-        """Write what was noted."""
+        """Write the collected events."""
         with self._lock:
             events, self._events = self._events, []
         if events:

@@ -12,9 +12,9 @@ others 2023), which trained with 500 times fewer bytes to nearly the loss of syn
 within a period, so H has a price, which grows with the learning rate; there is none at H = 1.
 
 Periods end at the steps that H divides, counted from the job's first, and at a run's last one. Between two ends ranks
-have different values, so checkpoints, stops and the last evaluation happen at an end. A checkpoint then needs nothing
-of the middle of a period: the values and the outer optimizer's state are rank 0's, equal everywhere; only the inner
-optimizers' states are every rank's own, and each rank saves its own.
+have different values, so checkpoints, stops and the last evaluation happen at an end. A checkpoint then has no state
+within a period: the values and the outer optimizer's state are rank 0's, equal on all ranks; each rank saves the state
+of its inner optimizer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the values that all ranks share."""
 
 PREFIX = "outer"
-"""Names of its state in a checkpoint: outer/NAME/KEY."""
+"""Prefix of its state in a checkpoint: outer/NAME/KEY."""
 
 
 class SingleRankReducer(NoByteMover):
@@ -60,10 +60,10 @@ class LocalSgdSync(Synchronizer):
     Args:
         name: the strategy's name.
         trainable: by name; with the same values on every rank.
-        reducer: makes the mean, in `.grad`.
+        reducer: averages `.grad` over the ranks.
         weight: counts the examples of a step, here and on all ranks.
         period: H.
-        step: steps of the job that were done before.
+        step: steps of the job before this run.
         world: number of ranks.
         outer: makes the outer optimizer; None: values are averaged.
     """
@@ -80,7 +80,7 @@ class LocalSgdSync(Synchronizer):
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
         self._step, self._world = step, world
         self._own_examples = self._all_examples = 0  # of this period
-        self._open = False  # steps were taken since the last end
+        self._open = False  # whether steps were taken since the last period's end
         with torch.no_grad():
             self._shared = {name: nn.Parameter(one.detach().clone()) for name, one in trainable.items()}
         self._outer = _make_outer(outer, list(self._shared.values())) if outer is not None else None

@@ -1,4 +1,4 @@
-"""Strategy `ps` where servers step (`update: server`): gradients are sent during backward, new values come back.
+"""Strategy `ps` where servers step (`update: server`): gradients are sent during backward, new values are received.
 
 A shard is pushed when all gradients in it are computed. `optimizer.step()` pushes the rest, orders the servers' step
 with the numbers that the user's groups hold then, and requests the new values. A pushed gradient can not be changed or
@@ -7,8 +7,8 @@ recomputed: the checks here raise an error where a script does so.
 Values change only at wait points, between steps. Each module waits, before its first forward of a step, for the
 parameters of its whole subtree, because a forward may read any parameter below it (MultiheadAttention reads out_proj's
 without calling it). Plain containers (exactly Sequential, ModuleList, ModuleDict) read nothing themselves, so their
-children wait instead, and the values of the last layers may still travel while the first compute. Shared (tied)
-parameters are waited for before the first forward of any module.
+children wait instead, and the first layers compute while the values of the last layers are still received. The first
+forward of any module waits for shared (tied) parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.prepared_model import ForwardHooks, PreForwardHook
 
-CURE = (
+HINT = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
     " or set `update: worker` under sync: in the job file (torch's clipping and GradScaler work there)"
 )
@@ -43,7 +43,7 @@ class PendingParameters:
     """The parameters whose newest values are not in the model yet, and the waits for them.
 
     Args:
-        client: after `start`; delivers values here.
+        client: after `start`; it calls this object with new values.
         flat: copies values into parameters.
     """
 
@@ -53,17 +53,17 @@ class PendingParameters:
         self._version = client.base
         self._pending: set[int] = set()
         self.staleness = 0
-        """Clocks missing in the values that were read before the newest step was ordered."""
+        """Clocks that the values of the last complete step lacked."""
         self._lacked = 0
         self._wanted: set[int] | None = None  # parameters that take delivered values; None: all
         self._left: dict[int, tuple[int, set[int]]] = {}  # shard -> a version's clocks, parameters that lack it
-        self._clocks = [client.base] * len(flat.shards)  # the values taken last hold all clocks before it
+        self._clocks = [client.base] * len(flat.shards)  # the values in the model contain all clocks before it
         client.deliver(self._take)
 
     def expect(self, version: int) -> None:
         """Make every parameter pending: all change to `version`, which was pulled."""
         with self._lock:
-            self.wait()  # versions that no forward read are taken in order, too
+            self.wait()  # versions that no forward has read are received in order, too
             self._version = version
             self.staleness, self._lacked = self._lacked, 0
             self._pending = set(range(len(self._flat.parameters)))
@@ -99,7 +99,7 @@ class PendingParameters:
         self._client.wait(self._version, shards, exact=exact)
 
     def _take(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
-        """Copy delivered values into the wanted parameters; returns whether all of the shard's have them now."""
+        """Copy a shard's values into the wanted parameters; return whether all of the shard's parameters have them."""
         self._flat.read(shard, values, self._wanted)
         self._clocks[shard] = clocks
         if self._wanted is None:
@@ -125,7 +125,7 @@ class ValueWaitHook(PreForwardHook):
 
 
 class ParameterServerSync(Synchronizer):
-    """Sends gradients to servers, which hold the values and step the optimizer.
+    """The synchronizer of servers that hold the values and step the optimizer.
 
     Args:
         model: the user's, before its class changes.
@@ -135,12 +135,12 @@ class ParameterServerSync(Synchronizer):
         flat: where parameters lie in the client's buffers.
         weight: of this rank's gradient.
         asynchronous: asp: servers apply this rank's gradient alone.
-        on_unfit: called with a step and the problem, instead of an error in the script, when servers cannot take the
-            first step; does not return.
+        on_unfit: called with the step and the problem when servers cannot take the first step; does not return. None:
+            the script gets an error.
     """
 
     update = "server"
-    write_refusal = "the servers hold its values, so they would come back as they were"
+    write_refusal = "the servers hold its values and would overwrite what is loaded"
 
     def __init__(
         self, model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, client: ParameterClient,
@@ -243,8 +243,8 @@ class ParameterServerSync(Synchronizer):
             self._trace("gradient", clock=self._clock, parameter=self._names[index])
         if self._scale is not None:
             raise UsageError(
-                f"a backward after run.clip_grad_norm() reached parameter {self._names[index]}, whose joint gradient "
-                "was already measured",
+                f"a backward after run.clip_grad_norm() computed a gradient of parameter {self._names[index]}, whose "
+                "norm is already in use",
                 "clip after the last backward of a step, just before optimizer.step()",
             )
         gradient = self._flat.parameters[index].grad
@@ -273,7 +273,7 @@ class ParameterServerSync(Synchronizer):
                 self._refuse(
                     f"the gradient of parameter {self._names[index]} changed after it was pushed to the servers "
                     "(clipping, unscaling, zero_grad or a write between backward and optimizer.step())",
-                    CURE,
+                    HINT,
                 )
 
     def _check_optimizer(self) -> None:
@@ -289,10 +289,10 @@ class ParameterServerSync(Synchronizer):
                 "add them before run.prepare, or set `update: worker` under sync: in the job file",
             )
 
-    def _refuse(self, problem: str, cure: str) -> NoReturn:
+    def _refuse(self, problem: str, hint: str) -> NoReturn:
         if self._on_unfit is not None and self._clock == self._client.base:
             self._on_unfit(self._clock, problem)
-        raise UsageError(problem, cure)
+        raise UsageError(problem, hint)
 
 
 def _members(optimizer: torch.optim.Optimizer) -> list[int]:

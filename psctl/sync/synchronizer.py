@@ -81,8 +81,8 @@ class NoByteMover:
 class Synchronizer:
     """Carries out a strategy in one worker, for one model. This class is that of a single worker.
 
-    The defaults hold where workers have the same values after every step: there is nothing to wait for, and no worker
-    joins in mid-run.
+    The defaults are for workers with the same values after every step: there is nothing to wait for, and no worker
+    joins during the run.
 
     Args:
         name: the strategy's name.
@@ -95,7 +95,7 @@ class Synchronizer:
     write_refusal = ""
     """Why the model's values may not be written by the script; "" when they may."""
     period = 1
-    """Steps between two at whose end all ranks have the same values. Checkpoints are taken there."""
+    """Steps from one step after which all ranks have the same values to the next one. Checkpoints are taken there."""
     has_local_optimizer = False
     """Whether ranks step alone, so that each has an optimizer state of its own."""
     is_asynchronous = False
@@ -107,7 +107,7 @@ class Synchronizer:
         self._mover = mover or NoByteMover()
         self._sync_seconds = 0.0
         self.residuals: Mapping[str, torch.Tensor] = {}
-        """What this rank's compressed pushes left out so far, by its name in a checkpoint."""
+        """Residuals of this rank's compressed pushes, by their names in a checkpoint."""
 
     @property
     def sync_seconds(self) -> float:
@@ -165,7 +165,7 @@ class Synchronizer:
         return nullcontext()
 
     def save_last(self, step: int) -> None:
-        """Have servers save `step`, the last one, which was not ordered with `save`. Every rank calls it."""
+        """Have servers save `step`, the last one, if it was not ordered with `save`. Every rank calls it."""
 
     def checkpoint_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the synchronizer's part of rank 0's checkpoint: JSON values, and tensors by name."""
@@ -183,7 +183,7 @@ class Synchronizer:
 
     def fetch_rank_state(self, step: int) -> bytes:
         """Return the state that rank 0 (under asp: this rank) stored at the start of clock `step`; waits for it."""
-        raise AssertionError("where workers hold the values no worker joins in mid-run")
+        raise AssertionError("where workers hold the values, no worker joins during the run")
 
     def close(self, reason: str, *, failed: bool) -> None:
-        """Release connections, threads and hooks. `failed`: without waiting for other processes, which may be lost."""
+        """Release connections, threads and hooks. `failed`: do not wait for other processes, which may be lost."""

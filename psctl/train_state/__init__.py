@@ -1,9 +1,9 @@
-"""The training state of a worker: what checkpoints hold of it, and the agreements with the coordinator about it.
+"""The training state of a worker in checkpoints, and the agreements with the coordinator on steps and examples.
 
 prepared_model: the prepared model, hooks on its modules, and the step of the prepared optimizer
 training_parts: model, optimizer, scheduler and tracked objects as named tensors and JSON values
 state_trees: nested dicts and lists of tensors as JSON and named tensors, and back
-random_generators: python's, numpy's and torch's generators: seeded for steps, the script's own between
+random_generators: python's, numpy's and torch's generators: seeded within steps, the script's own outside
 rank_state: a rank's own state as bytes, for a worker that replaces a lost one
 example_sharing: the position in the data, and the ranks that share the examples of each clock
 common_step: the agreement of all workers on one step to save or stop at

@@ -5,10 +5,10 @@
                         <------    CutPosition(ticket, p)      p: the step in progress
     CutAt(ticket, m)    ------>    m = max(p) + 1
 
-A worker that has answered p ends step p without waiting, for m > p; it does not end step p + 1 before it has received
-CutAt. So every worker knows of the cut before step m ends, and training never stops for it. The wait is short: network
-threads answer, whatever the main threads do. Where ranks step alone for periods of H, p is the last step but one before
-a period's end, so that m is one: the values saved there are the same on all ranks.
+A worker that has answered p ends step p without waiting, because m > p; it does not end step p + 1 before it has
+received CutAt. So every worker knows of the cut before step m ends, and training does not stop for it. The wait is
+short, because network threads answer while the main threads compute. Where ranks step alone for periods of H, p is the
+last step before a period's end, so that m is a period's end: the values saved there are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class StepAgreement:
         self._finished = finished
         self._decided = finished  # the last step whose end was decided
         self._patience, self._period = patience, period
-        self._open: dict[int, int] = {}  # ticket -> position answered
+        self._answers: dict[int, int] = {}  # ticket -> position, until CutAt arrives
         self._cuts: dict[int, StepActions] = {}
 
     def position(self, ticket: int) -> int:
-        """Return the step in progress, or the next one before a period's end: the answer to Propose(ticket)."""
+        """Return the step in progress, or the next one before a period's end: the answer to ProposeCut(ticket)."""
         with self._changed:
             here = max(self._finished + 1, self._decided)
             here += -(here + 1) % self._period
-            self._open[ticket] = here
+            self._answers[ticket] = here
             return here
 
     def add_cut(self, ticket: int, step: int, actions: StepActions) -> None:
-        """Note the actions of a CutAt."""
+        """Record the actions of a CutAt."""
         with self._changed:
-            self._open.pop(ticket, None)
+            self._answers.pop(ticket, None)
             before = self._cuts.get(step, StepActions())
             self._cuts[step] = StepActions(before.save or actions.save, before.stop or actions.stop)
             self._changed.notify_all()
@@ -67,7 +67,7 @@ class StepAgreement:
             TimedOut: the coordinator proposed a cut and sent no CutAt.
         """
         with self._changed:
-            free = self._changed.wait_for(lambda: all(step <= at for at in self._open.values()), self._patience)
+            free = self._changed.wait_for(lambda: all(step <= at for at in self._answers.values()), self._patience)
             if not free:
                 raise TimedOut(
                     f"the coordinator asked for a common step and did not name it in {self._patience:.0f} s",
@@ -78,6 +78,6 @@ class StepAgreement:
             return StepActions(any(each.save for each in due), any(each.stop for each in due))
 
     def finish_end(self, step: int) -> None:
-        """Note that `step` has ended."""
+        """Record that `step` has ended."""
         with self._changed:
             self._finished = step

@@ -5,7 +5,7 @@ coordinator/state/example_division.py has the agreement and its proof.
 coordinator                    every worker
 NextClockWanted(ticket) --->   answers at once, from its network thread, and begins no clock from there on
                      <------   NextClock(ticket, p)       p: the first clock that it has not begun
-ExamplesShared(clock m) --->   m >= every p: from clock m on the shares are other ones
+ExamplesShared(clock m) --->   m >= every p: the new shares hold from clock m on
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from psctl.job.membership_messages import ExamplesShared
 from psctl.types import Range
 
 KEPT = 8
-"""Clocks, beyond the staleness, whose batches are remembered: more than a change of members looks back."""
+"""Clocks, beyond the staleness, whose batches are remembered: more than a change of members refers back to."""
 
 
 class DataPosition(msgspec.Struct, frozen=True):
     """The next batch to train on.
 
-    `loop` counts the calls of run.epochs; `loader` those of run.loader, within an epoch from where its loop began (-1:
-    a loader of the script's own, whose position in the epoch is unknown); `clock` the loader's batches of the epoch.
+    `loop` counts the calls of run.epochs. `loader` counts those of run.loader, within an epoch from the start of its
+    loop (-1: a loader of the script's own, whose position in the epoch is unknown). `clock` counts the loader's batches
+    of the epoch.
     """
 
     loop: int = 0
@@ -63,21 +64,21 @@ class ExampleShare:
         self._changed = threading.Condition()
         self._first_ranks = tuple(range(world))
         self._next = first  # the first clock that was not begun
-        self._open: dict[int, int] = {}  # ticket -> clock answered
+        self._answers: dict[int, int] = {}  # ticket -> clock, until ExamplesShared arrives
         self._changes: list[ExamplesShared] = []
         self._patience = patience
 
     def next_clock(self, ticket: int) -> int:
         """Return the first clock that was not begun: the answer to NextClockWanted(ticket)."""
         with self._changed:
-            self._open[ticket] = self._next
+            self._answers[ticket] = self._next
             return self._next
 
     def add_change(self, shared: ExamplesShared) -> None:
         """Add a change of members."""
         with self._changed:
             self._changes.append(shared)
-            self._open = {ticket: clock for ticket, clock in self._open.items() if ticket > shared.ticket}
+            self._answers = {ticket: clock for ticket, clock in self._answers.items() if ticket > shared.ticket}
             self._changed.notify_all()
 
     def begin_clock(self, clock: int) -> list[ExamplesShared]:
@@ -107,7 +108,7 @@ class ExampleShare:
 
     def is_settled(self, clock: int | None) -> bool:
         """Return whether `begin_clock(clock)`, or with None `settle`, would return at once."""
-        return not any(clock is None or clock >= at for at in self._open.values())
+        return not any(clock is None or clock >= at for at in self._answers.values())
 
     def _wait(self, clock: int | None) -> None:
         if not self._changed.wait_for(lambda: self.is_settled(clock), self._patience):
@@ -144,7 +145,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def slice_ranges(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """Return the part [start, stop) of ranges laid end to end."""
+    """Return the part [start, stop) of the concatenation of ranges."""
     found, before = [], 0
     for one in ranges:
         part = one.meet(Range(one.start + start - before, one.start + stop - before))
@@ -155,7 +156,7 @@ def slice_ranges(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range,
 
 
 def returned_examples(changes: Sequence[ExamplesShared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
-    """Return the examples of an epoch's batches that these changes return: lost ranks', of clocks that do not count."""
+    """Return the examples of an epoch's batches to train on again: lost ranks', of clocks that these changes drop."""
     return tuple(
         part
         for shared in changes

@@ -1,8 +1,8 @@
-"""The prepared model, the user's own object with a subclass of its class; hooks on its modules; the optimizer's step.
+"""The prepared model (the user's object, with a subclass of its class), hooks on its modules, and the optimizer's step.
 
-So `isinstance`, attributes, methods and state_dict names are the user's under every strategy, and an optimizer, a
-scheduler or an EMA that holds the model holds the prepared one. The subclass waits for pending values where the model
-is read as a whole (state_dict, parameters). Its copies and pickles are of the user's class and contain no part of
+So `isinstance`, attributes, methods and state_dict names do not change, and an optimizer, a scheduler or an EMA that
+refers to the model refers to the prepared one. The subclass waits for pending values where the whole model is read
+(state_dict, parameters). Its copies and pickles are of the user's class and contain no part of
 psctl. (torch's FSDP2 changes a module's class in the same way.)
 """
 
@@ -25,7 +25,7 @@ _newobj: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 class ModelValues(Protocol):
-    """The synchronizer's part in a prepared model (psctl.sync.synchronizer.Synchronizer has it)."""
+    """The methods of a synchronizer (psctl.sync.synchronizer.Synchronizer) that a prepared model calls."""
 
     write_refusal: str
 
@@ -84,8 +84,8 @@ def swap_class(model: nn.Module, values: ModelValues, hooks: ForwardHooks) -> No
 
     Args:
         model: the user's.
-        values: the synchronizer, which knows which values are pending.
-        hooks: of the run; copies of the model have none.
+        values: the synchronizer, which waits for pending values.
+        hooks: the run's; copies of the model have none.
 
     Raises:
         UsageError: the object cannot change its class (a ScriptModule, for one).
@@ -133,14 +133,14 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
 
         def zero_grad(self, set_to_none: bool = True) -> None:
             zero = super().zero_grad
-            with plain_parameters(self):  # gradients are not values: there is nothing to wait for
+            with plain_parameters(self):  # gradients are on this worker: there is nothing to wait for
                 zero(set_to_none)
 
         def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
             if values.write_refusal:
                 raise UsageError(
                     f"load_state_dict of a prepared model: {values.write_refusal}",
-                    "load the values before run.prepare; rank 0's are everyone's start values",
+                    "load the values before run.prepare; every rank starts with rank 0's",
                 )
             return super().load_state_dict(*args, **kwargs)
 
@@ -154,7 +154,7 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             made, args, *rest = copy.deepcopy(self).__reduce_ex__(protocol)
-            if made is _newobj:  # which must name the class of the object at hand; the older form need not
+            if made is _newobj:  # it must name the class of this object; the older form need not
                 return copyreg._reconstructor, (original, object, None), *rest  # type: ignore[attr-defined]
             return made, args, *rest
 
@@ -177,9 +177,9 @@ def plain_parameters(model: nn.Module) -> Iterator[None]:
 def replace_step(optimizer: torch.optim.Optimizer, end_step: Callable[[Callable[[], object]], object]) -> None:
     """Make `optimizer.step()` call `end_step` with the original step, as a function of no arguments.
 
-    A scheduler made before has wrapped `step` on the object already, to see that it is called; one made later looks
-    for that wrapper's mark. Both find what they look for. `step(closure)` evaluates the closure first, once, and
-    returns its loss, as every optimizer does that calls it once.
+    A scheduler that exists already has wrapped `step` to detect calls; a later one checks for the wrapper's attribute.
+    Both work with the replacement. `step(closure)` evaluates the closure once, before the step, and returns its loss,
+    as optimizers do that call it once.
     """
     original = optimizer.step
     calls_closure_itself = type(optimizer).__name__ == "LBFGS"

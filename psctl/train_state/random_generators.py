@@ -1,10 +1,10 @@
-"""Random generators of python, numpy (if it is loaded) and torch: seeded for each step, and the script's own between.
+"""Random generators of python, numpy (if loaded) and torch: seeded within each step, the script's own outside of steps.
 
 Within a step (from the fetch of its batch, or from the model's forward where the script has a loader of its own, to the
 end of `optimizer.step()`) their numbers are a function of seed, clock and rank, so that a step can be repeated to the
 bit. Outside of steps they have the script's own states: numbers drawn between `prepare` and the loop, between epochs or
-after a step depend on the script's seeds only. These states are in checkpoints, each rank's own, of two moments: where
-the epoch began, because a resumed job runs the beginning of that epoch again, and now, for the rest of it.
+after a step depend on the script's seeds only. Checkpoints have these states of each rank, of two moments: the start of
+the epoch, because a resumed job runs the code before its first batch again, and the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -141,14 +141,14 @@ class RandomGenerators:
     """Switches a process's generators between the states of steps and the script's own."""
 
     def __init__(self) -> None:
-        self._own: GeneratorStates | None = None  # within a step: the script's
+        self._own: GeneratorStates | None = None  # the script's, within a step
         self._origin: GeneratorStates | None = None  # where the loop began, before saved states were applied
         self._epoch: GeneratorStates | None = None  # where the epoch began
         self._ended: GeneratorStates | None = None  # where the last step that is saved ended
         self._saved: SavedGenerators | None = None
 
     def resume(self, saved: SavedGenerators | None) -> None:
-        """Apply saved states at the beginning of the resumed epoch, and after the first step."""
+        """Have saved states applied at the beginning of the resumed epoch and after the first step."""
         self._saved = saved
 
     @property
@@ -173,7 +173,7 @@ class RandomGenerators:
 
         Args:
             resumed: the job was resumed in this epoch.
-            again: from its beginning, so that the states saved later do not count.
+            again: the epoch runs from its beginning, so later saved states are not applied.
         """
         self.end_step()
         now = self._note_origin(GeneratorStates.now())
@@ -185,7 +185,7 @@ class RandomGenerators:
         self._epoch = now
 
     def end_epoch(self) -> None:
-        """End the epoch: states saved now are between two."""
+        """End the epoch: states saved from now on are of no epoch."""
         self.end_step()
         self._epoch = None
 
@@ -205,7 +205,7 @@ class RandomGenerators:
         return {f"{moment}/{name}": one for moment, states in found.items() for name, one in states.tensors().items()}
 
     def for_replacement(self) -> SavedGenerators:
-        """Return the states for a process that runs the script up to its loop and then continues here."""
+        """Return the states for a process that runs the script up to its loop and then continues at this point."""
         if self._origin is None:
             return SavedGenerators({}, {}, {})
         here = self._now()
@@ -216,7 +216,7 @@ class RandomGenerators:
         return self._own or GeneratorStates.now()
 
     def _note_origin(self, now: GeneratorStates) -> GeneratorStates:
-        """Note where the loop began, once; drop saved states of a rank that the script has seeded differently."""
+        """Record the states where the loop began, once; drop saved states that the script's seeds contradict."""
         if self._origin is None:
             self._origin, saved = now, self._saved
             if saved is not None and saved.origin:

@@ -1,9 +1,9 @@
-"""A rank's own state at the start of a clock, as bytes, for a worker that takes a lost worker's place in mid-run.
+"""A rank's own state at the start of a clock, as bytes, for a worker that replaces a lost one during the run.
 
-Parameters and the optimizer's state are on the servers. The rest belongs to rank 0 (under asp to each rank): its
-position in the data, the scheduler, the groups' numbers, buffers, tracked objects, and the script's random generators
-if the loop has drawn from them. It is stored on the servers at the start of each clock. Frozen parameters never change,
-so only their fingerprint is stored: a replacement must have built the same ones.
+Parameters and the optimizer's state are on the servers. The rest is rank 0's (under asp each rank's): its position in
+the data, the scheduler, the groups' numbers, buffers, tracked objects, and the script's random generators if the loop
+has drawn from them. It is stored on the servers at the start of each clock. Frozen parameters never change, so only
+their fingerprint is stored: a replacement must have built the same ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """See the module's docstring."""
+    """The encoded state. `position` has the fields of DataPosition, `batches` the last batches of each loader."""
 
     position: dict[str, int]
     groups: list[dict[str, Any]]
@@ -74,7 +74,7 @@ def restore(
     """Restore the state that `capture` returned; returns the position in the data, and the last batches.
 
     Args:
-        own: this rank stored it, not another one.
+        own: this rank stored the state itself.
 
     Raises:
         UsageError: this worker's frozen parameters are not rank 0's; the script's fault.
@@ -82,7 +82,7 @@ def restore(
     state = _DECODER.decode(data)
     if state.frozen != fingerprint(parts):
         raise UsageError(
-            "a worker that takes a lost one's place built frozen parameters that differ from worker/0's",
+            "a worker that replaces a lost one built frozen parameters that differ from worker/0's",
             "make their values on every rank from the job's seed or from one file",
         )
     tensors = {

@@ -1,7 +1,7 @@
-"""State as people write it (nested dicts and lists of tensors and plain values) as JSON beside named tensors, and back.
+"""Converts nested state (dicts and lists of tensors and plain values) to JSON and named tensors, and back.
 
-JSON has no tuples, no integer keys, no infinities; those are written as a dict with one key that begins with "$". So
-`unpack(pack(x))` is x, and a checkpoint needs no pickle.
+JSON has no tuples, integer keys or infinities; each is written as a dict with one key that begins with "$". So
+`unpack(pack(x))` equals x, and a checkpoint needs no pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, 
 
     Args:
         tree: dicts, lists, tuples, tensors, numbers, text, None, nested.
-        prefix: what the names of the tensors begin with ("track/ema").
+        prefix: of the tensors' names ("track/ema").
         drop: leave out tensors and values of other kinds instead of raising (a tensor of one number is that number).
 
     Raises:
@@ -31,7 +31,7 @@ def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, 
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
-            if drop:  # no tensors wanted: one number becomes that
+            if drop:  # a tensor of one number becomes that number
                 return walk(value.item(), path) if value.numel() == 1 else {"$dropped": "Tensor"}
             tensors[path] = value
             return {"$tensor": path}
@@ -55,7 +55,7 @@ def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, 
 
 
 def _scalar(value: Any) -> Any:
-    """Plain values as exactly JSON's kinds: numpy's float64 is a float, but not to every encoder."""
+    """Return a plain value as exactly a JSON type: numpy's float64 is a float, but not for every encoder."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -72,7 +72,7 @@ def _mapping(value: Mapping[Any, Any], path: str, walk: Callable[[Any, str], Any
 
 
 def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return what `pack` was given. What was dropped is left out of its dict (None in a list)."""
+    """Return the value that `pack` was given. Dropped values are absent from their dict, and None in a list."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict):

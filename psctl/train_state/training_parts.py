@@ -21,7 +21,7 @@ class TrainingParts:
 
     Args:
         model: prepared or not.
-        optimizer, scheduler: None where none was given.
+        optimizer, scheduler: None: not given.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Stateful | None) -> None:
@@ -32,7 +32,7 @@ class TrainingParts:
         return dict(plain_class(self.model).named_parameters(self.model))
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return those that have gradients, by name, without waiting."""
+        """Return the trainable parameters by name, without waiting."""
         return {name: one for name, one in self.parameters().items() if one.requires_grad}
 
     @property
@@ -90,8 +90,8 @@ class TrainingParts:
             return
         if len(groups) != len(self.optimizer.param_groups):
             raise UsageError(
-                f"the checkpoint's optimizer has {len(groups)} groups, this one {len(self.optimizer.param_groups)}",
-                "make the optimizer as the job that saved it did, or start anew with --resume never",
+                f"the checkpoint's optimizer has {len(groups)} groups, the script's {len(self.optimizer.param_groups)}",
+                "build the optimizer as in the job that saved it, or start from the beginning with --resume never",
             )
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             for key, value in unpack(dict(saved), {}).items():
@@ -118,7 +118,7 @@ class TrainingParts:
                 here, there = tuple(own[name].shape), tuple(tensors[name].shape)
                 if here != there:
                     raise CheckpointIncomplete(
-                        f"{name} has the shape {there} there, {here} in this model",
+                        f"{name} has shape {there} in the checkpoint and {here} in this model",
                         "use the job file and code that the checkpoint's manifest names",
                     )
                 own[name].copy_(tensors[name])
@@ -222,7 +222,7 @@ class Stateful(Protocol):
 
 
 class TrackedState:
-    """Objects given to `run.track`, by key, and saved state of those that are not tracked yet."""
+    """Objects given to `run.track`, by key, and the saved state of objects that are not tracked yet."""
 
     def __init__(self) -> None:
         self._things: dict[str, Stateful] = {}
@@ -236,7 +236,7 @@ class TrackedState:
             UsageError: the key is taken, or the state is not tensors and plain values; the script's fault.
         """
         if key in self._things:
-            raise UsageError(f"run.track({key}=...): that name is tracked already", "take another name")
+            raise UsageError(f"run.track({key}=...): the name is in use", "use another name")
         if not isinstance(thing, Stateful):
             raise UsageError(
                 f"run.track({key}=...): {type(thing).__name__} has no state_dict and load_state_dict",

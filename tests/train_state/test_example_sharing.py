@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psctl.errors import TimedOut
 from psctl.job.membership_messages import ExamplesShared
-from psctl.train_state.example_sharing import Batch, ExampleShare, returned_examples, within
+from psctl.train_state.example_sharing import Batch, ExampleShare, returned_examples, slice_ranges
 from psctl.types import Range
 
 RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=4).map(
@@ -33,7 +33,7 @@ def test_shares_part_the_examples_in_rank_order_and_evenly(ranges, ranks) -> Non
 
 @given(RANGES, st.integers(0, 20), st.integers(0, 20))
 def test_a_part_of_ranges_laid_end_to_end(ranges, start, more) -> None:
-    assert places(within(ranges, start, start + more)) == places(ranges)[start : start + more]
+    assert places(slice_ranges(ranges, start, start + more)) == places(ranges)[start : start + more]
 
 
 @given(st.data())
