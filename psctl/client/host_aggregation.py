@@ -1,4 +1,4 @@
-"""Sums the gradients of a host's workers, so that one of them pushes for all.
+"""Sums of the gradients of a host's workers, of which one worker pushes each sum.
 
 The state machine decides which gradients are summed together (ps/dense/client/host_collection.py). A separate thread
 computes the sum without a lock, from the memory of the contributing workers, concurrently with backward and with the
@@ -23,7 +23,7 @@ from psctl.ps.messages import BetweenPeers, HostPush
 from psctl.types import Member
 
 LAST_SUM = 5.0
-"""Seconds that `close` waits for a sum that is being made."""
+"""Seconds that `close` waits for a sum in progress."""
 
 
 class HostAggregation:
@@ -49,7 +49,7 @@ class HostAggregation:
 
         Args:
             state: the state machine that messages of other workers go to.
-            call: calls a function under the lock of the state machine, and follows what it returns.
+            call: calls a function under the lock of the state machine, and executes the outputs that it returns.
             report: sends a message to the coordinator.
         """
         self._state, self._call = state, call
@@ -63,7 +63,7 @@ class HostAggregation:
         self._connections.connect([each for each in message.workers if each.rank != self._me.rank])
 
     def follow(self, instruction: ToPeer | HostSumTask) -> None:
-        """Do what the state machine returned; never waits."""
+        """Execute an output of the state machine; never blocks."""
         if isinstance(instruction, ToPeer):
             self._connections.send(instruction.rank, instruction.message)
         else:

@@ -1,7 +1,7 @@
 """Connections between the workers of one host whose gradients are summed there; made again after a worker is replaced.
 
 Each worker listens on a socket in a directory that only this user can enter, and reports to the coordinator the secret
-by which others prove themselves (job/training_messages.py). The coordinator sends each worker the others of its host;
+with which others authenticate (job/training_messages.py). The coordinator sends each worker the others of its host;
 of two the one with the higher rank dials. No operation waits for a connection: without one the worker pushes alone. One
 thread accepts, one reads all connections; each dial has a thread of its own until it is done.
 """
@@ -25,7 +25,7 @@ from psctl.transport.unix_channel import BYE, PIECE, ChannelListener, UnixChanne
 from psctl.types import Member
 
 PATIENCE = 2.0
-"""Seconds for two ends to prove themselves."""
+"""Seconds for the two ends of a connection to authenticate."""
 
 ATTEMPTS = 100
 """Attempts to dial a worker, which may not know this one's secret yet."""
@@ -61,7 +61,7 @@ class HostConnections:
         self._me, self._handler = me, handler
         self._listener = ChannelListener(folder, me, "push")
         self.secret = self._listener.secret
-        """The secret by which the others prove themselves."""
+        """The secret with which other workers authenticate to this one."""
         self._lock = threading.Lock()
         self._known: dict[int, WorkerAt] = {}
         self._channels: dict[int, tuple[Member, UnixChannel]] = {}
@@ -193,7 +193,7 @@ class HostConnections:
                 if record.kind == PIECE:
                     self._handler.on_message(member, _decode(record.data or b""))
         except (ProtocolError, msgspec.DecodeError):
-            return False  # it breaks the protocol: its worker pushes alone
+            return False  # the peer violates the protocol: its worker pushes alone
         return not ended
 
     def _over(self, member: Member, channel: UnixChannel) -> None:

@@ -1,7 +1,7 @@
-"""Keeps freed memory in the process: to get a page from the kernel again costs more than to fill it.
+"""Settings of malloc that keep freed memory in the process, because new pages from the kernel cost more than the copy.
 
-By default the C library returns freed blocks of some hundred KB and more to the kernel, and each page that is touched
-anew is a fault for which the kernel fills it with zeros: for messages of a few MB that is a third of a store's time.
+By default the C library returns freed blocks of some hundred KB and more to the kernel, and the first access to each
+new page is a fault, in which the kernel clears the page: for messages of a few MB that is a third of a store's time.
 With these settings up to KEPT bytes at the end of each heap stay in the process.
 """
 

@@ -24,20 +24,22 @@ def terms_of(decision: Decision, world: int) -> Terms:
 def check_given(model: object, optimizer: object, scheduler: object) -> None:
     """Raise UsageError unless the arguments of `prepare` are a model, an optimizer and a scheduler."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"run.prepare: {type(model).__name__} is no torch.nn.Module", "give the model first")
+        raise UsageError(
+            f"run.prepare: {type(model).__name__} is no torch.nn.Module", "pass the model as the first argument"
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise UsageError(
             f"run.prepare: the model is wrapped in {type(model).__name__}, which synchronises by itself",
-            "give the plain model; psctl synchronises under every strategy",
+            "pass the plain model; psctl synchronises under every strategy",
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"run.prepare: {type(optimizer).__name__} is no torch.optim.Optimizer",
-            "the order is model, optimizer, scheduler",
+            "pass model, optimizer and scheduler in this order",
         )
     if scheduler is not None and not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
         raise UsageError(
-            f"run.prepare: {type(scheduler).__name__} has no state_dict and load_state_dict", "give a torch scheduler"
+            f"run.prepare: {type(scheduler).__name__} has no state_dict and load_state_dict", "pass a torch scheduler"
         )
 
 
@@ -95,7 +97,7 @@ def _groups_by_parameter(model: nn.Module, optimizer: torch.optim.Optimizer | No
 
 
 def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
-    """Return the groups of an optimizer that stays on the workers, to show and compare them."""
+    """Return the groups of an optimizer that stays on the workers, for display and comparison."""
     return tuple(
         {key: value for key, value in group.items() if _is_plain(key, value)} for group in optimizer.param_groups
     )

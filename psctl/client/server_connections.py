@@ -1,9 +1,9 @@
-"""Keeps one connection to each server of the newest assignment: dials it, and dials again when it breaks.
+"""Connections of one process to the servers of the newest assignment; a broken one is dialled again.
 
 A connection belongs to one incarnation of a server and is closed when the assignment no longer names that incarnation.
 A message to a server without a connection is dropped: its sender sends everything outstanding again when the server
-announces on a new connection what it leads. Each server without a connection has a thread that dials until there is
-one or the assignment drops the server. There is no deadline here; a thread that waits for a server has one.
+reports on a new connection which shards it leads. Each server without a connection has a thread that dials until there
+is one or the assignment drops the server. Dialling has no deadline; a thread that waits for a server has one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Unreachable = Callable[[ServerAt, ConnectionFailed], object]
 
 
 def member_of(at: ServerAt) -> Member:
-    """Return a server as certificates name it."""
+    """Return the member that a server's certificate names."""
     return Member("server", at.rank, at.incarnation)
 
 
 class ServerConnections:
     """One process's connections to servers. Its lock is held for look-ups only; calls may come from any thread.
 
-    It is the handler of the connections that it dials. Messages go straight to `user`, a handler too, whose
-    `on_connected` is called for a connection that the newest assignment wants, once it is in use, and whose
-    `on_connection_lost` is called for every connection, before the server is dialled again.
+    This object is the handler of the connections that it dials. It passes messages to `user`, another handler, calls
+    `user.on_connected` for each connection of the newest assignment when it is in use, and `user.on_connection_lost`
+    for every connection before the server is dialled again.
     """
 
     def __init__(self, dial: Dial, user: ConnectionHandler, unreachable: Unreachable) -> None:
@@ -52,11 +52,11 @@ class ServerConnections:
         self._wanted: dict[int, ServerAt] = {}
         self._dialling: set[ServerAt] = set()
         self._errors: dict[int, ConnectionFailed] = {}
-        self._past = 0  # bytes that closed connections moved
+        self._closed_bytes = 0  # moved by connections that are closed
         self._closed = False
 
     def assign(self, servers: Sequence[ServerAt]) -> None:
-        """Keep connections to these servers from now on, and to no others; the others are over on return."""
+        """Keep connections to exactly these servers from now on; the other connections have ended on return."""
         with self._changed:
             before, self._wanted = self._wanted, {at.rank: at for at in servers}
             unwanted = [rank for rank, at in before.items() if rank in self.in_use and self._wanted.get(rank) != at]
@@ -98,7 +98,7 @@ class ServerConnections:
         return None
 
     def error(self, server: int) -> ConnectionFailed | None:
-        """Return why there is no connection to a server; None when there is one, or none was tried."""
+        """Return why there is no connection to a server; None when there is one, or no attempt has failed."""
         return self._errors.get(server)
 
     def name_of(self, server: int) -> str:
@@ -110,7 +110,7 @@ class ServerConnections:
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
         with self._changed:
-            return self._past + sum(peer.bytes_sent + peer.bytes_received for peer in self.in_use.values())
+            return self._closed_bytes + sum(peer.bytes_sent + peer.bytes_received for peer in self.in_use.values())
 
     def flush(self, patience: float) -> None:
         """Wait until all that was queued has been sent, for at most `patience` seconds."""
@@ -159,7 +159,7 @@ class ServerConnections:
         self._user.on_connection_lost(peer, error)
         rank = peer.member.rank
         with self._changed:
-            self._past += peer.bytes_sent + peer.bytes_received
+            self._closed_bytes += peer.bytes_sent + peer.bytes_received
             if self.in_use.get(rank) is not peer:
                 return
             del self.in_use[rank]

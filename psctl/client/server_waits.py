@@ -1,9 +1,9 @@
-"""Blocks threads of a worker until servers have answered, and decides when to give up.
+"""Waits of a worker's threads for the answers of servers, and their time limits.
 
-A thread that waits for one server reads its connection directly if the read lease is free (ReadLease):
-the answer then needs no other thread. All other waits sleep until a reader thread finds them done. A wait ends when it
-is done, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no other took
-its place, or when a server has sent nothing for so long although it was asked.
+A thread that waits for one server reads its connection directly if the read lease is free (ReadLease): the answer then
+needs no other thread. All other waits sleep until a reader thread finds their condition true. A wait ends when its
+condition is true, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no
+other took its place, or when a server has sent nothing for so long although it was asked.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from psctl.ps.tables.client.calls_in_flight import NOBODY
 from psctl.transport.peer_connection import PeerConnection
 
 TICK = 1.0
-"""Seconds between checks of a waiting thread for lost servers and its queries for the workers that delay a server."""
+"""Seconds between two checks of a waiting thread for lost servers, and two queries for the workers that delay them."""
 
 LOOK = 0.05
-"""The same for a thread that reads a connection: what ends its wait on another connection is seen then."""
+"""The same for a thread that reads a connection: it then notices events of other connections that end its wait."""
 
 
 class InFlightTimer:
@@ -58,7 +58,7 @@ class ClientState(Protocol):
 
 
 class Servers(Protocol):
-    """What is known of the servers; ServerConnections has it."""
+    """The methods of ServerConnections that waits use."""
 
     def acquire_read_lease(self, servers: Collection[int]) -> PeerConnection | None: ...
     def error(self, server: int) -> ConnectionFailed | None: ...
@@ -70,8 +70,8 @@ class ServerWaits:
 
     Args:
         lock: guards the state; a thread that waits holds it once.
-        state: whose refusal ends every wait.
-        servers: where connections are.
+        state: the client's; its refusal ends every wait.
+        servers: their connections.
         clock: the machine's time.
         patience: seconds that a server may be silent although it was asked, or be without a connection.
     """
@@ -86,7 +86,7 @@ class ServerWaits:
         self.changed = threading.Condition(lock)
         self._lock = lock
         self._state, self._servers, self._clock, self._patience = state, servers, clock, patience
-        self._sleeping: list[Callable[[], bool]] = []  # what ends the wait of each thread that sleeps
+        self._sleeping: list[Callable[[], bool]] = []  # the condition of each thread that sleeps
         self._last: dict[int, float] = {}  # by server: when its last message arrived
 
     def until(
@@ -141,7 +141,7 @@ class ServerWaits:
             self.seconds += self._clock.now() - began
 
     def on_message(self, server: int, peer: PeerConnection | None) -> None:
-        """Note that a server's message was processed; wake the waiting threads if a wait is over."""
+        """Record that a server's message was processed; wake the waiting threads if a wait is over."""
         self._last[server] = self._clock.now()
         if not self._sleeping:
             return
@@ -153,7 +153,7 @@ class ServerWaits:
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Have every waiting thread look whether its wait is over."""
+        """Wake every waiting thread, to check its condition."""
         self.changed.notify_all()
 
     def describe(self, servers: Collection[int]) -> str:

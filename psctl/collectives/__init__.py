@@ -1,6 +1,6 @@
-"""Collectives: plays schedules on torch tensors, over psctl's data plane or the engine's point-to-point operations.
+"""Collectives: schedules played on torch tensors, over psctl's data plane or the engine's point-to-point operations.
 
-allreduce_backends: sums a vector over all ranks: by the engine's all-reduce, or by playing a schedule
+allreduce_backends: sums of vectors over all ranks, by the engine's all-reduce or by a schedule; broadcast
 player: plays one rank's part of a schedule on vectors, step by step
 rank_program: one rank's part of a schedule: sends, receives and writes, and their order
 schedule_chunks: a vector cut into the chunks of a schedule, and the writes to chunks

@@ -1,7 +1,6 @@
 """Backends that sum a flat vector over all ranks: the engine's all-reduce, or a schedule that is played.
 
-All collectives share everything else: buckets, their order, their overlap with backward, weights
-(`sync/bucket_allreduce.py`).
+All strategies share the rest: buckets, their order, their overlap with backward, weights (`sync/bucket_allreduce.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ SHORT = 64 << 10
 """Bytes of a vector whose sum takes less time than to wake another thread."""
 
 
-SPREAD = 8 << 20
-"""Bytes of start values that are sent together."""
+BROADCAST = 8 << 20
+"""Bytes of tensors that `broadcast` sends together."""
 
 HOST = torch.device("cpu")
 
@@ -71,7 +70,7 @@ class EngineAllReduce:
         self._group = group
         self.world = dist.get_world_size(group)
         self.bytes_moved = 0
-        self.waits_for: tuple[int, ...] = ()  # the engine does not say
+        self.waits_for: tuple[int, ...] = ()  # the engine does not report it
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(length, dtype=dtype, device=device)
@@ -86,18 +85,18 @@ class EngineAllReduce:
 
 
 def broadcast(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrite these tensors with rank 0's, bit by bit: their bytes are summed as whole numbers, of the others zeros.
+    """Overwrite these tensors with rank 0's, bit by bit: their bytes are summed as integers, with zeros of other ranks.
 
     Args:
-        summing: of vectors on the host.
+        summing: sums vectors on the host.
         first: this is rank 0.
         tensors: the same shapes and types on every rank.
     """
     with torch.no_grad():
         wholes = [each.detach() for each in tensors if each.numel()]
         copies = [each.contiguous() for each in wholes]
-        pieces = [piece for each in copies for piece in torch.split(each.view(-1).view(torch.uint8), SPREAD)]
-        space = summing.buffer(min(SPREAD, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
+        pieces = [piece for each in copies for piece in torch.split(each.view(-1).view(torch.uint8), BROADCAST)]
+        space = summing.buffer(min(BROADCAST, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
         while pieces:
             sizes = itertools.accumulate(piece.numel() for piece in pieces)
             count = sum(size <= space.nbytes for size in sizes)
@@ -244,7 +243,7 @@ class StreamQueue:
 
 
 class _Event:
-    """A place in a stream."""
+    """An event of a stream."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
@@ -302,7 +301,7 @@ class PlayQueue:
     def _next(self) -> None:
         with self._turn:
             if not self._work:
-                return  # another thread has played it meanwhile
+                return  # another thread has played it
             vector, ticket = self._work.popleft()
             try:
                 self._play(vector)
@@ -312,7 +311,7 @@ class PlayQueue:
 
 
 class PlayTicket:
-    """A vector that is on its way.
+    """A vector that is queued or being summed.
 
     Args:
         help: plays it, unless another thread does.

@@ -74,7 +74,7 @@ class Channel(Protocol):
     """Moves pieces of tensors between ranks; may be called from several threads (the nodes of one process)."""
 
     ahead: bool
-    """Receives may be posted before their turn; otherwise a step's messages are posted together."""
+    """Whether receives of later steps may be posted; otherwise a step's messages are posted together."""
 
     def reads_in_place(self, peer: int) -> bool:
         """Return whether pieces of a peer are read in its memory: they are borrowed, and no receive is posted."""
@@ -143,7 +143,7 @@ class EngineChannel(Delivers):
         return [_posted(work) for work in leaving + coming]
 
     def abort(self, reason: str) -> None:
-        # Gloo has no abort that ends a wait. A wait that runs out closes all connections of its group, which does.
+        # Gloo has no abort that ends a wait, but a wait that times out closes all connections of its group.
         world = dist.get_world_size(self._group)
         other = self._peers[(dist.get_rank(self._group) + 1) % world]
         if world > 1:
@@ -151,7 +151,7 @@ class EngineChannel(Delivers):
                 never = dist.irecv(torch.empty(1), other, group=self._group, tag=UNUSED_TAG)
                 _posted(never).wait(timedelta(milliseconds=1))
             except RuntimeError:
-                return  # the intended error; or the connections were closed before
+                return  # the intended error, or the connections were closed already
 
 
 class BatchChannel(Delivers):

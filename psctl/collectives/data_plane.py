@@ -6,9 +6,9 @@ a schedule's reduce reads each operand once, where its owner wrote it. Short pie
 cost less than the record that returns a piece. Between hosts pieces are sent in parts over a sealed stream, and each
 part is decrypted into the buffer that was posted for it.
 
-A thread that waits serves all peers: one thread polls all channels, handles all records that arrive and sends queued
-ones, whatever it waits for. So no sender is blocked by a receiver that waits for another process, and nothing here can
-deadlock unless the schedule does.
+A waiting thread serves all peers: one thread polls all channels, handles all records that arrive and sends queued ones,
+whatever it waits for. So no sender is blocked by a receiver that waits for another process, and the data plane
+deadlocks only if the schedule does.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class DataPlane:
             try:
                 self._until(lambda line=line: not line.has_queued or bool(line.ended), rank)  # type: ignore[misc]
             except RuntimeError:
-                pass  # the peer closed its end first
+                pass  # the peer has closed its end
             finally:
                 timer.cancel()
         self._broken = self._broken or "closed"

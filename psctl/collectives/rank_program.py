@@ -1,10 +1,10 @@
-"""One rank's part of a schedule: what it sends and receives in which order, and which of these must wait for which.
+"""One rank's part of a schedule: its sends, receives and writes, their order, and the waits between them.
 
-The semantics are those of `schedule/transfer.py`. A *write* is what a step does to one chunk at this rank: all that
-comes in for it, reduced in the order of the nodes' numbers with the own value at its place, or one copy. What a rank
-sends of a chunk in a step is the value before that step's write; so a write waits for the write before it, for its own
-incoming messages, and until what is sent of the chunk up to that step has left. A message out waits for the writes of
-all earlier steps. There is no barrier between the steps of different ranks.
+The semantics are those of `schedule/transfer.py`. A *write* is the change that a step makes to one chunk at this rank:
+a copy, or the reduction of all received values, in the order of the nodes' numbers with the rank's own value at its
+number. In a step a rank sends a chunk's value before that step's write; so a write waits for the write before it, for
+its incoming messages, and until the sends of the chunk up to that step are done. A send waits for the writes of all
+earlier steps. There is no barrier between the steps of different ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psctl.schedule.schedule import Schedule, ScheduleMessage
 
 
 class ChunkWrite(msgspec.Struct, frozen=True):
-    """What one step does to one chunk here. `sources` in rising order; `own`: the value that is here takes part."""
+    """The change of one chunk in one step. `sources` are in rising order; `own`: this rank's value takes part."""
 
     index: int
     chunk: int
@@ -86,7 +86,7 @@ class _Draft:
         self._sent = 0
 
     def take(self, step: Sequence[tuple[int, ScheduleMessage]]) -> None:
-        """Add all messages of one step: what leaves first, for it reads what was there before."""
+        """Add all messages of one step: sends first, because they read the values before the writes."""
         out = [self._send(tag, message) for tag, message in step if message.source == self._rank]
         leaving = {chunk for each in out for chunk in each.message.chunks}
         coming = [(tag, message) for tag, message in step if message.destination == self._rank]

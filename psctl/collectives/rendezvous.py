@@ -1,8 +1,9 @@
 """Connects the processes of one schedule: Unix channels within a host, sealed streams between hosts.
 
 Only ranks with messages between them in the schedule connect; of two, the one with the higher rank dials. Within a host
-both ends prove the secrets that they sent the coordinator, and the socket is in a folder that only this user can enter.
-Between hosts both prove their identities by certificates, and the coordinator names the current start of each worker.
+both ends prove the secrets that they sent to the coordinator, and the socket is in a folder that only this user can
+enter. Between hosts both prove their identities by certificates, and the coordinator reports the current incarnation of
+each worker.
 """
 
 from __future__ import annotations
@@ -83,18 +84,18 @@ class Rendezvous:
         sealed = SealedStreams() if others != near else None
         acceptor = self._acceptor(sealed) if sealed is not None else None
         listener = ChannelListener(self._folder, self._orders.member, "line")
-        lines: dict[int, UnixChannel] = {}
+        channels: dict[int, UnixChannel] = {}
         try:
             found = ask(acceptor.address if acceptor is not None else None, listener.secret)
             self._workers = {each.rank: each for each in found}
             self._deadline = time.monotonic() + PATIENCE
             self._workers_known.set()
-            self._connect(listener, near, lines)
+            self._connect(listener, near, channels)
             if sealed is not None:
                 self._streams(sealed, others - near)
         except BaseException:
-            for line in lines.values():
-                line.close()
+            for channel in channels.values():
+                channel.close()
             if sealed is not None:
                 sealed.close("it could not connect to all", 0.0)
             raise
@@ -103,17 +104,17 @@ class Rendezvous:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return DataPlane(self._me, schedule.world, lines, SharedAllocator(self._segments, LINE), members, sealed)
+        return DataPlane(self._me, schedule.world, channels, SharedAllocator(self._segments, LINE), members, sealed)
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
     # ---- within the host -----------------------------------------------------------------------------------------
 
-    def _connect(self, listener: ChannelListener, near: set[int], lines: dict[int, UnixChannel]) -> None:
+    def _connect(self, listener: ChannelListener, near: set[int], channels: dict[int, UnixChannel]) -> None:
         """Add a channel to each of these ranks."""
         for rank in sorted(rank for rank in near if rank < self._me):
-            lines[rank] = listener.connect(self._workers[rank], self._left())
+            channels[rank] = listener.connect(self._workers[rank], self._left())
         missing = {rank for rank in near if rank > self._me}
         while missing:
             known = [self._workers[rank] for rank in missing]
@@ -124,7 +125,7 @@ class Rendezvous:
             except ConnectionFailed:  # not a worker of this job; the others may still connect
                 continue
             missing.remove(worker.rank)
-            lines[worker.rank] = channel
+            channels[worker.rank] = channel
 
     # ---- between hosts -------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Rendezvous:
         )  # fmt: skip
 
     def _rejection_reason(self, member: Member) -> str | None:
-        """Return why a member may not connect: only the newest start of a worker may."""
+        """Return why a member may not connect: only the newest incarnation of a worker may."""
         self._workers_known.wait(PATIENCE)  # the peer may get the coordinator's answer first
         worker = self._workers.get(member.rank)
         if member.role != "worker" or worker is None or worker.incarnation != member.incarnation:

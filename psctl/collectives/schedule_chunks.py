@@ -1,4 +1,4 @@
-"""A vector cut into the chunks of a schedule, and what a write does to one of them."""
+"""A vector divided into the chunks of a schedule, and the writes to chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ALL = slice(None)
 
 
 class VectorChunks:
-    """Where the chunks of a schedule lie in vectors of one length.
+    """The ranges of a schedule's chunks in vectors of one length.
 
     Args:
-        schedule: cuts.
+        schedule: defines the chunks.
         length: elements of the vector.
     """
 
@@ -76,7 +76,7 @@ class VectorChunks:
             rank: this node; its own value has the position of this number among the operands.
             vector: the vector whose chunk is written.
             staged: received chunks by source; only read.
-            into: written in place of the chunk, which a peer may still read.
+            into: written instead of the chunk, which a peer may still read.
             span: the elements of the chunk to write.
         """
         own = self.of(vector, write.chunk)[span]

@@ -1,10 +1,10 @@
 """Pieces between hosts: sent in parts over sealed streams; each part is decrypted into the buffer posted for the piece.
 
 Early parts. A rank can be ahead of another by a vector, so parts may arrive before their buffer is posted. They are
-buffered and get no credit until it is: a sender stops when its window is full of them, so they take memory for about
-the window and one part. This cannot deadlock: pieces are sent in the order of steps, and each rank posts the buffers of
-a step before it waits for a piece of that step. So of all pieces that are waited for, those of the earliest step have
-only parts with posted buffers before them.
+buffered and get no credit until it is posted: a sender stops when they fill its window, so they take at most about the
+window and one part of memory. This cannot deadlock: pieces are sent in the order of steps, and each rank posts the
+buffers of a step before it waits for a piece of that step. So of all awaited pieces, those of the earliest step follow
+only parts with posted buffers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SealedStreams:
             return posted
         posted = early.popleft()
         if posted.size != len(place):
-            raise RuntimeError(f"worker/{peer}: it sent a piece of {posted.size} bytes; {len(place)} are expected")
+            raise RuntimeError(f"worker/{peer} sent a piece of {posted.size} bytes, expected {len(place)}")
         start = 0
         for part in posted.kept:
             place[start : start + len(part)] = part
@@ -210,7 +210,7 @@ class SealedStreams:
                 if patience:
                     peer.flush(patience)
             except PsctlError:
-                pass  # the peer closed the stream first
+                pass  # the peer has closed the stream
             peer.close(reason)
         if patience:
             for peer in peers.values():  # a thread inside torch when the interpreter ends would abort the process

@@ -1,4 +1,4 @@
-"""What the processes of a job share: how they start, what they are given, how they end.
+"""Parts of every process of a job: its start, its orders, its private memory and its end.
 
 bootstrap: runs the user's script, and writes how it failed
 lifeline: ties a process to the agent that started it

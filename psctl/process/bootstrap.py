@@ -59,8 +59,8 @@ def main(argv: list[str]) -> None:
     if orders and orders.get("stacks") is not None:
         stack_dump.arm(orders["stacks"])
     folder = os.getcwd()
-    last = _Last()
-    atexit.register(last.leave)  # registered first, so it runs last
+    last = _ExitStatus()
+    atexit.register(last.exit)  # registered first, so it runs last
     try:
         if argv[0] == "-m":
             _run_module(argv[1], argv[1:], folder)
@@ -83,14 +83,14 @@ def main(argv: list[str]) -> None:
         _fail(error, folder)
 
 
-class _Last:
+class _ExitStatus:
     """Exits the process as its last atexit function; with `status` None Python exits by itself (by SIGINT)."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self._process = os.getpid()
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         """Flush all streams and exit with the status."""
         if self.status is None or os.getpid() != self._process:
             return

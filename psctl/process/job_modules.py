@@ -53,16 +53,16 @@ class JobModules:
         file = str(module.__file__)
         found = getattr(module, attribute, None)
         if found is None:
-            raise UsageError(f"{name}: {file} defines no {attribute!r}", self._cure)
+            raise UsageError(f"{name}: {file} defines no {attribute!r}", self._hint)
         if not isinstance(found, FunctionType):
-            raise UsageError(f"{name} in {file} is a {type(found).__name__}, not a Python function", self._cure)
+            raise UsageError(f"{name} in {file} is a {type(found).__name__}, not a Python function", self._hint)
         source = inspect.unwrap(found).__code__.co_filename  # a decorator's wrapper has the decorator's file
         if found.__module__ != path or not self._holds(source):
-            raise UsageError(f"{name} in {file} is imported there from {source}", self._cure)
+            raise UsageError(f"{name} in {file} is imported there from {source}", self._hint)
         return found
 
     @property
-    def _cure(self) -> str:
+    def _hint(self) -> str:
         return f"define it with `def` at the top of a module in the job's folder ({self._folder})"
 
     def _module(self, name: str, path: str) -> ModuleType:
@@ -83,7 +83,7 @@ class JobModules:
             where = spec.origin or "a namespace package"
             raise UsageError(f"{name}: module {path!r} is {where}, which is not of the job's folder", self._rename)
         if not str(spec.origin).endswith(".py"):
-            raise UsageError(f"{name}: {spec.origin} is no Python source file", self._cure)
+            raise UsageError(f"{name}: {spec.origin} is no Python source file", self._hint)
         try:
             importlib.import_module(path)
         except (Exception, SystemExit) as error:
@@ -92,7 +92,7 @@ class JobModules:
 
     @property
     def _rename(self) -> str:
-        return f"{self._cure}; rename the module if an installed one has its name"
+        return f"{self._hint}; rename the module if an installed one has its name"
 
     def _spec(self, name: str, path: str) -> ModuleSpec:
         """Locate a module without executing it; its parent packages are imported."""
@@ -103,9 +103,9 @@ class JobModules:
                 return importlib.util.spec_from_file_location(path, file) or ModuleSpec(path, None, origin=file)
             found = importlib.util.find_spec(path)
         except (ImportError, ValueError, AttributeError) as error:
-            raise UsageError(f"{name}: module {path!r} is not found: {error}", self._cure) from error
+            raise UsageError(f"{name}: module {path!r} is not found: {error}", self._hint) from error
         if found is None:
-            raise UsageError(f"{name}: there is no module {path!r} in {self._folder}", self._cure)
+            raise UsageError(f"{name}: there is no module {path!r} in {self._folder}", self._hint)
         return found
 
     def _holds(self, file: str) -> bool:

@@ -1,8 +1,8 @@
 """Log lines about rejected connections to a port: the first at once, then one line a minute at most.
 
 Only connections that sent something wrong are logged (a wrong proof of the job's secret, another certificate, an older
-incarnation): they are a sign of an intruder, or of mixed-up addresses of two jobs. Connections that merely ended are
-not, for links break.
+incarnation): they are a sign of an intruder, or of mixed-up addresses of two jobs. Connections that only broke are not
+logged.
 """
 
 from __future__ import annotations

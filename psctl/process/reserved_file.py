@@ -1,4 +1,4 @@
-"""An append-only file with disk space reserved beyond its end, so that a full disk cuts no line and the last ones fit.
+"""An append-only file with disk space reserved beyond its end: lines are written whole even when the disk is full.
 
 The space is allocated by fallocate(2) without changing the file's size: other files cannot use it, and readers do not
 see it. On a file system without fallocate nothing is reserved, and a partial write is removed again.
@@ -53,7 +53,7 @@ class ReservedFile:
         return True
 
     def reserve(self, size: int) -> bool:
-        """Allocate `size` bytes beyond the end if needed; return whether they are allocated."""
+        """Reserve `size` bytes beyond the end; return whether they are allocated."""
         end = self.size + size
         return end <= self._end or self._allocate(end + AHEAD) or self._allocate(end)
 

@@ -35,13 +35,13 @@ def name_of(function: str | Callable[..., Any]) -> str:
     """
     if isinstance(function, str):
         return function
-    cure = "define it at the top of a module in the script's folder, and give it or 'module:function'"
+    hint = "define it at the top of a module in the script's folder, and give it or 'module:function'"
     if not isinstance(function, FunctionType):
-        raise UsageError(f"{function!r} is not a function", cure)
+        raise UsageError(f"{function!r} is not a function", hint)
     if function.__module__ == "__main__":
-        raise UsageError(f"{function.__name__} is defined in the script, which servers do not run", cure)
+        raise UsageError(f"{function.__name__} is defined in the script, which servers do not run", hint)
     if not function.__qualname__.isidentifier():
-        raise UsageError(f"{function.__qualname__} is not defined at the top of a module", cure)
+        raise UsageError(f"{function.__qualname__} is not defined at the top of a module", hint)
     return f"{function.__module__}:{function.__name__}"
 
 

@@ -1,9 +1,9 @@
 """The script of `psctl bench`: every worker runs it and measures together with the others; rank 0 reports the results.
 
-Strategies of one size take turns, so that what disturbs the machines disturbs all alike. A time is the slowest rank's,
-from a barrier on. Leaving a barrier takes the ranks different times, so what is short is repeated until that no longer
-counts, one after another as training would. Vectors are checked before and after: fractions on all ranks to the bit,
-whole numbers exactly.
+Strategies of one size take turns, so that disturbances of the machines affect all equally. A time is the slowest
+rank's, measured from a barrier. The ranks leave a barrier at different times, so a short sum is repeated, one after
+another as in training, until that difference is small. Vectors are checked before and after: fractions on all ranks to
+the bit, whole numbers exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
 
 TOGETHER = 1 << 30
-"""Bytes of vectors that the strategies which take turns may hold, about; large ones are measured in smaller groups."""
+"""Bytes of vectors, about, that strategies may have which take turns; large ones are measured in smaller groups."""
 
 
 class BenchRanks:
@@ -48,13 +48,13 @@ class BenchRanks:
         self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
         ours = EngineGroup(device)
         self.device, self.engine = ours.device, ours.group
-        """Where vectors are summed, and what the engine's own all-reduce uses."""
+        """The device on which vectors are summed, and the process group of the engine's own all-reduce."""
         self.played: dist.ProcessGroup = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
-        """What schedules are played over: one for all, for each has its turn."""
+        """The process group that schedules are played over; all use it, one at a time."""
         self.played_on_host: dist.ProcessGroup = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.plane: DataPlane | None = None
-        """What schedules on the CPU are played over."""
+        """The data plane that schedules on the CPU are played over."""
 
     def barrier(self) -> None:
         """Block until all ranks have called this method."""
@@ -67,16 +67,16 @@ class BenchRanks:
         return float(found)
 
     def all_true(self, mine: bool) -> bool:
-        """Whether it is true on every rank."""
+        """Return whether `mine` is true on every rank."""
         return self.slowest(0.0 if mine else 1.0) == 0.0
 
     def all_equal(self, number: int) -> bool:
-        """Whether all ranks have the same whole number."""
+        """Return whether all ranks have the same whole number."""
         return self.slowest(number) == -self.slowest(-number)
 
 
 class MeasuredStrategy(Protocol):
-    """A strategy that sums vectors over all ranks."""
+    """A strategy to measure: it sums vectors over all ranks."""
 
     name: str
     mean: bool
@@ -85,7 +85,7 @@ class MeasuredStrategy(Protocol):
         """Sum the vectors that `fill` wrote; the result is in `result`."""
 
     def fill(self, source: torch.Tensor) -> None:
-        """Put this rank's numbers in place."""
+        """Set this rank's vector."""
 
     @property
     def result(self) -> torch.Tensor:
@@ -161,7 +161,7 @@ class MeasuredServers:
 
 
 class _FixedGradient(torch.autograd.Function):
-    """A loss whose gradient is given."""
+    """A loss with a given gradient."""
 
     @staticmethod
     def forward(context: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ class BenchMeasurement:
 
     Args:
         ranks: all of them.
-        effort: how often.
+        effort: how often and how long.
         source: this rank's whole numbers, on the device.
     """
 
@@ -187,7 +187,7 @@ class BenchMeasurement:
         self._ranks, self._effort, self._source = ranks, effort, source
 
     def measure(self, strategies: Sequence[MeasuredStrategy]) -> list[tuple[MeasuredStrategy, list[float], bool]]:
-        """Return each one's times and whether its sums were right."""
+        """Return each strategy's times, and whether its sums were correct."""
         correct, repeats = {}, {}
         for one in strategies:
             correct[one.name], first = self._check_fractions(one)
@@ -208,7 +208,7 @@ class BenchMeasurement:
         self._ranks.barrier()
         began = time.perf_counter()
         for _ in range(repeats):
-            if repeats > 1:  # sums of sums would grow beyond what a float holds
+            if repeats > 1:  # sums of sums would exceed the range of a float
                 one.fill(self._source)
             one.sum()
         self._synchronize_device()
@@ -237,7 +237,7 @@ class BenchMeasurement:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the question asks."""
+    """Answer the question in the file that `arguments` names."""
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
     init_default_group(device)

@@ -68,7 +68,7 @@ Membership = Reassign | ExamplesShared | WorkersAt
 """Changes while a job trains: of the shards' servers, of the members, of the workers that listen on this host."""
 
 _steps: list[Callable[[], int | None]] = []
-"""Returns the step of the process's run; set by psctl.init, called by the bootstrap when the script fails."""
+"""The function that returns the step of the process's run; psctl.init sets it, the bootstrap calls it on a failure."""
 
 
 def step_reached() -> int | None:
@@ -82,7 +82,7 @@ def set_step_reached(step: Callable[[], int | None]) -> None:
 
 
 def leave_process(why: PsctlError) -> NoReturn:
-    """End this process at once, from any thread: the job is over for it. A lost connection is reported to its agent."""
+    """End this process at once, from any thread, when its part of the job is over; report a lost connection to its agent."""
     print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
     if isinstance(why, ConnectionFailed):
         bootstrap.write_failure(why, None, os.getcwd())
@@ -138,7 +138,7 @@ class CoordinatorSession:
             self._peer = peer
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return where a part of a tensor is received: in the tensor itself."""
+        """Return the buffer for a part of a tensor: the tensor's own memory."""
         if isinstance(message, LoadPart | StartPart):
             where = self._loading if isinstance(message, LoadPart) else self._starting
             if message.index < len(where):
@@ -260,7 +260,7 @@ class CoordinatorSession:
                 moved(self._tables)
 
     def connect_plane(self, schedule: Schedule) -> DataPlane | None:
-        """Connect to the workers of a schedule; None where there is no data plane of our own.
+        """Connect to the workers of a schedule; None where psctl has no data plane.
 
         Args:
             schedule: what is to be played.
@@ -308,7 +308,7 @@ class CoordinatorSession:
         self._agreement.finish_end(step)
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
-        """Return these whole tensors of the checkpoint that the job goes on from.
+        """Return these whole tensors of the checkpoint that the job resumes from.
 
         Raises:
             JobFailed: the head host could not read them.
@@ -321,7 +321,10 @@ class CoordinatorSession:
             self.send(LoadWanted(ticket, list(slices)))
             problem = self._wait(lambda: self._loaded.get(ticket))
             if problem:
-                raise JobFailed(f"the checkpoint could not be read: {problem}", "psctl checkpoint verify tells more")
+                raise JobFailed(
+                    f"the checkpoint could not be read: {problem}",
+                    "run psctl checkpoint verify to find the damaged part",
+                )
         flat, self._loading = self._loading, []
         return [tensor.reshape(each.shape) for tensor, each in zip(flat, slices, strict=True)]
 
@@ -355,7 +358,7 @@ class CoordinatorSession:
         self.send(SaveEnd(step))
 
     def wait_saved(self, step: int, timeout: float) -> str | None:
-        """Wait until the checkpoint of `step` is whole; returns its problem ("" when none), None after `timeout` s."""
+        """Wait until the checkpoint of `step` is complete; return its problem ("": none), None after `timeout` s."""
         with self._changed:
             self._changed.wait_for(lambda: step in self._saved or self._lost is not None, timeout)
             return self._saved.get(step)
@@ -394,7 +397,7 @@ class CoordinatorSession:
 
 
 def empty(of: TensorSlice) -> torch.Tensor:
-    """Return flat memory for a slice."""
+    """Return new flat memory of a slice's size."""
     return torch.empty(of.stop - of.start, dtype=torch_dtype(of.dtype))
 
 

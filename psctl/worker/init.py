@@ -43,7 +43,7 @@ PATIENCE = 60.0
 """Seconds that a server may leave a query unanswered."""
 
 _first: list[str] = []
-"""Where this process's run was made, "train.py:12"; a process has one."""
+"""The line that made this process's run, such as "train.py:12"; a process has one run."""
 
 
 def init() -> Run:
@@ -57,12 +57,12 @@ def init() -> Run:
 
     Raises:
         UsageError: this process has a run already; the message says where it was made.
-        ConnectionFailed: the job's coordinator cannot be reached; never the script's fault.
+        ConnectionFailed: the job's coordinator cannot be reached; not the script's fault.
     """
     if _first:
         raise UsageError(
             f"psctl.init() was called already, at {_first[0]}: a process has one run",
-            "pass that run on to whoever needs it",
+            "pass that run to the code that needs it",
         )
     caller = sys._getframe(1)
     _first.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
@@ -109,7 +109,7 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         certificate=orders.certificate, key=orders.key, preauth_secret=orders.preauth_secret,
     )  # fmt: skip
     session = CoordinatorSession(orders.member, connect=connect_workers)
-    handler = CertificateRenewer(credentials, session, lambda _: None)  # a worker's output is its script's
+    handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
     seat = Member("coordinator", 0)
     session.on_connected(
         dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
@@ -164,7 +164,7 @@ def _at_exit(run: Run, error_file: str) -> None:
         failed = "the script ended with an error"
     try:
         run.finish(failed)
-    except BaseException:  # noqa: BLE001  at exit Python would print it and end with 0, as if all were well
+    except BaseException:  # noqa: BLE001  at exit Python would print it and end with status 0
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -14,7 +14,7 @@ from psctl.train_state.example_sharing import Batch, returned_examples
 from psctl.train_state.random_generators import mix, reseed
 from psctl.types import Range
 
-if TYPE_CHECKING:  # which uses loaders
+if TYPE_CHECKING:  # that module imports this one
     from psctl.worker.training_progress import TrainingProgress
 
 
@@ -161,8 +161,8 @@ def return_batch(batch: Any) -> Any:
 def _length(dataset: Dataset[Any]) -> int:
     if isinstance(dataset, IterableDataset):
         raise UsageError(
-            f"run.loader: {type(dataset).__name__} is an IterableDataset: it has no positions, so the examples "
-            "of a rank, and the position in an epoch, are not defined",
+            f"run.loader: {type(dataset).__name__} is an IterableDataset: its examples have no positions, so "
+            "neither a rank's share nor a position in an epoch is defined",
             "give a dataset with __len__ and __getitem__, or use a DataLoader of your own (ranks then count equally)",
         )
     try:
@@ -175,13 +175,17 @@ def _length(dataset: Dataset[Any]) -> int:
 
 def _check(examples: int, batch: int, given: int, world: int) -> None:
     if given < 1:
-        raise UsageError(f"run.loader: batch_size is {given}, expected 1 or more", "it counts examples")
+        raise UsageError(
+            f"run.loader: batch_size is {given}, expected 1 or more",
+            "give the number of examples that all workers consume in a step",
+        )
     if batch < world:
         raise UsageError(
-            f"run.loader: batch_size {batch} is what all {world} workers share in a step: some would have none",
+            f"run.loader: batch_size {batch} is divided among {world} workers in each step: some would have no example",
             f"give batch_size={world} or more, or per_worker=True",
         )
     if examples < world:
         raise UsageError(
-            f"run.loader: the dataset has {examples} examples for {world} workers", "use fewer workers: --workers"
+            f"run.loader: the dataset has {examples} examples, fewer than the {world} workers",
+            "use fewer workers: --workers",
         )

@@ -29,7 +29,7 @@ def torchrun_rank() -> tuple[int, int] | None:
 
 
 class StandaloneSession:
-    """Replaces `CoordinatorSession` where there is no job.
+    """Has the methods of `CoordinatorSession` for a run without a job; most do nothing.
 
     Args:
         rank, world: torchrun's; 0 and 1 alone.

@@ -1,4 +1,4 @@
-"""Numbers that the script reported of its steps, and the thread that sends them, and heartbeats, to the coordinator."""
+"""The script's reported numbers of steps, and the thread that sends them and heartbeats to the coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metric = float | torch.Tensor
 
 
 class StepReports:
-    """Numbers by step. The main thread calls `add`, any thread `take`."""
+    """Reported numbers by step. The main thread calls `add`, any thread calls `take`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class ReportInterval:
 
         Args:
             send: queues a message.
-            progress: where the run is.
+            progress: the run's steps.
             reports: numbers of steps.
         """
         with self._sending:
@@ -114,7 +114,7 @@ class HeartbeatThread:
     ) -> None:
         self._beat, self._report, self._every, self._clock = beat, report, report_seconds, clock
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="psctl-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="psctl heartbeats", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -139,11 +139,11 @@ class HeartbeatThread:
 
 
 def _hold(name: str, value: Any) -> Metric:
-    """Return a number's current value. One on a GPU is copied there and read later, so that reporting does not wait."""
+    """Return a number's present value; one on a GPU is copied there and read later, so that reports do not wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UsageError(
-                f"run.report({name}=...): a tensor of shape {tuple(value.shape)}, expected one number",
+                f"run.report({name}=...): a tensor of shape {tuple(value.shape)}, expected one element",
                 "report its mean() or sum()",
             )
         return value.detach().clone() if value.device.type != "cpu" else float(value.detach())
@@ -151,5 +151,6 @@ def _hold(name: str, value: Any) -> Metric:
         return float(value)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"run.report({name}=...): {type(value).__name__} {value!r:.40}, expected a number", "report numbers only"
+            f"run.report({name}=...): {type(value).__name__} {value!r:.40}, expected a number",
+            "pass a number or a tensor of one element",
         ) from error

@@ -3,12 +3,11 @@
     batch -> forward, backward -> optimizer.step() -> scheduler, report -> next batch
                                   the step ends                            between steps
 
-Just before a step ends it is decided whether it will be saved and whether the run stops after it: by `every`, by the
-coordinator (common_step.py), or because the last batch of the last epoch was handed out. State is captured at the
-point of
-rest after it, when the scheduler has stepped too: where the loop asks for its loader's next batch; at the end of an
-epoch, where it asks for the next epoch; with a loader of one's own, in `run.report`. If a loop passes none of these
-before the next step ends, the rest is taken there.
+Just before a step ends it is decided whether the step is saved and whether the run stops after it: by `every`, by the
+coordinator (common_step.py), or because the last batch of the last epoch was yielded. The state is captured between
+steps, when the scheduler has stepped too: where the loop requests its loader's next batch; at the end of an epoch,
+where it requests the next epoch; with a loader of the script's own, in `run.report`. If a loop does none of these
+before the next step ends, the state is captured just before that end.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from psctl.worker.standalone import StandaloneSession
 Session = CoordinatorSession | StandaloneSession
 
 SAVE_TIMEOUT = 300.0
-"""Seconds to wait at the end until the last checkpoint is whole on disk."""
+"""Seconds to wait at the end until the last checkpoint is complete on disk."""
 
 
 class TrainingProgress:
-    """Counts steps and epochs, and saves.
+    """Counts steps and epochs, and saves checkpoints.
 
     Args:
         session: of this worker.
@@ -55,9 +54,9 @@ class TrainingProgress:
         self.examples = 0.0
         """Examples that this rank trained on."""
         self.in_step = False
-        """A batch was drawn, or a gradient computed, that no step has used yet."""
+        """Whether a batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], object] = lambda step: None
-        """Called on every rank at the point that separates a step's checkpoint from later operations."""
+        """Called on every rank between a step's checkpoint and later operations."""
         self.generators = RandomGenerators()
         """The script's own random numbers, apart from those of steps."""
         self._session, self._weight, self._tracked = session, weight, tracked
@@ -67,12 +66,12 @@ class TrainingProgress:
         self._frozen = ""
         self._sums: Mapping[str, Any] = {}
         self._passed = self._saved = 0
-        self._sent: int | None = None  # the last step that this rank sent its part of
+        self._sent: int | None = None  # the last step whose checkpoint rank 0 has sent
         self._actions = StepActions()
         self._begin = DataPosition()
-        self._resuming = False  # the first pass over the saved loader begins where it was
+        self._resuming = False  # the first pass over the saved loader begins at its saved position
         self._loops = 0
-        self._last_epoch: int | None = None  # of the loop of epochs that is going on
+        self._last_epoch: int | None = None  # of the current loop of epochs
         self._loaders = 0
         self._drawn_from: Loader | None = None
         self._feeding: Loader | None = None
@@ -81,7 +80,7 @@ class TrainingProgress:
 
     @property
     def last_boundary(self) -> int:
-        """The last step after which `between_steps` was called."""
+        """The last step after which `between_steps` was called: the newest possible checkpoint."""
         return self._passed
 
     @property
@@ -139,7 +138,7 @@ class TrainingProgress:
         return result
 
     def on_forward(self) -> None:
-        """The model is called in training: a step begins, unless the batch of a loader has begun it."""
+        """Handle a forward in training: a step begins, unless a loader's batch has begun it."""
         if not self.generators.in_step:
             self.generators.begin_step()
             self._reseed()
@@ -165,7 +164,7 @@ class TrainingProgress:
         first = 0 if loop > resumed else self._begin.epoch if loop == resumed else count
         self._last_epoch = count - 1
         made = self._loaders
-        self.epoch = min(first, max(0, count - 1))  # when nothing is left to train, it is the last one
+        self.epoch = min(first, max(0, count - 1))  # the last one when nothing is left to train
         try:
             for epoch in range(first, count):
                 self.epoch, self._loaders = epoch, made
@@ -188,12 +187,12 @@ class TrainingProgress:
         return epoch, 0
 
     def on_batch_wanted(self, loader: Loader) -> None:
-        """The loop requests a loader's next batch: the step before is complete."""
+        """Handle the request for a loader's next batch: the step before is complete."""
         if loader is self._feeding and not loader.complete:
             self.between_steps()
 
     def on_batch(self, loader: Loader, own: int, total: int) -> None:
-        """A loader yields a batch of `own` examples, of `total` over all ranks."""
+        """Handle a batch that a loader yields: `own` examples here, `total` over all ranks."""
         self._drawn_from = loader
         self._weight.add_batch(loader, own, total)
         self.in_step = True
@@ -233,7 +232,7 @@ class TrainingProgress:
         return True
 
     def on_exhausted(self, loader: Loader) -> None:
-        """A pass over a loader has ended; the epoch too, where the script does not count epochs with run.epochs."""
+        """Handle the end of a pass over a loader, and of the epoch where the script does not use run.epochs."""
         loader.passes += 1
         if loader is self._feeding:
             self.in_step = False
@@ -242,7 +241,7 @@ class TrainingProgress:
                 self.between_steps(DataPosition(max(0, self._loops - 1), self.epoch, loader.index, 0))
 
     def on_report(self) -> None:
-        """The script called `run.report`: without a loader of psctl's that is between steps."""
+        """Handle a call of `run.report`: without a loader of psctl it is between steps."""
         if self._feeding is None and not self.in_step:
             self.between_steps()
 
@@ -305,7 +304,7 @@ class TrainingProgress:
             if problem is None:
                 problem = f"no report of it in {SAVE_TIMEOUT:.0f} s"
             if problem:
-                print(f"psctl: the checkpoint of step {self._sent} is not whole: {problem}", file=sys.stderr)
+                print(f"psctl: the checkpoint of step {self._sent} is incomplete: {problem}", file=sys.stderr)
 
     def _stop(self) -> None:
         assert self._synchronizer is not None, "steps were made"

@@ -151,11 +151,11 @@ class Shapeless(Dataset):
 @pytest.mark.parametrize(
     ("dataset", "batch", "world", "says"),
     [
-        (Endless(), 4, 1, "IterableDataset: it has no positions"),
+        (Endless(), 4, 1, "IterableDataset: its examples have no positions"),
         (Shapeless(), 4, 1, "has no length"),
         (TensorDataset(torch.arange(9)), 0, 1, "batch_size is 0"),
-        (TensorDataset(torch.arange(9)), 2, 3, "what all 3 workers share"),
-        (TensorDataset(torch.arange(2)), 8, 3, "2 examples for 3 workers"),
+        (TensorDataset(torch.arange(9)), 2, 3, "is divided among 3 workers"),
+        (TensorDataset(torch.arange(2)), 8, 3, "2 examples, fewer than the 3 workers"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_the_reason(dataset, batch, world, says) -> None:
