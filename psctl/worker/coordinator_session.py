@@ -82,7 +82,7 @@ def set_step_reached(step: Callable[[], int | None]) -> None:
 
 
 def leave_process(why: PsctlError) -> NoReturn:
-    """End this process at once, from any thread, when its part of the job is over; report a lost connection to its agent."""
+    """End this process at once, from any thread, when its job is over; report a lost connection to the agent."""
     print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
     if isinstance(why, ConnectionFailed):
         bootstrap.write_failure(why, None, os.getcwd())
