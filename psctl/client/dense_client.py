@@ -348,7 +348,7 @@ class ParameterClient:
             )
 
     def on_message(self, peer: PeerConnection, message: FromServer, payload: memoryview | None) -> None:
-        lent = self._sharing.lent_bytes(peer, message)
+        lent = self._sharing.find_shared_bytes(peer, message)
         server = peer.member.rank
         with self._lock:
             if not self._servers.is_in_use(peer):

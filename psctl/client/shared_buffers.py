@@ -1,16 +1,17 @@
 """Gradients, values and rows in shared memory, which workers and servers of one host read without sending them.
 
-`psctl/ps/dense/lent_buffers.py` describes when a lent buffer may be written again. A worker and a server find out that
-they are on one host when they connect: the worker names one of its segments (Near), and a server whose agent gives it
-that segment answers IsNear. Until then, and between hosts, bytes are sent. The end of the connection ends the
-sharing; the next connection begins it again.
+`psctl/ps/dense/lent_buffers.py` describes when a buffer that another process reads may be written again. A worker and a
+server detect at their connection that they are on one host: the worker names one of its segments
+(SharedMemoryOffer), and a server whose agent gives it that segment answers SharedMemoryAccepted. Until then, and
+between hosts, bytes are sent. The sharing ends with the connection; the next connection starts it again.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from msgspec.structs import replace
@@ -25,15 +26,17 @@ from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 
+M = TypeVar("M", bound=msgspec.Struct)
+
 SMALLEST = 1 << 16
-"""Bytes from which rows are lent; shorter payloads are sent."""
+"""Bytes of the smallest rows that are shared; shorter payloads are sent."""
 
 MOST = 1 << 28
-"""Bytes of shared memory for rows that one process takes at most."""
+"""Most bytes of shared memory that one process allocates for rows."""
 
 
 class SharedBuffers(Lending):
-    """The shared buffers of one process, and access to those of the others. May be called by any thread.
+    """The shared buffers of one process, and access to those of others. May be called by any thread.
 
     Args:
         segments: makes and finds segments.
@@ -73,11 +76,11 @@ class SharedBuffers(Lending):
 
     # ---- memory of others --------------------------------------------------------------------------------------------
 
-    def lent_bytes(self, peer: PeerConnection, message: object) -> memoryview | None:
-        """Return the bytes that a message lends, None when it lends none; note which processes share memory.
+    def find_shared_bytes(self, peer: PeerConnection, message: object) -> memoryview | None:
+        """Return the shared bytes that a message refers to, if any; record which processes share memory.
 
         Raises:
-            ProtocolError: there are no such bytes.
+            ProtocolError: the sender shares no such bytes.
         """
         member = peer.member
         match message:
@@ -92,13 +95,13 @@ class SharedBuffers(Lending):
             ):
                 found = self.read(member, at) if self._near.get(member.rank) == member else None
                 if found is None:
-                    what = f"{member}: lends memory {at.segment}, which is not on this host"
+                    what = f"{member} refers to shared memory {at.segment}, which is not on this host"
                     raise ProtocolError(what, where=str(member))
                 return found
         return None
 
     def read(self, member: Member, at: SharedRange) -> memoryview | None:
-        """Return bytes that another process lends; None when it is not on this host.
+        """Return bytes of another process's shared memory; None when it is not on this host.
 
         Raises:
             ProtocolError: its segment has no such bytes.
@@ -109,9 +112,9 @@ class SharedBuffers(Lending):
 class SharedRows(SharedBuffers):
     """Shared memory for the rows of table messages. May be called by any thread.
 
-    A buffer is free when its last view is gone. What was lent is referenced for as long as it may be read: an update
+    A buffer is free when its last view is gone. A shared buffer is referenced for as long as it may be read: an update
     by its change, until all shards have answered Done; an answer by the server's connections, until the worker reports
-    that it was read (Back), asks for it again on another connection, or is lost. Buffers have a power of two of bytes.
+    that it was read (AnswersRead), requests it again on another connection, or is lost. Sizes are powers of two.
 
     Args:
         segments: makes and finds segments.
@@ -122,7 +125,7 @@ class SharedRows(SharedBuffers):
         self._left = MOST if self._allocator.allocate(1) is not None else 0
 
     def allocate(self, size: int) -> Array:
-        """Return `size` bytes of any content; shared ones where they are worth it and available."""
+        """Return `size` bytes of undefined content; shared ones if they are not too few and available."""
         part = self._part(1 << (size - 1).bit_length()) if size >= SMALLEST and self._left else None
         if part is None:
             return np.empty(size, dtype=np.uint8)
@@ -137,8 +140,8 @@ class SharedRows(SharedBuffers):
             part = self._allocator.allocate(size)
         return part
 
-    def lend(self, rank: int, message: Any, payload: memoryview | None) -> Any:
-        """Return the message that lends the payload to process `rank`; None: the payload must be sent."""
+    def share(self, rank: int, message: M, payload: memoryview | None) -> M | None:
+        """Return the message with the payload's place for process `rank`; None: the payload must be sent."""
         if payload is None or len(payload) < SMALLEST or not self._left:
             return None
         at = self.place_for(rank, torch.frombuffer(payload, dtype=torch.uint8))
@@ -146,5 +149,5 @@ class SharedRows(SharedBuffers):
 
 
 def private_buffers(me: Member) -> SharedBuffers:
-    """Return the buffers of a process that shares none: all bytes are sent."""
+    """Return the buffers of a process without shared memory: all bytes are sent."""
     return SharedBuffers(SegmentClient(me, None))

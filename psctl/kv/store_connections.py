@@ -178,7 +178,7 @@ class RemoteServers:
             return
         if state.owed:
             self._give_back(peer, state)
-        lent = self._memory.lend(server, message, payload) if self._memory is not None else None
+        lent = self._memory.share(server, message, payload) if self._memory is not None else None
         if lent is None:
             peer.send(message, payload)
         else:
@@ -226,7 +226,7 @@ class RemoteServers:
         if self._memory is not None and (
             isinstance(message, SharedMemoryAccepted) or getattr(message, "at", None) is not None
         ):
-            lent = self._memory.lent_bytes(peer, message)
+            lent = self._memory.find_shared_bytes(peer, message)
             if lent is None:
                 return
         session = self._sessions.get(message.store)

@@ -124,7 +124,7 @@ class DenseConnections(PeerConnections):
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
         size = 0 if payload is None else len(payload)
-        lent = self.sharing.lent_bytes(peer, message)
+        lent = self.sharing.find_shared_bytes(peer, message)
         if isinstance(message, SharedMemoryOffer):
             return
         with self._in_order(message):

@@ -224,7 +224,7 @@ class TableConnections(PeerConnections):
             with self._lock:
                 self._follow(self._state_for(peer).on_server_message(peer.member.rank, message, size))
             return
-        lent = self._memory.lent_bytes(peer, message) if self._memory is not None else None
+        lent = self._memory.find_shared_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, SharedMemoryOffer):
             return
         if isinstance(message, AnswersRead):
@@ -278,7 +278,7 @@ class TableConnections(PeerConnections):
     def _send(self, peer: PeerConnection, output: ToWorker) -> None:
         lent = None
         if self._memory is not None:
-            lent = self._memory.lend(output.rank, output.message, output.payload)
+            lent = self._memory.share(output.rank, output.message, output.payload)
         if lent is not None and output.payload is not None:
             self._lent[output.rank].append(output.payload)
             peer.send(lent)

@@ -143,9 +143,9 @@ def meet(worker, server) -> tuple[Peer, Peer]:
     to_server, to_worker = Peer(Member("server", 0)), Peer(Member("worker", 0))
     worker.offer(to_server)
     for message in to_server.sent:
-        server.lent_bytes(to_worker, message)
+        server.find_shared_bytes(to_worker, message)
     for message in to_worker.sent:
-        worker.lent_bytes(to_server, message)
+        worker.find_shared_bytes(to_server, message)
     return to_server, to_worker
 
 
@@ -158,9 +158,9 @@ def test_what_one_writes_the_other_reads_where_it_lies(ends):
     at = worker.place_for(0, buffer[100:200])
     assert at == SharedRange(0, 400, 400)
     buffer.copy_(torch.arange(1000))
-    lent = server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+    lent = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
     assert torch.equal(torch.frombuffer(lent, dtype=torch.float32), torch.arange(100.0, 200.0))
-    assert server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
+    assert server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
     assert worker.place_for(0, torch.zeros(3)) is None, "it lies elsewhere"
     assert worker.place_for(1, buffer) is None, "server/1 is not near"
 
@@ -180,7 +180,7 @@ def test_places_that_are_none_are_the_others_fault(ends, at):
     worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
     with pytest.raises(ProtocolError, match="worker/0"):
-        server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+        server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
 
 
 def test_who_has_not_met_lends_nothing(ends):
@@ -188,9 +188,9 @@ def test_who_has_not_met_lends_nothing(ends):
     worker.zeros(10, torch.float32)
     stranger = Peer(Member("worker", 0))
     with pytest.raises(ProtocolError, match="not on this host"):
-        server.lent_bytes(stranger, Push(0, 0, 1.0, b"\1", 0, SharedRange(0, 0, 4)))
-    server.lent_bytes(stranger, SharedMemoryOffer(5))
-    server.lent_bytes(Peer(Member("worker", 0, incarnation=1)), SharedMemoryOffer(0))
+        server.find_shared_bytes(stranger, Push(0, 0, 1.0, b"\1", 0, SharedRange(0, 0, 4)))
+    server.find_shared_bytes(stranger, SharedMemoryOffer(5))
+    server.find_shared_bytes(Peer(Member("worker", 0, incarnation=1)), SharedMemoryOffer(0))
     assert server.place_for(0, server.zeros(10, torch.float32)) is None
 
 
@@ -199,12 +199,12 @@ def test_after_parting_nothing_is_lent_and_what_was_read_stays(ends):
     buffer = worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
     push = Push(0, 0, 1.0, b"\1", 0, worker.place_for(0, buffer))
-    lent = server.lent_bytes(to_worker, push)
+    lent = server.find_shared_bytes(to_worker, push)
     server.forget(Member("worker", 0))
     buffer.fill_(7.0)
     assert torch.frombuffer(lent, dtype=torch.float32).eq(7).all()
     with pytest.raises(ProtocolError, match="not on this host"):
-        server.lent_bytes(to_worker, push)
+        server.find_shared_bytes(to_worker, push)
     assert server.place_for(0, server.zeros(4, torch.float32)) is None
 
 
@@ -217,7 +217,7 @@ def test_more_buffers_than_a_segment_holds_lie_in_more_segments(ends):
     assert all(at.offset % PAGE == 0 for at in places)
     for value, (buffer, at) in enumerate(zip(buffers, places, strict=True)):
         buffer[:10] = value
-        lent = server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+        lent = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
         assert torch.frombuffer(lent, dtype=torch.float32)[:10].eq(value).all()
 
 

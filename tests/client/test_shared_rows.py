@@ -49,8 +49,8 @@ def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host)
         SharedRows(host.segments(Member("worker", 1))),
     ):
         assert len(memory.allocate(SIZE)) == SIZE
-        assert memory.lend(0, Fetched("s", 1, []), payload) is None
-        assert memory.lend(0, Fetched("s", 1, []), memory.allocate(SIZE).data) is None, "nobody is near"
+        assert memory.share(0, Fetched("s", 1, []), payload) is None
+        assert memory.share(0, Fetched("s", 1, []), memory.allocate(SIZE).data) is None, "nobody is near"
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp", {"ssp": 1}])
