@@ -282,8 +282,8 @@ def not_computed(copies, staging, flat) -> None:
 
 def not_arrived(copies, staging, flat) -> None:
     """A push leaves before its bytes are on the host."""
-    down = copies.down
-    copies.down = lambda spans: CudaEvents([]) if down(spans) else None
+    copy = copies.to_host
+    copies.to_host = lambda spans: CudaEvents([]) if copy(spans) else None
 
 
 def not_pushed(copies, staging, flat) -> None:
@@ -293,19 +293,19 @@ def not_pushed(copies, staging, flat) -> None:
 
 def not_in_order(copies, staging, flat) -> None:
     """Values are written on a stream of their own."""
-    up, other = copies.up, Stream(copies.device)
+    copy, other = copies.to_devices, Stream(copies.device)
 
     def beside(spans):
         with copies.device.cuda.stream(other):
-            return up(spans)
+            return copy(spans)
 
-    copies.up = beside
+    copies.to_devices = beside
 
 
 def not_read(copies, staging, flat) -> None:
     """Servers are told that values were read which are not copied yet."""
-    up = copies.up
-    copies.up = lambda spans: CudaEvents([]) if up(spans) else None
+    copy = copies.to_devices
+    copies.to_devices = lambda spans: CudaEvents([]) if copy(spans) else None
 
 
 @pytest.mark.parametrize("bug", [not_computed, not_arrived, not_pushed, not_in_order])
