@@ -99,9 +99,6 @@ def _groups_by_parameter(model: nn.Module, optimizer: torch.optim.Optimizer | No
 def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
     """Return the groups of an optimizer that stays on the workers, for display and comparison."""
     return tuple(
-        {key: value for key, value in group.items() if _is_plain(key, value)} for group in optimizer.param_groups
+        {key: one for key, one in group.items() if key != "params" and isinstance(one, bool | int | float | str | None)}
+        for group in optimizer.param_groups
     )
-
-
-def _is_plain(key: str, value: object) -> bool:
-    return key != "params" and (value is None or isinstance(value, bool | int | float | str))

@@ -235,22 +235,12 @@ class StreamQueue:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._play(vector)
-            return _Event(self._stream.record_event())
+            done: PendingSum = self._stream.record_event()  # its `wait` makes the current stream wait
+        return done
 
     def close(self) -> None:
         """Wait for what was put."""
         self._stream.synchronize()
-
-
-class _Event:
-    """An event of a stream."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        """Make the current stream wait."""
-        torch.cuda.current_stream().wait_event(self._event)
 
 
 class PlayQueue:

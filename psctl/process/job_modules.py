@@ -81,7 +81,8 @@ class JobModules:
             return
         if package or not spec.has_location or not self._holds(spec.origin or ""):
             where = spec.origin or "a namespace package"
-            raise UsageError(f"{name}: module {path!r} is {where}, which is not of the job's folder", self._rename)
+            rename = f"{self._hint}; rename the module if an installed one has its name"
+            raise UsageError(f"{name}: module {path!r} is {where}, which is not of the job's folder", rename)
         if not str(spec.origin).endswith(".py"):
             raise UsageError(f"{name}: {spec.origin} is no Python source file", self._hint)
         try:
@@ -89,10 +90,6 @@ class JobModules:
         except (Exception, SystemExit) as error:
             text = f"{name}: importing {spec.origin} failed: {type(error).__name__}: {error}"
             raise UsageError(text, f"python -c 'import {path}' in the job's folder shows the whole error") from error
-
-    @property
-    def _rename(self) -> str:
-        return f"{self._hint}; rename the module if an installed one has its name"
 
     def _spec(self, name: str, path: str) -> ModuleSpec:
         """Locate a module without executing it; its parent packages are imported."""

@@ -9,7 +9,6 @@ their fingerprint is stored: a replacement must have built the same ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -95,14 +94,12 @@ def restore(
     parts.load_groups(state.groups)
     parts.load_scheduler(state.scheduler)
     tracked.resume(state.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
-    now, epoch, origin = ({name: tensors[path] for path, name in _without_prefix(tensors, f"random/{moment}/")}
-                          for moment in ("now", "epoch", "origin"))  # fmt: skip
+    now, epoch, origin = (
+        {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+        for prefix in ("random/now/", "random/epoch/", "random/origin/")
+    )
     generators.resume(SavedGenerators(now, epoch, None if own else origin))
     return position_from(state.position), state.batches
-
-
-def _without_prefix(names: Iterable[str], prefix: str) -> list[tuple[str, str]]:
-    return [(path, path.removeprefix(prefix)) for path in names if path.startswith(prefix)]
 
 
 def fingerprint(parts: TrainingParts) -> str:

@@ -268,7 +268,10 @@ def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device
     for start in range(0, len(names), each):
         group = names[start : start + each]
         _print(ranks, BenchProgress(asked.bytes, group))
-        strategies = [_make_strategy(name, asked.strategies[name], ranks, source) for name in group]
+        strategies = [
+            MeasuredServers(length) if name == "ps" else collective(name, asked.strategies[name], ranks, source)
+            for name in group
+        ]
         for one, times, correct in bench.measure(strategies):
             _print(ranks, BenchRow(question.operation, one.name, asked.bytes, ranks.world, times, correct))
         for one in strategies:
@@ -294,12 +297,6 @@ def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torc
         group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
         summing = ScheduleAllReduce(schedule, where, plane, group, shared=True)
     return MeasuredCollective(name, summing if where == like.device else StagedAllReduce(summing, CudaCopies()), like)
-
-
-def _make_strategy(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> MeasuredStrategy:
-    if name == "ps":
-        return MeasuredServers(like.numel())
-    return collective(name, options, ranks, like)
 
 
 def _print(ranks: BenchRanks, answer: BenchProgress | BenchRow) -> None:

@@ -330,10 +330,10 @@ class CoordinatorSession:
 
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send start values to all other workers (rank 0)."""
-        copies = {name: flat_copy(tensor) for name, tensor in tensors.items()}
+        copies = [tensor.detach().to("cpu", copy=True).reshape(-1).contiguous() for tensor in tensors.values()]
         self.send(StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
-        for index, flat in enumerate(copies.values()):
-            for offset, part in parts(flat):
+        for index, copy in enumerate(copies):
+            for offset, part in parts(copy):
                 self.send(StartPart(index, offset), part)
         self.send(StartEnd())
 
@@ -405,11 +405,6 @@ def whole_slice(name: str, tensor: torch.Tensor) -> TensorSlice:
     """Return the slice that is all of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorSlice(name, dtype, tuple(tensor.shape), 0, tensor.numel())
-
-
-def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU, flat, that shares nothing with the tensor."""
-    return tensor.detach().to("cpu", copy=True).reshape(-1).contiguous()
 
 
 def parts(flat: torch.Tensor) -> list[tuple[int, memoryview]]:

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from psctl.client.dense_client import ParameterClient
@@ -14,8 +14,7 @@ from psctl.client.host_aggregation import HostAggregation
 from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.clock import SystemClock
-from psctl.collectives.data_plane import DataPlane
-from psctl.collectives.rendezvous import Ask, Rendezvous
+from psctl.collectives.rendezvous import Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
 from psctl.job.training_messages import Decision
@@ -25,7 +24,6 @@ from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.schedule.schedule import Schedule
 from psctl.sync.gradient_trace import from_environment
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
@@ -99,16 +97,13 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         orders: of this process.
         folder: of the orders; readable by this user only.
     """
-
-    def connect_workers(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> DataPlane:
-        return Rendezvous(orders, credentials, segments, folder, hosts).make(schedule, ask)
-
     segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
         job=orders.job, member=orders.member, authority=orders.authority,
         certificate=orders.certificate, key=orders.key, preauth_secret=orders.preauth_secret,
     )  # fmt: skip
-    session = CoordinatorSession(orders.member, connect=connect_workers)
+    rendezvous = partial(Rendezvous, orders, credentials, segments, folder)
+    session = CoordinatorSession(orders.member, connect=lambda plan, hosts, ask: rendezvous(hosts).make(plan, ask))
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
     seat = Member("coordinator", 0)
     session.on_connected(

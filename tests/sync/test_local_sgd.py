@@ -275,7 +275,7 @@ def test_what_cannot_be_is_refused_with_a_cure() -> None:
     with pytest.raises(UsageError, match=r"other parameters"):
         play(outer=lambda parameters: sgd(parameters[:1]))
     parts = TrainingParts(Net(), None, None)
-    with pytest.raises(UsageError, match=r"between whose steps workers step alone"):
+    with pytest.raises(UsageError, match=r"which lets workers step alone"):
         build_synchronizer(
             parts, Decision("ps", "server", describe(parts.model, None), []),
             Tools(StandaloneSession(0, 1, "ps"), 1, None, ExampleWeight(1), SystemClock(), None, nesterov),
