@@ -76,7 +76,7 @@ def bits(values: list[torch.Tensor]) -> list[list[int]]:
 
 @pytest.mark.parametrize("together", [8 << 20, 16])
 def test_every_rank_has_rank_0s_bytes(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce_backends, "SPREAD", together)
+    monkeypatch.setattr(allreduce_backends, "BROADCAST", together)
     meeting, ranks = Meeting(3), [tensors(seed) for seed in range(3)]
     wanted = bits(ranks[0])
     assert bits(ranks[1]) != wanted

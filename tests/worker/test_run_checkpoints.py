@@ -301,7 +301,7 @@ def test_another_model_or_optimizer_than_the_checkpoints_is_named() -> None:
 
     with pytest.raises(CheckpointIncomplete, match="job-1@18 has no param/weight"):
         Job(1, 1, update="worker", resume=job.saved[18]).run(other_model)
-    with pytest.raises(UsageError, match="has 2 groups, the script.s 1"):
+    with pytest.raises(UsageError, match=r"has 2 groups, the script.s 1"):
         Job(1, 1, update="worker", resume=job.saved[18]).run(other_groups)
 
 
