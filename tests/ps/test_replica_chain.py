@@ -6,8 +6,10 @@ from collections import deque
 from typing import Any
 
 import msgspec
+import pytest
 
-from psctl.ps.messages import StateCopy, StatePart
+from psctl.errors import ProtocolError
+from psctl.ps.messages import Forward, StateCopy, StatePart
 from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp, ToServer
 from psctl.ps.replication.replica_chain import ReplicaChain
 from tests.ps.log import Log
@@ -190,3 +192,38 @@ def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_
     servers.deliver()
     assert [servers.numbers(server) for server in (1, 2, 3)] == [[5, 6]] * 3
     assert servers.chains[1].settled
+
+
+@pytest.mark.parametrize("ends", ["arrives", "is lost with its connection"])
+def test_the_buffer_of_a_dropped_entry_is_not_reused_while_bytes_arrive_in_it(ends: str) -> None:
+    servers = Servers(3)
+    servers.assigned(1, [0, 2, 1])
+    servers.begin(0)
+    follower, log, late = servers.chains[1], servers.logs[1], Forward(0, 0, 1, b"")
+    assert follower.receive_buffer_for(2, late, 4) is not None
+    servers.assigned(2, [0, 1], (2,))  # it was sent under an older assignment
+    payload = msgspec.msgpack.encode((0, 7))
+    follower.receive_buffer_for(0, Forward(0, 0, 2, b""), len(payload))[:] = payload
+    follower.on_message(0, Forward(0, 0, 2, b""), len(payload))
+    assert log.entries == [(0, 7)]
+    assert log.rooms == 2, "bytes may still arrive in the other buffer"
+    if ends == "arrives":
+        follower.on_message(2, late, 4)
+    else:
+        follower.on_server_disconnected(2)
+    assert log.rooms == 1
+    assert log.entries == [(0, 7)]
+
+
+def test_what_announces_more_than_the_state_can_have_is_refused_before_memory_is_taken() -> None:
+    servers = Servers(2)
+    servers.assigned(1, [0, 1])
+    servers.begin(0)
+    chain, most = servers.chains[1], Log.copy_limit
+    with pytest.raises(ProtocolError, match=f"server/0, shard 0: an entry of {most + 1} bytes"):
+        chain.receive_buffer_for(0, Forward(0, 5, 1, b""), most + 1)  # not even the next one
+    with pytest.raises(ProtocolError, match=f"a copy of {most + 1} bytes"):
+        chain.on_message(0, StateCopy(0, 0, 2, most + 1, b"", "a"), 0)
+    chain.on_message(0, StateCopy(0, 0, 2, 4, b"", "a"), 0)
+    with pytest.raises(ProtocolError, match="8 bytes of a copy of 4"):
+        chain.receive_buffer_for(0, StatePart(0), 8)

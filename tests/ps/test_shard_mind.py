@@ -281,6 +281,20 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
     assert torch.equal(read(ask(mind, 0, 1), 0), read(ask(clean, 0, 1), 0))
 
 
+def test_start_values_whose_bytes_were_dropped_do_not_count():
+    mind = make(started=False)
+    mind.on_assignment(1, [1], [], lambda server: False)
+    assert not mind.leads
+    assert mind.start_values_buffer(0, 280) is None
+    mind.on_assignment(2, [0], [], lambda server: False)  # it leads before the last of the dropped bytes are here
+    assert mind.leads
+    assert mind.on_start_values() == []
+    assert mind.version is None
+    mind.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
+    mind.on_start_values()
+    assert mind.version == 0
+
+
 def test_start_values_come_once_and_from_rank_0():
     mind = make(started=False)
     with pytest.raises(ProtocolError, match="worker/1, shard 0: sent start values"):

@@ -243,7 +243,7 @@ def _waits_on(method: Any) -> Any:
 
 MUTANTS = (
     Mutant("no dedupe", ((DenseShard, "push_buffer_for", _as_next), (DenseShard, "on_push", _as_next)), 16),
-    Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _at_once),), 379),
+    Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _at_once),), 1),
     Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
     Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _nothing_staged),), 32),
     Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _each_its_own),), 83),
@@ -253,18 +253,18 @@ MUTANTS = (
     Mutant("values stepped while they are read", ((VersionReaders, "may_read", _unread),), 2),
     Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _late_copy),), 37),
     Mutant("orders are kept for ever", ((UnackedPushes, "_drop", _for_ever),), 111),
-    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 1296),
+    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 111),
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _each_apart),), 57),
-    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 52),
+    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 57),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
-    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 70, what="tables"),
-    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 70, what="tables"),
+    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 7, what="tables"),
+    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 7, what="tables"),
     Mutant("tables: kept where it was lent", ((OpenedStore, "lasting_payload", _as_lent),), 0, what="tables"),
-    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 12, what="tables"),
+    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 6, what="tables"),
     Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 1, what="tables"),
     Mutant("tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _as_first_copied),), 0, what="tables"),
-    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 144, what="tables"),
-    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 3, what="tables"),
+    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 30, what="tables"),
+    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 0, what="tables"),
 )
 
 
