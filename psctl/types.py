@@ -29,7 +29,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """Fields with these types are checked when a message or file is decoded, before memory is taken for them."""
 
 HostName = NewType("HostName", str)
-"""The `name:` of a host in the cluster file; unique there."""
+"""The `name:` of a host in the cluster file, unique in the file."""
 
 Role = Literal["coordinator", "agent", "server", "worker"]
 
@@ -56,7 +56,7 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return self.stop - self.start
 
     def meet(self, other: Range) -> Range:
-        """Return the part that both ranges hold; empty when they are apart."""
+        """Return the intersection of both ranges, empty when they are apart."""
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.stop, other.stop)))
 
@@ -66,7 +66,7 @@ class Range(msgspec.Struct, frozen=True, order=True):
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
-    """One process of a job: its role, its rank within the role, and which start of it this is.
+    """One process of a job: its role, its rank within the role, and its incarnation.
 
     The rank of an agent is its host's place in the roster. Incarnations count from 0; a message of an older one is
     refused.
@@ -81,7 +81,7 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 class Address(msgspec.Struct, frozen=True, order=True):
-    """Where a listener can be reached: a numeric IP address and a port that is bound."""
+    """The address of a listener: a numeric IP address and its port."""
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -113,11 +113,11 @@ class ParameterInfo(msgspec.Struct, frozen=True):
 
 
 Number = float | int | bool | str | None | list[float]
-"""What an optimizer's group may hold beside its parameters: lr, betas, momentum, flags."""
+"""A value of an optimizer's group besides its parameters: lr, betas, momentum, flags."""
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What is synchronised: parameters in the model's order, and the optimizer that steps them.
+    """The synchronised state: parameters in the model's order, and the optimizer that updates them.
 
     `groups` holds, for each optimizer group, its numbers and flags verbatim (lr, betas, foreach ...).
     `optimizer` is the class's name in torch.optim when that class is fit for servers, else "". `scalars` is the dtype
@@ -140,7 +140,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class ServerAt(msgspec.Struct, frozen=True):
-    """A server that is alive, which start of it, and where it listens."""
+    """A live server, its incarnation and its address."""
 
     rank: Count
     incarnation: Count
@@ -148,10 +148,10 @@ class ServerAt(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Which server has which shard; of two, that with the larger epoch holds.
+    """The assignment of shards to servers; of two, the one with the larger epoch is valid.
 
-    `chains[j]` holds the ranks of shard j's full members, primary first; `copies[j]` those that its primary fills,
-    which count for no acknowledgement yet.
+    `chains[j]` holds the ranks of shard j's full members, primary first; `copies[j]` those that its primary still
+    fills, which no acknowledgement waits for.
     """
 
     epoch: int
@@ -166,7 +166,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 NO_SERVERS = Assignment(0, [], [], [])
-"""What strategies other than ps have."""
+"""The assignment under strategies without servers."""
 
 
 class TensorSlice(msgspec.Struct, frozen=True):
@@ -186,10 +186,10 @@ Slices = Annotated[list[TensorSlice], msgspec.Meta(max_length=MOST_LISTED)]
 
 
 class Compression(msgspec.Struct, frozen=True):
-    """How gradients are made smaller on their way: which elements leave, and how their values are coded.
+    """The compression of gradients: which elements are sent, and how their values are coded.
 
-    `share` is that of the elements which topk sends; `skip` the probability with which random_skip leaves an element
-    out (0: never); `significance` what an element must exceed, in parts of the root mean square (0: all leave).
+    `share` is the share of the elements that topk sends; `skip` the probability with which random_skip leaves an
+    element out (0: never); `significance` the threshold in parts of the root mean square (0: all are sent).
     """
 
     kind: str = "none"  # none | bf16 | fp16 | int8 | onebit | topk
@@ -199,17 +199,17 @@ class Compression(msgspec.Struct, frozen=True):
 
     @property
     def off(self) -> bool:
-        """Whether gradients travel as they are."""
+        """Whether gradients are sent as they are."""
         return self == PLAIN
 
     @property
     def feedback(self) -> bool:
-        """Whether what is left out of a push is kept on its worker and joins the next one (error feedback)."""
+        """Whether elements left out of a push are kept on their worker and added to the next one (error feedback)."""
         return self.kind in ("int8", "onebit", "topk") or self.significance > 0
 
     @property
     def halves(self) -> str:
-        """The type in which sums travel too: "bfloat16" or "float16"; "": sums travel as they are."""
+        """The type in which sums are sent too: "bfloat16" or "float16"; "": sums are sent as they are."""
         plain = not self.skip and not self.significance
         return {"bf16": "bfloat16", "fp16": "float16"}.get(self.kind, "") if plain else ""
 
@@ -221,4 +221,4 @@ class Compression(msgspec.Struct, frozen=True):
 
 
 PLAIN = Compression()
-"""Gradients travel as they are."""
+"""No compression."""

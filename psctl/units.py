@@ -1,4 +1,4 @@
-"""Sizes, rates and durations: from what people write to bytes, bytes/s and seconds, and back to what people read.
+"""Sizes, rates and durations: text parsed into bytes, bytes/s and seconds, and formatted again.
 
 MB is 10^6 bytes and MiB is 2^20; a bit is an eighth of a byte; durations may be compound ("1h30m"). Numbers are read as
 exact fractions, so that "0.1 GB" is 100,000,000 bytes and not one less.
@@ -33,7 +33,7 @@ COUNTS = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 """Powers of ten of counts; B is a billion, as models are called."""
 
 LONGEST = 40
-"""Characters; a longer text is no quantity, and is not tried as one."""
+"""Most characters of a quantity; longer text is refused."""
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _QUANTITY = re.compile(rf"({_NUMBER}) ?([A-Za-z/µ]*)", re.ASCII)
@@ -118,29 +118,29 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(count: float) -> str:
-    """Print bytes for people: "0 B", "57.5 kB", "1.2 GB"."""
+    """Return bytes as text: "0 B", "57.5 kB", "1.2 GB"."""
     return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"), " ")
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Print bytes per second for people: "3.1 GB/s"."""
+    """Return bytes per second as text: "3.1 GB/s"."""
     return _scaled(bytes_per_second, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"), " ")
 
 
 def format_bit_rate(bytes_per_second: float) -> str:
-    """Print bytes per second as networks count: "95.6 Gbit/s"."""
+    """Return bytes per second in bits, as networks count: "95.6 Gbit/s"."""
     return _scaled(bytes_per_second * 8, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"), " ")
 
 
 def format_count(count: float) -> str:
-    """Print a count for people: "512", "9,999", "12.3k", "1.2M"."""
+    """Return a count as text: "512", "9,999", "12.3k", "1.2M"."""
     if abs(count) < 10_000:
         return f"{count:,.0f}" if float(count).is_integer() or abs(count) >= 100 else f"{count:.3g}"
     return _scaled(count, ("", "k", "M", "G", "T"), "")
 
 
 def format_seconds(seconds: float) -> str:
-    """Print seconds for people: "50 us", "12.5 ms", "3.2 s", "1m30s", "2h05m", "3d04h"."""
+    """Return seconds as text: "50 us", "12.5 ms", "3.2 s", "1m30s", "2h05m", "3d04h"."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 0:
@@ -176,7 +176,7 @@ def _scaled(value: float, units: tuple[str, ...], gap: str) -> str:
 
 
 def _three(value: float) -> str:
-    """At most three digits, no exponent, no trailing zeros."""
+    """Return a number with at most three digits, without exponent and trailing zeros."""
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     text = f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"

@@ -77,7 +77,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
         if gained < 1e-3:
             break
     count = len(measured)
-    return Fitted(Costs(*at), _middle(first[:count]), _middle(now[:count]))
+    return Fitted(Costs(*at), _median_error(first[:count]), _median_error(now[:count]))
 
 
 def _vector(values: Iterable[float]) -> _Vector:
@@ -85,7 +85,7 @@ def _vector(values: Iterable[float]) -> _Vector:
     return alpha, overhead, gamma
 
 
-def _middle(errors: Sequence[float]) -> float:
+def _median_error(errors: Sequence[float]) -> float:
     return statistics.median(abs(each) for each in errors)
 
 
@@ -98,7 +98,7 @@ def _slope(errors: Callable[[_Vector], list[float]], at: _Vector, now: Sequence[
     """Return how each error changes with one cost, per SCALES of it."""
     step = max(0.05 * at[which], 0.02 * SCALES[which])
     moved = errors(_vector(value + step * (index == which) for index, value in enumerate(at)))
-    return [(there - here) / step * SCALES[which] for there, here in zip(moved, now, strict=True)]
+    return [(after - before) / step * SCALES[which] for after, before in zip(moved, now, strict=True)]
 
 
 def _solve(columns: Sequence[Sequence[float]], now: Sequence[float], at: _Vector) -> _Vector:
@@ -155,9 +155,9 @@ def _shorten(
 ) -> tuple[_Vector, list[float]] | None:
     """Return the costs after the step, halved until they fit better; None when they never do."""
     for _ in range(HALVINGS):
-        there = _vector(max(0.0, value + move) for value, move in zip(at, step, strict=True))
-        found = errors(there)
+        moved = _vector(max(0.0, value + move) for value, move in zip(at, step, strict=True))
+        found = errors(moved)
         if _loss(found) < loss:
-            return there, found
+            return moved, found
         step = _vector(move / 2 for move in step)
     return None

@@ -1,8 +1,8 @@
-"""The best prediction of each strategy on given machines: its options are searched, its schedule is timed.
+"""The best prediction of each strategy on given machines, by a search over the options of its schedule.
 
 The search is small. Orders, groups, shares, rings and trees follow from the machines (`rank_orders`); what remains is
-how often to cut a vector, and the closed forms give about the number. Up to LARGE ranks every candidate is simulated.
-With more, closed forms are used on equal cables, and stepwise estimates on unequal ones.
+the number of pieces of a vector, which the closed forms give approximately. Up to LARGE ranks every candidate is
+simulated. With more, closed forms are used on equal cables, and stepwise estimates on unequal ones.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import PlanInput
-from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound, stepwise
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.schedule_timing import Costs, Timing, at_pace, in_pieces
-from psctl.plan.uniform_forms import LARGE, form, uniform_rates
+from psctl.plan.uniform_forms import LARGE, closed_form, uniform_rates
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.schedule import Schedule
@@ -57,7 +57,7 @@ MESSAGES = 10_000
 """Most transfers of one schedule that a search simulates."""
 
 BILLION = 1e9
-"""Bytes for which steps are estimated, from which any size follows."""
+"""Bytes for which steps are estimated; the time of another size follows from it."""
 
 LEAST = 1024
 """Bytes of a chunk below which cutting saves no time."""
@@ -95,7 +95,7 @@ class CandidateSearch:
         self._uniform = inputs.network.uniform(inputs.ranks)
         self._few = inputs.world <= SMALL
         self._by_form = inputs.world > LARGE and (self._uniform is not None or inputs.world > HUGE)
-        self._floors: dict[str, list[LowerBound]] = {}
+        self._bounds: dict[str, list[LowerBound]] = {}
         self._steps: dict[tuple[str, ScheduleOptions], tuple[float, float]] = {}
 
     def best(self, strategy: str, size: float) -> Predicted:
@@ -105,10 +105,10 @@ class CandidateSearch:
             strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
-        found = [self.at(strategy, options, size) for options in self._options(strategy, size)]
-        return self._finer(_first_of(found, SIMPLER), size)
+        found = [self.predict(strategy, options, size) for options in self._options(strategy, size)]
+        return self._with_pieces(_first_of(found, SIMPLER), size)
 
-    def _finer(self, rough: Predicted, size: float) -> Predicted:
+    def _with_pieces(self, rough: Predicted, size: float) -> Predicted:
         arranged = rough.options
         if rough.strategy == "native":
             return rough
@@ -116,7 +116,7 @@ class CandidateSearch:
             cuts = [msgspec.structs.replace(arranged, chunks=cut) for cut in self._chunks(rough.strategy, size)]
         else:
             cuts = [msgspec.structs.replace(arranged, pieces=cut) for cut in self._cuts(rough, size)]
-        found = [self.at(rough.strategy, options, size) for options in cuts if options != arranged]
+        found = [self.predict(rough.strategy, options, size) for options in cuts if options != arranged]
         if rough.strategy in OVERLAPPING:
             return _first_of(sorted([*found, rough], key=lambda each: -each.options.pieces), FINER)
         return min([rough, *found], key=lambda each: each.seconds)
@@ -126,33 +126,33 @@ class CandidateSearch:
         """Whether strategies that cannot win are not simulated; beyond LARGE ranks none is."""
         return SMALL < self._inputs.world <= LARGE
 
-    def rough(self, strategy: str, size: float) -> Predicted:
+    def estimate(self, strategy: str, size: float) -> Predicted:
         """Return a stepwise prediction, for a strategy that cannot win.
 
         Args:
             strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
-        found = [self._counted(strategy, options, size) for options in self._options(strategy, size)]
+        found = [self._estimate_by_steps(strategy, options, size) for options in self._options(strategy, size)]
         return min(found, key=lambda each: each.seconds)
 
-    def quick(self, strategy: str, size: float) -> tuple[float, float]:
-        """Return a strategy's seconds, and those of them in which its messages wait.
+    def quick_estimate(self, strategy: str, size: float) -> tuple[float, float]:
+        """Return a strategy's seconds, and the part of them in which its messages wait.
 
-        With many ranks they are estimated step by step, once for all sizes. Arguments as of `rough`.
+        With many ranks they are estimated step by step, once for all sizes. Arguments as of `estimate`.
         """
         if self._few or self._by_form:
             best = self.best(strategy, size)
             return best.seconds, best.timing.waiting
         for options in self._options(strategy, size):
             if (strategy, options) not in self._steps:
-                self._counted(strategy, options, BILLION)
-        known = self.known(strategy, size)
+                self._estimate_by_steps(strategy, options, BILLION)
+        known = self.known_estimate(strategy, size)
         assert known is not None
         return known
 
-    def known(self, strategy: str, size: float) -> tuple[float, float] | None:
-        """Return the result of `quick` where the steps were estimated before, else None."""
+    def known_estimate(self, strategy: str, size: float) -> tuple[float, float] | None:
+        """Return the result of `quick_estimate` where the steps were estimated before, else None."""
         if self._few or self._by_form:
             return None
         found = [self._steps.get((strategy, options)) for options in self._options(strategy, size)]
@@ -161,20 +161,20 @@ class CandidateSearch:
         return min((one[0] + size * one[1], one[0]) for one in found if one is not None)
 
     def _options(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
-        return [self._native()] if strategy == "native" else self._tried(strategy, size)
+        return [self._native_options()] if strategy == "native" else self._arrangements(strategy, size)
 
-    def _counted(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
+    def _estimate_by_steps(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
-        costs = side_by_side(self._costs(strategy), schedule, self._inputs.crowd)
+        costs = costs_on_shared_cores(self._costs(strategy), schedule, self._inputs.ranks_per_core)
         timing = stepwise(schedule, self._inputs.network, self._places(schedule), size, costs)
         sent = max(schedule.sent(size)[: self._inputs.world])
-        found = Predicted(strategy, options, self._paced(strategy, timing), schedule.steps, sent)
+        found = Predicted(strategy, options, self._at_pace(strategy, timing), schedule.steps, sent)
         if size:
             waiting = found.timing.waiting
             self._steps[strategy, options] = (waiting, (found.seconds - waiting) / size)
         return found
 
-    def least(self, strategy: str, size: float) -> float:
+    def least_seconds(self, strategy: str, size: float) -> float:
         """Return a lower bound on a strategy's seconds; 0 where a prediction costs no more than the bound.
 
         Args:
@@ -183,14 +183,14 @@ class CandidateSearch:
         """
         if self._by_form:
             return 0.0
-        if strategy not in self._floors:
+        if strategy not in self._bounds:
             tried = self._options(strategy, 0.0)
             uncut = dict.fromkeys(msgspec.structs.replace(options, chunks=1, pieces=1) for options in tried)
-            self._floors[strategy] = [self._floor(strategy, options) for options in uncut]
+            self._bounds[strategy] = [self._bound(strategy, options) for options in uncut]
         pace = self._inputs.pace(strategy)
-        return min(one.seconds(size, pace) for one in self._floors[strategy])
+        return min(one.seconds(size, pace) for one in self._bounds[strategy])
 
-    def _floor(self, strategy: str, options: ScheduleOptions) -> LowerBound:
+    def _bound(self, strategy: str, options: ScheduleOptions) -> LowerBound:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
         low = lower_bound(schedule, self._inputs.network, self._places(schedule), self._costs(strategy).alpha)
         return (
@@ -204,7 +204,7 @@ class CandidateSearch:
         """Return the place of each node of a schedule; helpers are on the first rank's host."""
         return (*self._inputs.ranks, *(self._inputs.hosts[0] for _ in range(schedule.nodes - self._inputs.world)))
 
-    def at(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
+    def predict(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
 
         Args:
@@ -216,15 +216,17 @@ class CandidateSearch:
         costs = self._costs(strategy)
         name = "ring" if strategy == "native" else strategy
         if self._by_form:
-            made = form(inputs, self._port, name, options, size, costs)
-            return Predicted(strategy, options, self._paced(strategy, made.timing()), made.steps, made.sent)
+            form = closed_form(inputs, self._port, name, options, size, costs)
+            return Predicted(strategy, options, self._at_pace(strategy, form.timing()), form.steps, form.sent)
         if inputs.world > LARGE:
-            return self._counted(strategy, options, size)
+            return self._estimate_by_steps(strategy, options, size)
         schedule = catalog.build(name, inputs.world, options)
-        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule, inputs.crowd))
+        timing = self._timing(
+            name, options, schedule, size, costs_on_shared_cores(costs, schedule, inputs.ranks_per_core)
+        )
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs)
-        timing = self._paced(strategy, timing)
+        timing = self._at_pace(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: inputs.world]))
 
     def _timing(self, name: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
@@ -238,7 +240,7 @@ class CandidateSearch:
 
         return simulate_pipeline(cut, options.chunks, inputs.network, places, size, costs)
 
-    def _paced(self, strategy: str, timing: Timing) -> Timing:
+    def _at_pace(self, strategy: str, timing: Timing) -> Timing:
         return at_pace(timing, self._inputs.pace(strategy))
 
     def why_not(self, strategy: str) -> str | None:
@@ -249,11 +251,11 @@ class CandidateSearch:
 
     # -- options
 
-    def _native(self) -> ScheduleOptions:
+    def _native_options(self) -> ScheduleOptions:
         """Return the order of the engine's ring: NCCL's follows the cables, Gloo's the ranks' numbers."""
         return ScheduleOptions(order=self._order) if self._inputs.gpus else ONLY
 
-    def _tried(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
+    def _arrangements(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
         """Return options that differ in the arrangement of the ranks."""
         chunks = self._chunks(strategy, size)[-1] if strategy in PIPELINES else ONLY.chunks
         chunks = min(COARSE, chunks) if self._few else chunks

@@ -1,4 +1,4 @@
-"""What a model of so many parameters needs of its servers, and what consistency and checkpoints cost it.
+"""The memory that a model needs on its servers, and the costs of consistency and of checkpoints.
 
     values          4 N bytes (float32), divided over the servers to within one shard
     optimizer       two numbers a parameter besides its value (Adam, AdamW; SGD with momentum: one)
@@ -59,7 +59,7 @@ MOST_WORKERS = 256
 
 
 class ConsistencyCost(msgspec.Struct, frozen=True):
-    """What one consistency costs where the times of workers vary (independent, exponential).
+    """The cost of one consistency where the times of workers vary (independent, exponential).
 
     Args:
         consistency: bsp, ssp or asp.
@@ -77,7 +77,7 @@ class ConsistencyCost(msgspec.Struct, frozen=True):
 
 
 class CheckpointCost(msgspec.Struct, frozen=True):
-    """A checkpoint's bytes and seconds, and how often to make one; the overhead is a share of the time."""
+    """A checkpoint's bytes and seconds, and its best interval; the overhead is a share of the time."""
 
     bytes: int
     seconds: float
@@ -87,7 +87,7 @@ class CheckpointCost(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What the parameters need; figures of one server are those of the fullest one."""
+    """The needs of a model; figures of one server are those of the fullest one."""
 
     parameters: int
     bytes: int
@@ -117,7 +117,7 @@ def capacity(
     staleness: int | None,
     rate: float,
 ) -> Capacity:
-    """Return what this number of parameters needs.
+    """Return the needs of a model.
 
     Args:
         parameters: their number.
@@ -151,7 +151,7 @@ def capacity(
 
 
 def waiting(workers: int, staleness: int | None) -> list[ConsistencyCost]:
-    """Return what bsp, some ssp (also that of `staleness`) and asp cost; the same numbers in every run."""
+    """Return the costs of bsp, some ssp (also that of `staleness`) and asp; the same numbers in every run."""
     chance = random.Random(0)  # noqa: S311 (a simulation)
     compute = [[chance.expovariate(1.0) for _ in range(min(workers, MOST_WORKERS))] for _ in range(CLOCKS)]
     rows = [ConsistencyCost("bsp", 0, harmonic(workers), 1 - 1 / harmonic(workers), stable_step(0))]
@@ -163,7 +163,7 @@ def waiting(workers: int, staleness: int | None) -> list[ConsistencyCost]:
 
 
 class ClockTimes(msgspec.Struct, frozen=True):
-    """When workers ended their clocks.
+    """The times at which workers end their clocks.
 
     Args:
         ends: for each clock, each worker's end, seconds.
@@ -175,7 +175,7 @@ class ClockTimes(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """When the last worker has ended."""
+        """The end of the last worker, seconds."""
         return max(self.ends[-1])
 
     @property
@@ -185,7 +185,7 @@ class ClockTimes(msgspec.Struct, frozen=True):
 
 
 def clock_times(compute: Sequence[Sequence[float]], staleness: int | None, exchange: float = 0.0) -> ClockTimes:
-    """Run the recursion.
+    """Return the ends of clocks by the recursion above.
 
     Args:
         compute: for each clock, the seconds that each worker computes.

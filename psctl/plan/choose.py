@@ -113,11 +113,12 @@ def choose(
         the plan: all candidates, best first, every strategy's name once.
 
     Raises:
-        UsageError: the strategy that was asked for can't do it here; the message says why.
+        UsageError: the strategy that was asked for is not possible here; the message says why.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    asked = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
-    return Planner(plan_input_of_job(order), order.hosts, asked).plan(known if known is not None else UNKNOWN, decided)
+    request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
+    planner = Planner(plan_input_of_job(order), order.hosts, request)
+    return planner.plan(known if known is not None else UNKNOWN, decided)
 
 
 def planner_for_job(order: JobOrder) -> Planner:
@@ -125,7 +126,7 @@ def planner_for_job(order: JobOrder) -> Planner:
     return Planner(plan_input_of_job(order), order.hosts, request_of_job(order, None))
 
 
-def planner_for_cluster(inputs: PlanInput, asked: PlanRequest) -> Planner:
+def planner_for_cluster(inputs: PlanInput, request: PlanRequest) -> Planner:
     """Return the planner of a cluster that is known only as a graph."""
     hosts = [
         HostOrder(
@@ -134,7 +135,7 @@ def planner_for_cluster(inputs: PlanInput, asked: PlanRequest) -> Planner:
         )
         for host in inputs.cluster.hosts
     ]  # fmt: skip
-    return Planner(inputs, hosts, asked)
+    return Planner(inputs, hosts, request)
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -159,8 +160,8 @@ class _ServerTiming(msgspec.Struct, frozen=True):
         return round(self.timing.seconds, 9)
 
 
-def _refused(strategy: str, why: str | None) -> UsageError:
-    return UsageError(f"strategy: {strategy} can't be taken here: {why}", hint="strategy: auto")
+def _impossible(strategy: str, why: str | None) -> UsageError:
+    return UsageError(f"strategy: {strategy} is not possible here: {why}", hint="strategy: auto")
 
 
 class Planner:
@@ -169,34 +170,35 @@ class Planner:
     Args:
         inputs: machines, ranks, costs.
         hosts: the roster, to place servers on.
-        asked: the request.
+        request: of the job file and the model.
     """
 
-    def __init__(self, inputs: PlanInput, hosts: Sequence[HostOrder], asked: PlanRequest) -> None:
-        self._inputs, self._hosts, self._asked = inputs, hosts, asked
+    def __init__(self, inputs: PlanInput, hosts: Sequence[HostOrder], request: PlanRequest) -> None:
+        self._inputs, self._hosts, self._request = inputs, hosts, request
         self._search = CandidateSearch(inputs)
-        self._hosting = next(iter(server_placements(hosts, asked.servers)), ())
-        self._together = asked.staleness == 0 and asked.compression.off  # as coordinator/state/server_changes.py has it
-        self._serving: list[LowerBound] | None = None
-        self._gpus = inputs.gpus if asked.on_gpus is None else asked.on_gpus
+        self._default_servers = next(iter(server_placements(hosts, request.servers)), ())
+        # The condition of coordinator/state/server_changes.py.
+        self._together = request.staleness == 0 and request.compression.off
+        self._ps_bounds: list[LowerBound] | None = None
+        self._gpus = inputs.gpus if request.on_gpus is None else request.on_gpus
 
     def plan(self, size: int, decided: bool = False) -> Plan:
-        """Return the plan for so many bytes.
+        """Return the plan for a number of bytes.
 
         Raises:
-            UsageError: the strategy that was asked for can't do it here.
+            UsageError: the strategy that was asked for is not possible here.
         """
-        served = self._served(size)
-        found = self._predicted([name for name in STRATEGIES if self._why_not(name, served.servers) is None], size)
-        rows = [self._candidate(name, found.get(name), size, served) for name in STRATEGIES]
+        ps = self._ps_timing(size)
+        found = self._predicted([name for name in STRATEGIES if self._why_not(name, ps.servers) is None], size)
+        rows = [self._candidate(name, found.get(name), size, ps) for name in STRATEGIES]
         rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
-        chosen = self._pick(rows)
-        rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._asked.strategy == "auto"))
-        own = found.get(chosen) if chosen != "native" else None  # the engine needs to be told nothing
+        chosen = self._choose(rows)
+        rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._request.strategy == "auto"))
+        own = found.get(chosen) if chosen != "native" else None  # the engine takes no options
         return Plan(
-            size=size, world=self._inputs.world, chosen=chosen, update=served.update if chosen == "ps" else "worker",
-            servers=served.servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            reason=self._reason(chosen, rows, served.servers),
+            size=size, world=self._inputs.world, chosen=chosen, update=ps.update if chosen == "ps" else "worker",
+            servers=ps.servers if chosen == "ps" else [], decided=decided, candidates=rows,
+            reason=self._reason(chosen, rows, ps.servers),
             options=options_as_data(own.options) if own is not None else {},
         )  # fmt: skip
 
@@ -206,10 +208,10 @@ class Planner:
         Raises:
             UsageError: the message says why.
         """
-        wanted = self._asked.strategy
-        why = self._why_not(wanted, self._hosting) if wanted != "auto" else None
+        wanted = self._request.strategy
+        why = self._why_not(wanted, self._default_servers) if wanted != "auto" else None
         if why not in (None, ALONE):
-            raise _refused(wanted, why)
+            raise _impossible(wanted, why)
 
     def winner(self, size: int) -> Winner:
         """Return the choice of `plan` for a size, timing only strategies that can win.
@@ -217,42 +219,43 @@ class Planner:
         With many ranks times are stepwise estimates, so of nearly equal strategies another one may be chosen.
 
         Raises:
-            UsageError: the strategy that was asked for can't do it here.
+            UsageError: the strategy that was asked for is not possible here.
         """
-        may = [name for name in STRATEGIES if self._why_not(name, self._hosting) is None]
-        if self._asked.strategy in may:
-            return Winner(size, self._asked.strategy, self._seconds(self._asked.strategy, size))
-        if self._asked.strategy != "auto" or not may or self._inputs.world == 1:
+        possible = [name for name in STRATEGIES if self._why_not(name, self._default_servers) is None]
+        if self._request.strategy in possible:
+            return Winner(size, self._request.strategy, self._seconds(self._request.strategy, size))
+        if self._request.strategy != "auto" or not possible or self._inputs.world == 1:
             plan = self.plan(size)
             return Winner(size, plan.chosen, plan.seconds)
-        least = {name: self._least(name, size) for name in may}
+        least = {name: self._least(name, size) for name in possible}
         timed: dict[str, float] = {}
-        for name in sorted(may, key=lambda name: least[name]):
+        for name in sorted(possible, key=lambda name: least[name]):
             if least[name] <= min(timed.values(), default=math.inf) * NEARLY:
                 timed[name] = self._seconds(name, size)
         limit = TIE * min(timed.values())
         last = not self._gpus and min(timed, key=lambda name: timed[name]) == "native"
-        for name in may if last else PREFERRED[self._gpus]:
-            if name in may and name not in timed and least[name] <= limit:
+        for name in possible if last else PREFERRED[self._gpus]:
+            if name in possible and name not in timed and least[name] <= limit:
                 timed[name] = self._seconds(name, size)
-        chosen = self._simplest([(name, timed[name]) for name in STRATEGIES if name in timed])
+        chosen = self._preferred([(name, timed[name]) for name in STRATEGIES if name in timed])
         return Winner(size, chosen, timed[chosen])
 
     def _least(self, name: str, size: int) -> float:
         if name == "ps":
-            if self._serving is None:
-                self._serving = lower_bounds(self._inputs, self._hosts, self._asked.servers, together=self._together)
-            part = min(coding(self._asked.compression, update).both for update in self._updates())
-            return min(one.seconds(size * part, self._inputs.pace("ps")) for one in self._serving)
-        part = max(self._buckets(size)) * self._asked.halved
-        known = self._search.known(name, part)
-        least = known[0] if known is not None else self._search.least(name, part)
-        return least * size * self._asked.halved / max(1, part)
+            if self._ps_bounds is None:
+                servers = self._request.servers
+                self._ps_bounds = lower_bounds(self._inputs, self._hosts, servers, together=self._together)
+            part = min(coding(self._request.compression, update).both for update in self._updates())
+            return min(one.seconds(size * part, self._inputs.pace("ps")) for one in self._ps_bounds)
+        part = max(self._buckets(size)) * self._request.halved
+        known = self._search.known_estimate(name, part)
+        least = known[0] if known is not None else self._search.least_seconds(name, part)
+        return least * size * self._request.halved / max(1, part)
 
     def _seconds(self, name: str, size: int) -> float:
         if name == "ps":
-            return self._served(size).seconds
-        return self._total(*self._search.quick(name, max(self._buckets(size)) * self._asked.halved), size)
+            return self._ps_timing(size).seconds
+        return self._total(*self._search.quick_estimate(name, max(self._buckets(size)) * self._request.halved), size)
 
     def _total(self, seconds: float, waiting: float, size: int) -> float:
         """Return the seconds of all buckets, one after another, from those of the largest."""
@@ -263,49 +266,49 @@ class Planner:
     @property
     def _codes(self) -> Coding:
         """The cost of compression under a collective, on cores that ranks may share."""
-        one, crowd = coding(self._asked.compression, "worker"), max(1.0, self._inputs.crowd)
-        return Coding(one.push, one.pull, one.encode * crowd, one.read * crowd)
+        own_core, sharing = coding(self._request.compression, "worker"), max(1.0, self._inputs.ranks_per_core)
+        return Coding(own_core.push, own_core.pull, own_core.encode * sharing, own_core.read * sharing)
 
-    def _served(self, size: int) -> _ServerTiming:
+    def _ps_timing(self, size: int) -> _ServerTiming:
         """Return the best prediction of `ps`; the optimizer steps on servers unless that is slower by more than TIE."""
         found = []
         for update in self._updates():
-            codes = coding(self._asked.compression, update)
-            how = ServingMode(update == "worker", self._asked.replicas, codes, self._together)
-            servers = place_servers(self._inputs, self._hosts, self._asked.servers, size, how)
+            codes = coding(self._request.compression, update)
+            mode = ServingMode(update == "worker", self._request.replicas, codes, self._together)
+            servers = place_servers(self._inputs, self._hosts, self._request.servers, size, mode)
             if not servers:
                 return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
             names = [self._hosts[at].name for at in servers]
-            found.append(_ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, how)))
+            found.append(_ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, mode)))
         return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
 
     def _updates(self) -> Sequence[str]:
         """Return where the optimizer may step under `ps`: on servers, which continue when a worker is lost, first.
         Where the choice is free also on workers, because then sums are pulled while others are still pushed."""
         update = self._update()
-        free = self._asked.strategy == self._asked.update == "auto" and self._asked.staleness == 0
-        return ("server", "worker") if update == "server" and free and not self._asked.serving else (update,)
+        free = self._request.strategy == self._request.update == "auto" and self._request.staleness == 0
+        return ("server", "worker") if update == "server" and free and not self._request.serving else (update,)
 
     def _update(self) -> str:
-        if self._asked.update != "auto":
-            return self._asked.update
-        if self._asked.period > 1:
+        if self._request.update != "auto":
+            return self._request.update
+        if self._request.period > 1:
             return "worker"
-        return "server" if self._asked.optimizer or self._asked.staleness != 0 else "worker"
+        return "server" if self._request.optimizer or self._request.staleness != 0 else "worker"
 
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
         if name == "ps":
             if servers:
                 return None
-            return "servers: 0 was asked for" if self._asked.servers == 0 else "no host may hold a server (roles)"
-        if self._asked.staleness != 0:
-            return f"consistency: {consistency(self._asked.staleness)} was asked for, and collectives are bsp"
-        if self._asked.update == "server":
+            return "servers: 0 was asked for" if self._request.servers == 0 else "no host may hold a server (roles)"
+        if self._request.staleness != 0:
+            return f"consistency: {consistency(self._request.staleness)} was asked for, and collectives are bsp"
+        if self._request.update == "server":
             return "update: server was asked for, and collectives update on workers"
-        if not self._asked.compression.off and not self._asked.compression.halves:
-            return f"compression: {self._asked.compression} was asked for, which servers alone can do"
-        if self._asked.serving:
-            return f"servers: {self._asked.servers} was asked for, and collectives use none"
+        if not self._request.compression.off and not self._request.compression.halves:
+            return f"compression: {self._request.compression} was asked for, which only servers support"
+        if self._request.serving:
+            return f"servers: {self._request.servers} was asked for, and collectives use none"
         if self._inputs.world == 1 and name != "native":
             return ALONE
         return self._why_unencrypted(name) or self._search.why_not(name)
@@ -313,43 +316,43 @@ class Planner:
     def _why_unencrypted(self, name: str) -> str | None:
         """Return why a strategy is excluded where all traffic between hosts must be encrypted."""
         gpus = self._gpus
-        if not (self._asked.encrypted and self._inputs.nodes > 1 and by_engine(name, gpus=gpus)):
+        if not (self._request.encrypted and self._inputs.nodes > 1 and by_engine(name, gpus=gpus)):
             return None
         return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
         """Return the best prediction of each strategy for the largest bucket; with many ranks those that cannot be
         chosen are only estimated step by step."""
-        part, asked = max(self._buckets(size)) * self._asked.halved, self._asked.strategy
+        part, wanted = max(self._buckets(size)) * self._request.halved, self._request.strategy
         if not self._search.prunes:
             return {name: self._search.best(name, part) for name in names if name != "ps"}
-        least = {name: self._search.least(name, part) for name in names if name != "ps"}
+        least = {name: self._search.least_seconds(name, part) for name in names if name != "ps"}
         found: dict[str, Predicted] = {}
         limit = math.inf
         for name in sorted(least, key=lambda name: least[name]):
-            timed = least[name] <= limit or name == asked
-            found[name] = self._search.best(name, part) if timed else self._search.rough(name, part)
+            timed = least[name] <= limit or name == wanted
+            found[name] = self._search.best(name, part) if timed else self._search.estimate(name, part)
             limit = min(limit, TIE * NEARLY * found[name].seconds) if timed else limit
         return found
 
     def _buckets(self, size: int) -> tuple[int, ...]:
-        return buckets(size) if self._asked.bucketed else (size,)
+        return buckets(size) if self._request.bucketed else (size,)
 
-    def _candidate(self, name: str, found: Predicted | None, size: int, served: _ServerTiming) -> PlanCandidate:
-        why_not = self._why_not(name, served.servers)
+    def _candidate(self, name: str, found: Predicted | None, size: int, ps: _ServerTiming) -> PlanCandidate:
+        why_not = self._why_not(name, ps.servers)
         if why_not is not None:
             return PlanCandidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
-            names = [self._hosts[at].name for at in served.servers]
+            names = [self._hosts[at].name for at in ps.servers]
             params: dict[str, Any] = {
                 "servers": len(names),
                 "hosts": names,
-                "update": served.update,
+                "update": ps.update,
             } | self._compression_parameter
-            where = bottleneck(served.timing)
-            return PlanCandidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
+            where = bottleneck(ps.timing)
+            return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
-        buckets = {"buckets": len(self._buckets(size))} if self._asked.bucketed else {}
+        buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
         params = options_as_data(found.options) | buckets | self._compression_parameter
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None)
@@ -357,36 +360,36 @@ class Planner:
     @property
     def _compression_parameter(self) -> dict[str, str]:
         """The parameter of a candidate that names the compression."""
-        return {} if self._asked.compression.off else {"compression": str(self._asked.compression)}
+        return {} if self._request.compression.off else {"compression": str(self._request.compression)}
 
-    def _pick(self, rows: Sequence[PlanCandidate]) -> str:
+    def _choose(self, rows: Sequence[PlanCandidate]) -> str:
         """Return the chosen name; `rows` are sorted by time."""
         by_name = {row.strategy: row for row in rows}
-        wanted = self._asked.strategy
+        wanted = self._request.strategy
         if wanted != "auto":
             row = by_name[wanted]
             if row.feasible:
                 return wanted
             if row.why_not == ALONE:
                 return "native"
-            raise _refused(wanted, row.why_not)
+            raise _impossible(wanted, row.why_not)
         feasible = [row for row in rows if row.feasible and row.seconds is not None]
         if not feasible:
-            raise UsageError(f"no strategy can do what is asked for: {rows[0].why_not}", hint="servers: auto")
+            raise UsageError(f"no strategy supports the request: {rows[0].why_not}", hint="servers: auto")
         if self._inputs.world == 1 and by_name["native"].feasible:
             return "native"
-        return self._simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
+        return self._preferred([(row.strategy, row.seconds or 0.0) for row in feasible])
 
     def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
         if self._inputs.world == 1 and chosen == "native":
-            return f"strategy: {chosen} was asked for" if self._asked.strategy == chosen else ALONE
+            return f"strategy: {chosen} was asked for" if self._request.strategy == chosen else ALONE
         hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
         carried = channel(chosen, hosts, gpus=self._gpus)
-        if self._asked.strategy != "auto" and self._asked.strategy == chosen:
+        if self._request.strategy != "auto" and self._request.strategy == chosen:
             return f"strategy: {chosen} was asked for" + carried
         return reason(chosen, rows) + carried
 
-    def _simplest(self, timed: Sequence[tuple[str, float]]) -> str:
+    def _preferred(self, timed: Sequence[tuple[str, float]]) -> str:
         """Return the preferred one of those within TIE of the fastest, else the fastest."""
         least = min(seconds for _, seconds in timed)
         equal = sorted((seconds, place, name) for place, (name, seconds) in enumerate(timed) if seconds <= TIE * least)

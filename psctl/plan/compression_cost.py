@@ -50,21 +50,21 @@ class Coding(msgspec.Struct, frozen=True):
         return (self.push + self.pull) / 2
 
 
-def coding(how: Compression, update: str) -> Coding:
+def coding(compression: Compression, update: str) -> Coding:
     """Return the cost of a compression; under `update: worker` sums of halves are sent as halves."""
-    if how.off:
+    if compression.off:
         return Coding()
-    kind, chooses = how.kind, bool(how.skip or how.significance)
-    leave = (1 - how.skip) * math.erfc(how.significance / math.sqrt(2))
-    leave = min(leave, how.share) if kind == "topk" else leave
+    kind, chooses = compression.kind, bool(compression.skip or compression.significance)
+    leave = (1 - compression.skip) * math.erfc(compression.significance / math.sqrt(2))
+    leave = min(leave, compression.share) if kind == "topk" else leave
     places = min(4 * leave, 1 / 8) if leave < 1 else 0.0
     push = (places + leave * WIDTHS[kind]) / 4
     encode = ENCODING[kind] + (FILTERING if chooses else 0.0)
     read = READING[kind] + (SCATTERING * leave if chooses else 0.0)
-    return Coding(push, 0.5 if how.halves and update == "worker" else 1.0, encode, read)
+    return Coding(push, 0.5 if compression.halves and update == "worker" else 1.0, encode, read)
 
 
-def coded(timing: Timing, seconds: float) -> Timing:
+def add_coding_time(timing: Timing, seconds: float) -> Timing:
     """Return a timing with the processor time of encoding and decoding added to that of the sums."""
     if not seconds:
         return timing

@@ -1,4 +1,4 @@
-"""What a plan is made from: the request (the job file and the model), and the machines with their links and costs."""
+"""The input of a plan: the request of a job file and a model, and the machines with their links and costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psctl.types import PLAIN, Compression, Layout
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """What a job file and a model ask of a plan.
+    """The request of a job file and a model.
 
     Args:
         strategy: a name, or auto.
@@ -73,7 +73,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
 
 
 class PlanInput:
-    """The machines of a plan: hosts, links, the place of each rank, and what messages cost.
+    """The machines of a plan: hosts, links, the place of each rank, and the costs of messages.
 
     Args:
         cluster: the graph.
@@ -81,7 +81,7 @@ class PlanInput:
         serving: the hosts that may hold servers, in order.
         costs: of each engine's messages.
         paces: factors by which strategies were measured to differ from their predictions.
-        crowd: ranks per core on the busiest host.
+        ranks_per_core: ranks per core on the busiest host.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PlanInput:
         serving: Sequence[str],
         costs: Mapping[str, Costs] = FREE,
         paces: Mapping[str, StrategyPace] | None = None,
-        crowd: float = 1.0,
+        ranks_per_core: float = 1.0,
     ) -> None:
         self.cluster = cluster
         self.network = SimulatedNetwork(cluster)
@@ -99,7 +99,7 @@ class PlanInput:
         self.serving = tuple(serving)
         self.costs = costs
         self.paces = paces or {}
-        self.crowd = crowd
+        self.ranks_per_core = ranks_per_core
         names = {host.name for host in cluster.hosts}
         self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
         """The host of each rank."""
@@ -143,11 +143,11 @@ def plan_input_of_job(order: JobOrder) -> PlanInput:
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
     one_host = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
-    costs = engine_costs(gpus, order.costs, one_host=one_host)
-    return PlanInput(cluster, ranks, serving, costs, paces_of(order.costs, one_host=one_host), _crowd(order.hosts))
+    costs, paces = engine_costs(gpus, order.costs, one_host=one_host), paces_of(order.costs, one_host=one_host)
+    return PlanInput(cluster, ranks, serving, costs, paces, _ranks_per_core(order.hosts))
 
 
-def _crowd(hosts: Sequence[HostOrder]) -> float:
+def _ranks_per_core(hosts: Sequence[HostOrder]) -> float:
     """Return the ranks per core on the busiest kernel; hosts of one kernel share its cores."""
     ranks: dict[str, int] = {}
     cores: dict[str, int] = {}

@@ -94,7 +94,7 @@ def ports(inputs: PlanInput) -> list[float]:
     return [capacity / behind[link] for capacity, link in found]
 
 
-def outwards(inputs: PlanInput) -> float:
+def least_outward_rate(inputs: PlanInput) -> float:
     """Return the least bytes/s of a rank when all ranks send to other hosts at once (to other ranks on a single host),
     for schedules that ignore locality."""
     found = []

@@ -31,7 +31,7 @@ DESCRIPTIONS: Mapping[str, str] = {
 
 
 def bottleneck(timing: Timing) -> str:
-    """Return what limits a prediction, as text."""
+    """Return the limit of a prediction as text."""
     if timing.bottleneck == "latency":
         return "messages that wait for each other"
     if timing.bottleneck == "sums":
@@ -82,12 +82,12 @@ def by_engine(strategy: str, *, gpus: bool) -> bool:
 
 
 def engine(*, gpus: bool) -> str:
-    """Return the engine's name for people."""
+    """Return the engine's name for users."""
     return "NCCL" if gpus else "Gloo"
 
 
 def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
-    """Return what carries the bytes of a strategy, as the end of a sentence; "" between GPUs of one host.
+    """Return the transport of a strategy's bytes, as the end of a sentence; "" between GPUs of one host.
 
     Args:
         chosen: the name.

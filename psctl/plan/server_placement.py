@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.orders import HostOrder
-from psctl.plan.compression_cost import Coding, coded
+from psctl.plan.compression_cost import Coding, add_coding_time
 from psctl.plan.plan_input import PlanInput
-from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
@@ -39,7 +39,7 @@ LARGE = 64
 
 
 class ServingMode(msgspec.Struct, frozen=True):
-    """How servers work.
+    """The mode in which servers work.
 
     Args:
         pipelined: a shard is pulled while others are still pushed. Not where servers hold the values: a clock counts
@@ -54,13 +54,13 @@ class ServingMode(msgspec.Struct, frozen=True):
     coding: Coding = Coding()
     together: bool = True
 
-    def longer(self, workers: int, servers: int) -> float:
+    def flow_factor(self, workers: int, servers: int) -> float:
         """Return the factor by which flows are longer because servers' ports also carry updates to replicas, which are
         not compressed."""
         copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
         return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
 
-    def part(self, workers: Sequence[str], servers: Sequence[str]) -> float:
+    def byte_share(self, workers: Sequence[str], servers: Sequence[str]) -> float:
         """Return the share of the gradients' bytes that a push and a pull count as, with these hosts of workers and
         servers.
 
@@ -78,9 +78,9 @@ class ServingMode(msgspec.Struct, frozen=True):
             plain = max(plain, own + others)
         return coded / plain if plain else self.coding.both
 
-    def processors(self, size: float, workers: int, servers: int, crowd: float) -> float:
+    def coding_seconds(self, size: float, workers: int, servers: int, ranks_per_core: float) -> float:
         """Return the seconds in which `size` bytes of gradients are encoded, and decoded by the servers."""
-        return size * max(1.0, crowd) * (self.coding.encode + self.coding.read * workers / max(1, servers))
+        return size * max(1.0, ranks_per_core) * (self.coding.encode + self.coding.read * workers / max(1, servers))
 
 
 SUMMING = ServingMode()
@@ -88,7 +88,7 @@ SUMMING = ServingMode()
 
 
 def time_push_pull(
-    inputs: PlanInput, servers: Sequence[str], size: float, how: ServingMode = SUMMING
+    inputs: PlanInput, servers: Sequence[str], size: float, mode: ServingMode = SUMMING
 ) -> tuple[Timing, int, float]:  # fmt: skip
     """Return the time of a push and a pull, its steps, and the bytes that a worker sends.
 
@@ -96,25 +96,25 @@ def time_push_pull(
         inputs: the machines and the workers.
         servers: the host of each server.
         size: bytes a worker pushes.
-        how: the mode of the servers.
+        mode: the mode of the servers.
     """
-    pace, longer = inputs.pace("ps"), how.longer(inputs.world, len(servers))
-    pace = StrategyPace(pace.flowing * longer, pace.waiting)
-    codes = how.processors(size, inputs.world, len(servers), inputs.crowd)
-    sent, shards = size * how.coding.push, _pieces(inputs, servers, size) if how.pipelined else 1
-    size *= how.part(inputs.hosts, servers)
-    if how.together:
-        sent *= _pushed(inputs.hosts, servers)
+    measured = inputs.pace("ps")
+    pace = StrategyPace(measured.flowing * mode.flow_factor(inputs.world, len(servers)), measured.waiting)
+    codes = mode.coding_seconds(size, inputs.world, len(servers), inputs.ranks_per_core)
+    sent, shards = size * mode.coding.push, _shards_per_server(inputs, servers, size) if mode.pipelined else 1
+    size *= mode.byte_share(inputs.hosts, servers)
+    if mode.together:
+        sent *= _pushes_per_worker(inputs.hosts, servers)
     if inputs.world > LARGE:
-        return coded(at_pace(_by_ports(inputs, servers, size, how), pace), codes), 2, sent
-    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, together=how.together))
-    costs = side_by_side(inputs.costs.get("ps", Costs()), schedule, inputs.crowd)
+        return add_coding_time(at_pace(_by_ports(inputs, servers, size, mode), pace), codes), 2, sent
+    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, together=mode.together))
+    costs = costs_on_shared_cores(inputs.costs.get("ps", Costs()), schedule, inputs.ranks_per_core)
     timing = simulate(schedule, inputs.network, (*inputs.ranks, *servers), size, costs)
-    return coded(at_pace(timing, pace), codes), 2, sent
+    return add_coding_time(at_pace(timing, pace), codes), 2, sent
 
 
 def place_servers(
-    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, size: float, how: ServingMode = SUMMING
+    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, size: float, mode: ServingMode = SUMMING
 ) -> list[int]:
     """Return the host index of each server; empty when none may be placed.
 
@@ -125,13 +125,13 @@ def place_servers(
             fastest of servers on those hosts only, on every host that may serve, or with a larger share on idle hosts.
             A single host gets two, so that sums use two cores.
         size: bytes a worker pushes.
-        how: the mode of the servers.
+        mode: the mode of the servers.
     """
     found = server_placements(hosts, wanted)
     if len(found) < 2:
         return found[0] if found else []
     return min(
-        found, key=lambda chosen: time_push_pull(inputs, [hosts[at].name for at in chosen], size, how)[0].seconds
+        found, key=lambda chosen: time_push_pull(inputs, [hosts[at].name for at in chosen], size, mode)[0].seconds
     )
 
 
@@ -171,7 +171,7 @@ def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return {host: tuple(ranks) for host, ranks in found.items() if len(ranks) > 1}
 
 
-def _pushed(hosts: Sequence[str], servers: Sequence[str]) -> float:
+def _pushes_per_worker(hosts: Sequence[str], servers: Sequence[str]) -> float:
     """Return how many gradients a worker sends servers on average, where a host's workers push together."""
     workers, held = Counter(hosts), Counter(servers)
     each = {host: held[host] / len(servers) for host in workers}
@@ -202,7 +202,7 @@ def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) 
     return sorted([*busy, *(index for index in free for _ in range(times))])
 
 
-def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: ServingMode) -> Timing:
+def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, mode: ServingMode) -> Timing:
     """Return the time of the busiest port, or loopback, and of two messages."""
     costs = inputs.costs.get("ps", Costs())
     workers, held = Counter(inputs.hosts), Counter(servers)
@@ -212,9 +212,9 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: Servi
         part, others = held[host] / len(servers), inputs.world - workers[host]
         pulled, answered = workers[host] * (1 - part), part * others
         pushed, taken = pulled, answered
-        if how.together:
+        if mode.together:
             pushed, taken = min(1, workers[host]) * (1 - part), part * (len(workers) - (workers[host] > 0))
-        if how.pipelined:
+        if mode.pipelined:
             across = size * max(pushed + answered, taken + pulled)
         else:
             across = size * (max(pushed, taken) + max(pulled, answered))
@@ -230,7 +230,7 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: Servi
     return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
 
 
-def _pieces(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
+def _shards_per_server(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
     """Return the shards of a server, as `ps/shards` cuts them."""
     each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
     most = max(1, TRANSFERS // (2 * len(servers) * inputs.world))

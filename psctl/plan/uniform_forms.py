@@ -25,39 +25,39 @@ def uniform_rates(inputs: PlanInput, port: Sequence[float], costs: Costs) -> all
     """
     far = [inputs.network.route(inputs.ranks[0], place).latency for place in inputs.ranks[1:]]
     wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
-    narrowest = rank_orders.outwards(inputs) if inputs.world > LARGE else min(port)
+    narrowest = rank_orders.least_outward_rate(inputs) if inputs.world > LARGE else min(port)
     return allreduce_times.UniformRates(wait, 1 / narrowest, costs.gamma)
 
 
-def form(
+def closed_form(
     inputs: PlanInput, port: Sequence[float], name: str, options: ScheduleOptions, size: float, costs: Costs
 ) -> allreduce_times.Form:  # fmt: skip
-    """Return the closed form of a strategy; `name`, `options` and `size` as a schedule is built, others as above."""
+    """Return the closed form of a strategy; arguments as of `uniform_rates` and of a schedule."""
     rates = uniform_rates(inputs, port, costs)
     if name in ("ring", "multi-ring", "bidirectional-ring"):
         orders = [order for order, _ in options.rings] or [options.order or tuple(range(inputs.world))]
         return allreduce_times.ring(
-            inputs.world, size, msgspec.structs.replace(rates, beta=_crossed(inputs, orders[0]))
+            inputs.world, size, msgspec.structs.replace(rates, beta=_ring_beta(inputs, orders[0]))
         )
     if name == "hierarchical":
-        return _two_levels(inputs, options, size, rates)
+        return _hierarchical_form(inputs, options, size, rates)
     if name == "packed-trees":
         return allreduce_times.sharded(inputs.world, size, rates)
     return allreduce_times.FORMS[name](inputs.world, size, rates)
 
 
-def _two_levels(
+def _hierarchical_form(
     inputs: PlanInput, options: ScheduleOptions, size: float, rates: allreduce_times.UniformRates
 ) -> allreduce_times.Form:
     groups = options.groups
-    inner = msgspec.structs.replace(rates, beta=max(_crossed(inputs, group) for group in groups))
+    inner = msgspec.structs.replace(rates, beta=max(_ring_beta(inputs, group) for group in groups))
     heads = [group[0] for group in groups]
-    across = msgspec.structs.replace(rates, beta=_crossed(inputs, heads) * max(map(len, groups)))
+    across = msgspec.structs.replace(rates, beta=_ring_beta(inputs, heads) * max(map(len, groups)))
     return allreduce_times.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
 
 
-def _crossed(inputs: PlanInput, order: Sequence[int]) -> float:
-    """Return the seconds a byte takes round a ring whose every rank sends at once: by the most crossed link."""
+def _ring_beta(inputs: PlanInput, order: Sequence[int]) -> float:
+    """Return the seconds of a byte in a ring in which all ranks send at once, by the most crossed link."""
     count: dict[int, int] = {}
     for at, rank in enumerate(order):
         other = order[(at + 1) % len(order)]

@@ -82,7 +82,8 @@ def test_nothing_is_faster_than_its_floor(name: str) -> None:
         if strategy == "ps" or search.why_not(strategy):
             continue
         for size in (0, 1_000, 10_000_000):
-            assert search.least(strategy, size) <= search.best(strategy, size).seconds * (1 + 1e-9), (strategy, size)
+            best = search.best(strategy, size).seconds
+            assert search.least_seconds(strategy, size) <= best * (1 + 1e-9), (strategy, size)
 
 
 def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
@@ -101,7 +102,7 @@ def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
 def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = plan_input_of_cluster(preset("sixteen-gpu-nodes"), 18)
     pruned = planner_for_cluster(inputs, PlanRequest()).plan(160_000_000)
-    monkeypatch.setattr(CandidateSearch, "rough", CandidateSearch.best)
+    monkeypatch.setattr(CandidateSearch, "estimate", CandidateSearch.best)
     whole = planner_for_cluster(inputs, PlanRequest()).plan(160_000_000)
     assert (pruned.chosen, pruned.seconds, pruned.options) == (whole.chosen, whole.seconds, whole.options)
     exact = {row.strategy: row.seconds for row in whole.candidates}
@@ -142,7 +143,7 @@ def test_what_was_asked_for_wins_at_every_size() -> None:
 def test_costs_are_part_of_the_floor() -> None:
     inputs = GROUNDS["four-cpu-hosts"]
     dear = PlanInput(inputs.cluster, inputs.ranks, inputs.serving, {"psctl": Costs(alpha=1.0), "gloo": Costs()})
-    assert CandidateSearch(dear).least("tree", 0) >= 4.0
-    assert CandidateSearch(dear).least("native", 0) < 1.0
+    assert CandidateSearch(dear).least_seconds("tree", 0) >= 4.0
+    assert CandidateSearch(dear).least_seconds("native", 0) < 1.0
     assert Planner(dear, [], PlanRequest(servers=0)).winner(1_000).chosen == "native"
     assert msgspec.to_builtins(Winner(1, "ring", None)) == {"size": 1, "chosen": "ring", "seconds": None}

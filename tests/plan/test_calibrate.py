@@ -10,7 +10,7 @@ from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
 from psctl.plan.plan_input import PlanInput, nominal_cluster
-from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
@@ -97,7 +97,7 @@ def test_a_pace_stretches_what_flows_and_nothing_else() -> None:
     )
     for strategy in ("ring", "sharded"):
         before, after = (
-            CandidateSearch(inputs).at(strategy, ScheduleOptions(), 1e6).timing for inputs in (plain, slow)
+            CandidateSearch(inputs).predict(strategy, ScheduleOptions(), 1e6).timing for inputs in (plain, slow)
         )
         assert after.flowing == pytest.approx(before.flowing * (1.5 if strategy == "ring" else 1.0))
         assert after.seconds - after.flowing == pytest.approx(before.seconds - before.flowing)
@@ -111,7 +111,7 @@ def test_messages_that_wait_longer_make_small_vectors_slow_and_leave_large_ones_
         for paces in ({}, {"ring": StrategyPace(1.0, 3.0)})
     )
     small, large = (
-        [search.at("ring", ScheduleOptions(), size).timing for search in (plain, slow)] for size in (4e3, 1e9)
+        [search.predict("ring", ScheduleOptions(), size).timing for search in (plain, slow)] for size in (4e3, 1e9)
     )
     assert small[1].seconds == pytest.approx(3 * small[0].seconds, rel=0.05)
     assert large[1].seconds == pytest.approx(large[0].seconds, rel=0.01)
@@ -129,7 +129,7 @@ def test_ranks_that_share_processors_wait_for_each_other_when_all_are_busy() -> 
     """Eight ranks on one kernel with two cores: a step in which all send takes four times the work, a chain's none."""
     costs = Costs(alpha=1e-4, overhead=2e-4)
     doubling, chain = (build(name, 8, ScheduleOptions()) for name in ("recursive-doubling", "chain"))
-    assert side_by_side(costs, doubling, 4.0).alpha == pytest.approx(1e-4 + 2 * 4 * 2e-4)
-    assert side_by_side(costs, chain, 4.0).alpha == pytest.approx(1e-4 + 2 * 2e-4)
+    assert costs_on_shared_cores(costs, doubling, 4.0).alpha == pytest.approx(1e-4 + 2 * 4 * 2e-4)
+    assert costs_on_shared_cores(costs, chain, 4.0).alpha == pytest.approx(1e-4 + 2 * 2e-4)
     several = build("ring", 4, ScheduleOptions())
-    assert side_by_side(costs, several, 2.0) == Costs(alpha=1e-4, overhead=4e-4)
+    assert costs_on_shared_cores(costs, several, 2.0) == Costs(alpha=1e-4, overhead=4e-4)

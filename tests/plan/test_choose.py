@@ -147,7 +147,7 @@ def test_within_one_host_nothing_needs_encryption() -> None:
 
 def test_a_strategy_that_encryption_rules_out_is_refused_where_it_is_asked_for() -> None:
     wanted = encrypted(order(host("a"), host("b"), strategy="native"))
-    said = "strategy: native can't be taken here: network: require_encryption: true"
+    said = "strategy: native is not possible here: network: require_encryption: true"
     with pytest.raises(UsageError, match=said):
         choose(wanted, SIZE, None, decided=False)
     with pytest.raises(UsageError, match=said):
@@ -385,7 +385,7 @@ def test_hosts_of_one_kernel_share_its_processors() -> None:
             msgspec.structs.replace(host(name), cores=2, kernel=one)
             for name, one in zip(names(4), kernels, strict=True)
         ]
-        return plan_input_of_job(order(*hosts)).crowd
+        return plan_input_of_job(order(*hosts)).ranks_per_core
 
     assert crowd("a", "a", "a", "a") == 2.0
     assert crowd("a", "b", "c", "d") == crowd("", "", "", "") == 0.5

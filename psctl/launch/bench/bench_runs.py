@@ -285,7 +285,7 @@ class _Predictor:
         """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
         if row.strategy == "ps":
             return time_push_pull(self._inputs, self._serving(row.bytes), row.bytes)[0]
-        return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
+        return self._search.predict(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
 
     def fitted(self, engine: str, results: Sequence[BenchResult], flowing: Mapping[str, float]) -> FittedCosts:
         """Fit an engine's costs; they stay in place for what is asked next."""

@@ -1,10 +1,10 @@
 """Rates, latencies and costs of messages that are assumed until they are measured.
 
 A message of an engine costs more than the latency of the link: processes are woken, threads switch, Python runs. On
-links of 1 Gbit/s these costs dominate below a megabyte. `bench` measures it and keeps it with the cluster;
-until then the figures of ENGINES hold. Most of it is processor work, so where ranks share cores it takes as many times
-as long (`crowd`). They were measured on two cores with 4 kB each: 2 ranks with a core each, 4 and 8 test hosts that
-share the cores.
+links of 1 Gbit/s these costs dominate below a megabyte. `bench` measures them and keeps them with the cluster;
+until then the figures of ENGINES hold. Most of the cost is processor work, so it grows with the ranks that share a
+core. The figures were measured on two cores with 4 kB each: 2 ranks with a core each, 4 and 8 test hosts that share
+the cores.
 
     gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6, 21 ms in 14 steps of its ring
     psctl   an exchange between pairs                   0.4 ms in 1 step,   2 ms in 2,  6 ms in 3 steps, between hosts;
@@ -32,7 +32,7 @@ LOOPBACK_RATE = 4e9
 """Bytes/s that the processes of one host move between them, all together: encrypted sockets, measured on two cores."""
 
 ALPHA = 1e-4
-"""Seconds that a message between hosts takes one_hosts its bytes: a switch, two kernels, two processes woken."""
+"""Seconds of a message between hosts besides those of its bytes: a switch, two kernels, two processes woken."""
 
 ADDING = 1 / 4e9
 """Seconds to add a byte of float32 on one shared core."""
@@ -42,50 +42,49 @@ ENGINES: Mapping[str, Costs] = {
     "psctl": Costs(alpha=1e-4, overhead=1.5e-4, gamma=ADDING),
     "ps": Costs(alpha=4e-4, overhead=2e-4, gamma=ADDING),
 }
-"""Of processes on CPUs."""
+"""Costs of messages of processes on CPUs, by engine."""
 
 ONE_HOST = Costs(alpha=3e-5, overhead=1e-5, gamma=ADDING)
-"""Of schedules between processes of one host, which use shared memory."""
+"""Costs of messages of schedules between processes of one host, which use shared memory."""
 
 ONE_HOST_PACE = StrategyPace(flowing=0.5)
-"""Of their bytes, which use no socket: 100 MB by 4 ranks takes less than half of the time of Gloo."""
+"""Pace of these schedules, whose bytes use no socket: 100 MB by 4 ranks takes less than half of the time of Gloo."""
 
 ON_GPUS: Mapping[str, Costs] = {
     "nccl": Costs(alpha=5e-6),
     "psctl": Costs(alpha=2e-5, overhead=1e-5),
     "ps": Costs(alpha=6e-4, overhead=2e-4, gamma=ADDING),
 }
-"""Of processes whose gradients are on GPUs."""
+"""Costs of messages of processes whose gradients are on GPUs, by engine."""
 
 FREE: Mapping[str, Costs] = {"gloo": Costs(), "nccl": Costs(), "psctl": Costs(), "ps": Costs()}
-"""For machines that are described in a file, whose links have all that is known."""
-
+"""Costs for machines that are described in a file: only those of its links are known."""
 
 PACES, WAITS = "paces", "waits"
-"""Keys, one_hosts engines' names, of the factors by which strategies' bytes flow, and their messages wait, longer."""
+"""Keys, besides the names of engines, of the factors of StrategyPace by strategy: of flowing and of waiting."""
 
 SEVERAL = 4
 """Ranks up to which the messages of each processor are simulated one after another."""
 
 
-def side_by_side(costs: Costs, schedule: Schedule, crowd: float = 1.0) -> Costs:
-    """Return costs for a schedule, by its first step.
+def costs_on_shared_cores(costs: Costs, schedule: Schedule, ranks_per_core: float = 1.0) -> Costs:
+    """Return the costs of messages in a schedule whose ranks share cores, estimated from its first step.
 
     Where ranks share cores, the work of ranks that are busy at once is serialized. In simulations of many ranks
     `overhead` becomes a part of `alpha`: each message of a step waits for the processor time of all its rank's messages
-    of the step. Ranks that do the same stay equal so, and simulate a hundred times faster.
+    of the step. Ranks that do the same then stay equal, and simulate a hundred times faster.
 
     Args:
         costs: of a message when its rank has a core to itself.
         schedule: the schedule.
-        crowd: ranks per core.
+        ranks_per_core: on the busiest host.
     """
     if not costs.overhead:
         return costs
     first = next((step for _, step in schedule.by_step()), ())
     pairs = {(one.source, one.destination, one.lane) for one in first}
     active = len({source for source, _, _ in pairs} | {destination for _, destination, _ in pairs})
-    overhead = costs.overhead * max(1.0, crowd * active / schedule.world)
+    overhead = costs.overhead * max(1.0, ranks_per_core * active / schedule.world)
     if schedule.world <= SEVERAL:
         return msgspec.structs.replace(costs, overhead=overhead)
     busy = max(Counter(source for source, _, _ in pairs).values(), default=1)
@@ -99,8 +98,8 @@ def engine_costs(
 
     Args:
         gpus: gradients are on GPUs.
-        measured: what `bench` measured on this cluster, by engine: alpha, overhead, gamma; the rest is assumed. PACES
-            and WAITS hold strategies, for `paces_of`.
+        measured: the costs that `bench` measured on this cluster, by engine: alpha, overhead, gamma; the others are
+            assumed. PACES and WAITS hold strategies, for `paces_of`.
         one_host: all ranks are processes of one host.
     """
     found = dict(ON_GPUS if gpus else ENGINES)
