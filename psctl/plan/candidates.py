@@ -164,7 +164,7 @@ class CandidateSearch:
         return [self._native_options()] if strategy == "native" else self._arrangements(strategy, size)
 
     def _estimate_by_steps(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
-        schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
+        schedule = self._schedule(strategy, options)
         costs = costs_on_shared_cores(self._costs(strategy), schedule, self._inputs.ranks_per_core)
         timing = stepwise(schedule, self._inputs.network, self._places(schedule), size, costs)
         sent = max(schedule.sent(size)[: self._inputs.world])
@@ -191,11 +191,14 @@ class CandidateSearch:
         return min(one.seconds(size, pace) for one in self._bounds[strategy])
 
     def _bound(self, strategy: str, options: ScheduleOptions) -> LowerBound:
-        schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
+        schedule = self._schedule(strategy, options)
         low = lower_bound(schedule, self._inputs.network, self._places(schedule), self._costs(strategy).alpha)
         return (
             LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low
         )  # pieces overlap each other's waiting
+
+    def _schedule(self, strategy: str, options: ScheduleOptions) -> Schedule:
+        return catalog.build(_built_as(strategy), self._inputs.world, options)
 
     def _costs(self, strategy: str) -> Costs:
         return self._inputs.costs.get(self._inputs.engine if strategy == "native" else "psctl", Costs())
@@ -214,31 +217,28 @@ class CandidateSearch:
         """
         inputs = self._inputs
         costs = self._costs(strategy)
-        name = "ring" if strategy == "native" else strategy
         if self._by_form:
-            form = closed_form(inputs, self._port, name, options, size, costs)
+            form = closed_form(inputs, self._port, _built_as(strategy), options, size, costs)
             return Predicted(strategy, options, self._at_pace(strategy, form.timing()), form.steps, form.sent)
         if inputs.world > LARGE:
             return self._estimate_by_steps(strategy, options, size)
-        schedule = catalog.build(name, inputs.world, options)
-        timing = self._timing(
-            name, options, schedule, size, costs_on_shared_cores(costs, schedule, inputs.ranks_per_core)
-        )
+        schedule = self._schedule(strategy, options)
+        shared = costs_on_shared_cores(costs, schedule, inputs.ranks_per_core)
+        timing = self._timing(strategy, options, schedule, size, shared)
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs)
         timing = self._at_pace(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: inputs.world]))
 
-    def _timing(self, name: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
-        inputs = self._inputs
-        places = self._places(schedule)
-        if name not in PIPELINES:
-            return simulate(schedule, inputs.network, places, size, costs)
+    def _timing(self, strategy: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
+        network, places = self._inputs.network, self._places(schedule)
+        if strategy not in PIPELINES:
+            return simulate(schedule, network, places, size, costs)
 
         def cut(chunks: int) -> Schedule:
-            return catalog.build(name, inputs.world, msgspec.structs.replace(options, chunks=chunks))
+            return self._schedule(strategy, msgspec.structs.replace(options, chunks=chunks))
 
-        return simulate_pipeline(cut, options.chunks, inputs.network, places, size, costs)
+        return simulate_pipeline(cut, options.chunks, network, places, size, costs)
 
     def _at_pace(self, strategy: str, timing: Timing) -> Timing:
         return at_pace(timing, self._inputs.pace(strategy))
@@ -339,6 +339,11 @@ class CandidateSearch:
                 groups=host, inner="ring" if _alike(host) else "sharded", outer="hierarchical", pieces=pieces,
                 across=ScheduleOptions(groups=across, inner="ring" if _alike(across) else "sharded"),
             )  # fmt: skip
+
+
+def _built_as(strategy: str) -> str:
+    """Return the schedule by which a strategy is predicted: a ring for the engine's own all-reduce."""
+    return "ring" if strategy == "native" else strategy
 
 
 def _first_of(found: Sequence[Predicted], gain: float) -> Predicted:

@@ -49,31 +49,27 @@ def reason(chosen: str, rows: Sequence[PlanCandidate]) -> str:
     """
     feasible = sorted((row for row in rows if row.feasible), key=lambda row: row.seconds or 0.0)
     by_name = {row.strategy: row for row in rows}
-    own, native = by_name[chosen], by_name["native"]
+    own, native, ps = by_name[chosen], by_name["native"], by_name["ps"]
     begin = DESCRIPTIONS[chosen]
-    took = format_seconds(own.seconds or 0.0)
     if len(feasible) == 1:
-        out = by_name["native" if chosen == "ps" else "ps"]
+        out = native if chosen == "ps" else ps
         return f"{begin}; {out.strategy} is excluded: {out.why_not}"
+    took, by_native = format_seconds(own.seconds or 0.0), format_seconds(native.seconds or 0.0)
     if chosen == "native":
         rival = next(row for row in feasible if row.strategy != "native")
-        text = f"{begin} takes {format_seconds(own.seconds or 0.0)}"
+        text = f"{begin} takes {took}"
         if rival.seconds is not None and own.seconds is not None and rival.seconds < own.seconds:
             text += f"; no other is faster by 5% or more (the best, {rival.strategy}, by less)"
-            return text + _no_servers(by_name)
-        text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
-        return text + _no_servers(by_name)
-    if not native.feasible:
-        return f"{begin}: {took}; the engine's own is excluded: {native.why_not}" + _no_servers(by_name)
-    if (native.seconds or 0.0) <= (own.seconds or 0.0):
-        return (
-            f"{begin}: {took}; the engine's own ring takes {format_seconds(native.seconds or 0.0)}, "
-            "but its traffic is neither encrypted nor authenticated"
-        ) + _no_servers(by_name)
-    return (
-        f"{begin}: {took}, by the engine's own ring {format_seconds(native.seconds or 0.0)}, "
-        f"which waits for {native.bottleneck}"
-    ) + _no_servers(by_name)
+        else:
+            text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
+    elif not native.feasible:
+        text = f"{begin}: {took}; the engine's own is excluded: {native.why_not}"
+    elif (native.seconds or 0.0) <= (own.seconds or 0.0):
+        text = f"{begin}: {took}; the engine's own ring takes {by_native}, "
+        text += "but its traffic is neither encrypted nor authenticated"
+    else:
+        text = f"{begin}: {took}, by the engine's own ring {by_native}, which waits for {native.bottleneck}"
+    return text if ps.feasible else f"{text} (ps is excluded: {ps.why_not})"
 
 
 def by_engine(strategy: str, *, gpus: bool) -> bool:
@@ -102,8 +98,3 @@ def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
         return "; bytes stay in memory that the host's processes share"
     sealed = "; over psctl's own sealed connections"
     return f"{sealed}, within a host in shared memory" if len(set(hosts)) < len(hosts) else sealed
-
-
-def _no_servers(by_name: Mapping[str, PlanCandidate]) -> str:
-    ps = by_name["ps"]
-    return "" if ps.feasible else f" (ps is excluded: {ps.why_not})"

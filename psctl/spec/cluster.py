@@ -50,7 +50,6 @@ class SshSpec(Section, frozen=True):
     proxy_jump: Annotated[str | None, _WORD, Doc("Jump host or hosts, as ssh -J takes them: user@host:port,...")] = None
     host_key_policy: Annotated[
         Literal["strict", "accept-new"],
-        choice("strict", "accept-new"),
         Doc("strict: a host whose key is not in known_hosts is refused. accept-new: an unknown key is stored."),
     ] = "strict"
     connect_timeout: Annotated[
@@ -82,7 +81,6 @@ class NetworkSpec(Section, frozen=True):
     ] = None
     congestion: Annotated[
         Literal["auto", "reno", "cubic", "bbr"],
-        choice("auto", "reno", "cubic", "bbr"),
         Doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
     ] = "auto"
     require_encryption: Annotated[
@@ -98,7 +96,6 @@ class RuntimeSpec(Section, frozen=True):
     python: Annotated[str, _PATH, Doc("Interpreter on the host: a name on its PATH, or a path.")] = "python3"
     environment: Annotated[
         Literal["existing", "managed"],
-        choice("existing", "managed"),
         Doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
     ] = "managed"
     workdir: Annotated[str, _PATH, Doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"

@@ -10,12 +10,12 @@ import re
 import types
 import typing
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError
-from psctl.spec.fields import Doc, Internal, KeyPattern, Notation, Section
+from psctl.spec.fields import Doc, Internal, KeyPattern, Notation, Section, choice
 from psctl.spec.nearest import did_you_mean, nearest
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence, join
 
@@ -43,11 +43,14 @@ class Field(NamedTuple):
 
 
 def fields_of(section: type[Section]) -> list[Field]:
-    """Return the keys that a file may have in this section, in their order."""
+    """Return the keys that a file may have in this section, in their order; a Literal is its own notation."""
     found = []
     for field in msgspec.structs.fields(section):
         annotated = typing.get_origin(field.type) is Annotated
         kind, *notes = typing.get_args(field.type) if annotated else (field.type,)
+        names = next((typing.get_args(one) for one in members(kind) if typing.get_origin(one) is Literal), ())
+        if names and not any(isinstance(note, Notation) for note in notes):
+            notes.append(choice(*names))
         if not any(isinstance(note, Internal) for note in notes):
             found.append(Field(field.encode_name, kind, tuple(notes), field.required))
     return found

@@ -84,18 +84,15 @@ class SyncSpec(Section, frozen=True):
     ] = AUTO
     consistency: Annotated[
         Literal["bsp", "asp"] | Ssp,
-        choice("bsp", "asp"),
         Doc("bsp: all workers step together. asp: no worker waits. {ssp: N}: at most N clocks apart."),
     ] = "bsp"
     update: Annotated[
         Literal["auto", "server", "worker"],
-        choice(AUTO, "server", "worker"),
         Doc("Where the optimizer steps; auto: on the servers where they can."),
     ] = "auto"
     period: Annotated[int, whole(1), Doc("Local steps between two synchronisations.")] = 1
     compression: Annotated[
         Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
-        choice("none", "bf16", "fp16", "int8", "onebit"),
         Doc("Compression of gradients; {topk: 0.01}: only the largest hundredth of the elements is sent."),
     ] = "none"
     filters: Annotated[
@@ -123,9 +120,7 @@ class KeepBest(Section, frozen=True):
     """The best checkpoint, which is kept whatever its age."""
 
     metric: Annotated[str, text("the name of a reported number"), Doc("A number that the script reports.")] = "loss"
-    mode: Annotated[
-        Literal["min", "max"], choice("min", "max"), Doc("min: the smallest is best. max: the largest.")
-    ] = "min"
+    mode: Annotated[Literal["min", "max"], Doc("min: the smallest is best. max: the largest.")] = "min"
 
 
 class Every(msgspec.Struct, frozen=True):
@@ -171,7 +166,6 @@ class RestartSpec(Section, frozen=True):
 
     on_worker_loss: Annotated[
         Literal["wait", "continue"],
-        choice("wait", "continue"),
         Doc("wait: another worker replaces the lost one and repeats the step. continue: continue with fewer workers."),
     ] = "wait"
 

@@ -65,6 +65,9 @@ class Glyphs:
         self.done, self.failed, self.stopped = ("✓", "✗", "■") if fancy else ("+", "x", "-")
         self.bar, self.line, self.dot = ("│", "─", "·") if fancy else ("|", "-", "-")
         self.full, self.light = ("█", "░") if fancy else ("#", ".")
+        self.tee, self.corner, self.stem = ("├─ ", "└─ ", "│  ") if fancy else ("|- ", "`- ", "|  ")
+        self.arrow, self.warning, self.cure = ("→", "▲", "→") if fancy else (">", "!", "->")
+        self.cable = "──" if fancy else "--"
 
 
 ROLE_STYLES: Mapping[str, str] = {"worker": "cyan", "server": "magenta", "coordinator": "yellow", "agent": "blue"}
@@ -82,7 +85,7 @@ def state_text(state: str) -> Text:
 
 
 def rank_lines(rank: str, host: str, text: str, glyphs: Glyphs) -> list[Text]:
-    """Return the output of a process, made harmless, each line after its rank and host: `worker/3 node-b │ text`."""
+    """Return the sanitized output of a process, each line after its rank and host: `worker/3 node-b │ text`."""
     rank = one_line(rank)
     style = ROLE_STYLES.get(rank.partition("/")[0], "")
     prefix = f"{rank} {host} {glyphs.bar}" if host else f"{rank} {glyphs.bar}"

@@ -21,13 +21,13 @@ LINK_COLOURS = {
 """Colours of links, by family; others are grey."""
 
 RING_COLOURS = ("#d92d20", "#1570ef", "#f79009", "#7a5af8", "#099250", "#c11574", "#0e9384", "#53389e")
-"""Colours of rings, in turn; most eyes can tell them apart, and their order in the legend does so in grey."""
+"""Colours of rings, in turn; they are distinguishable for most readers, in grey by their order in the legend."""
 
 THIN, THICK, ALIKE = 1.2, 7.0, 2.5
 """Widths of the slowest link, of the fastest, and of all when they are equally fast."""
 
 RANGE = 4.0
-"""A link slower than the fastest by this factor or more gets the thinnest line, so that near rates look near."""
+"""A link slower than the fastest by this factor or more gets the thinnest line, so that similar rates look similar."""
 
 
 class LineWidths(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ def draw_end(
     logs: str = "",
     uncounted: UncountedSteps | None = None,
 ) -> None:
-    """Print how a job ended; the most important line is the last.
+    """Print the end of a job; the most important line is the last.
 
     Args:
         console: of stderr.
@@ -116,7 +116,7 @@ def _hanging(line: Text) -> Padding:
 def failure_lines(
     glyphs: Glyphs, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
 ) -> Iterator[Text]:
-    """Yield the lines of the box: the failed rank, its error, the ranks stopped with it, the checkpoint, what to do."""
+    """Yield the lines of the box: the failed rank, its error, the ranks stopped with it, the checkpoint, the remedy."""
     failure = finished.failure or {}
     step = int(failure.get("step") or finished.steps or 0)
     where = f" at step {step:,}" if step else ""

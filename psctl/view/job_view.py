@@ -1,4 +1,4 @@
-"""The state of a running job, as its events describe it. Pure: times are those of the events."""
+"""The state of a running job, from its events. Pure: times are those of the events."""
 
 from __future__ import annotations
 

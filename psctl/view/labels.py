@@ -20,14 +20,14 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
 def format_link_rate(bandwidth: object, kind: str = "") -> str:
-    """Print bytes/s: in Gbit/s for networks, in GB/s otherwise, "" when unknown."""
+    """Return bytes/s as text: in Gbit/s for networks, in GB/s otherwise, "" when unknown."""
     if not isinstance(bandwidth, int | float) or not bandwidth > 0:
         return ""
     return format_bit_rate(bandwidth) if kind in NETWORKS or kind == "nic" else format_rate(bandwidth)
 
 
 def format_memory(count: object) -> str:
-    """Print a size of memory: "80 GiB", "512 MiB"; "" when unknown."""
+    """Return a size of memory as text: "80 GiB", "512 MiB"; "" when unknown."""
     if not isinstance(count, int | float) or not count > 0:
         return ""
     value, unit = (count / 2**30, "GiB") if count >= 2**30 else (count / 2**20, "MiB")
@@ -88,7 +88,7 @@ def _is_next(a: str, b: str) -> bool:
 
 
 def rate_source(link: Document) -> str:
-    """Return how a rate is known: measured, derived, or nominal."""
+    """Return the source of a rate: measured, derived, or nominal."""
     return "measured" if link.get("measured") else "derived" if link.get("derived") else "nominal"
 
 
@@ -188,7 +188,7 @@ def copy_lines(relations: Sequence[Document]) -> list[str]:
 
 
 def format_latency(link: Document) -> str:
-    """Print a latency, "" when unknown."""
+    """Return a latency as text, "" when unknown."""
     value = link.get("latency")
     return format_seconds(float(value)) if isinstance(value, int | float) else ""
 

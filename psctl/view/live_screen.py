@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -69,9 +68,7 @@ class LiveScreen:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
         self.draw()

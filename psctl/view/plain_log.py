@@ -7,7 +7,6 @@ lines of ranks begin with `role/rank host │`. Nothing is truncated.
 from __future__ import annotations
 
 import math
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -46,9 +45,7 @@ class PlainLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._print_progress()
 
     def on_event(self, event: kinds.AnyEvent) -> None:

@@ -131,19 +131,20 @@ class HostPanel:
         smp = {id(link) for link in self._smp()}
         return [x for x in self.inside.cables if id(x) not in smp and not {str(x["a"]), str(x["b"])} & hubs]
 
-    def _arcs(self) -> float:
-        """Return the height of the arcs below the row."""
-        pairs = [(str(link["a"]), str(link["b"])) for link in self._direct()] + [(a, b) for _, a, b in self._loose()]
-        return max((_depth(self.nodes[a], self.nodes[b]) for a, b in pairs), default=0.0)
+    def _arcs_height(self) -> float:
+        """Return the height of the arcs below the row, with their margin."""
+        pairs = [(str(link["a"]), str(link["b"])) for link in self._direct()] + [
+            (a, b) for _, a, b in self._free_steps()
+        ]
+        return max((16 + _depth(self.nodes[a], self.nodes[b]) for a, b in pairs), default=0.0)
 
-    def _loose(self) -> list[tuple[int, str, str]]:
+    def _free_steps(self) -> list[tuple[int, str, str]]:
         """Return the steps of rings that use no direct link."""
         own = {frozenset((str(link["a"]), str(link["b"]))) for link in self._direct()}
         return [step for step in self.rings if frozenset(step[1:]) not in own and {step[1], step[2]} <= set(self.nodes)]
 
     def _under(self) -> float:
-        arcs = self._arcs()
-        return (arcs + 16 if arcs else 0.0) + 60.0 * len(self.inside.hubs)
+        return self._arcs_height() + 60.0 * len(self.inside.hubs)
 
     def _notes(self) -> list[tuple[int, list[str]]]:
         width = self.width - 2 * PAD - 20
@@ -268,17 +269,17 @@ class HostPanel:
         over: dict[frozenset[str], list[int]] = {}
         for index, a, b in self.rings:
             over.setdefault(frozenset((a, b)), []).append(index)
-        ties: list[tuple[str, str, Document | None, int | None, int]] = []
-        for tie in self._direct():
-            a, b = str(tie["a"]), str(tie["b"])
+        arcs: list[tuple[str, str, Document | None, int | None, int]] = []
+        for link in self._direct():
+            a, b = str(link["a"]), str(link["b"])
             found = sorted(set(over.get(frozenset((a, b)), [])))
-            ties += [(a, b, tie, ring, i) for i, ring in enumerate(found)] or [(a, b, tie, None, 0)]
-        ties += [(a, b, None, index, 0) for index, a, b in self._loose()]
-        pins = self._pins([(a, b) for a, b, *_ in ties])
-        for number, (a, b, link, ring, strand) in enumerate(ties):
+            arcs += [(a, b, link, ring, i) for i, ring in enumerate(found)] or [(a, b, link, None, 0)]
+        arcs += [(a, b, None, index, 0) for index, a, b in self._free_steps()]
+        pins = self._pins([(a, b) for a, b, *_ in arcs])
+        for number, (a, b, cable, ring, strand) in enumerate(arcs):
             start, end = pins[number, a], pins[number, b]
             depth = _depth(self.nodes[a], self.nodes[b]) - 7 * strand
-            self._arc(canvas, start, end, depth, link, ring)
+            self._arc(canvas, start, end, depth, cable, ring)
 
     def _arc(self, canvas: Canvas, a: Point, b: Point, depth: float, link: Document | None, ring: int | None) -> None:
         colour = ring_colour(ring) if ring is not None else link_colour(link or {"type": ""})
@@ -308,8 +309,7 @@ class HostPanel:
         return pins
 
     def _draw_hubs(self, canvas: Canvas, y: float) -> None:
-        arcs = self._arcs()
-        top = y + self.below + (arcs + 16 if arcs else 0.0) + 26
+        top = y + self.below + self._arcs_height() + 26
         for hub in self.inside.hubs:
             name = str(hub["id"])
             spokes = [

@@ -1,4 +1,4 @@
-"""What lies between hosts, above their panels: a bar for each network switch, a line for each cable.
+"""The network between hosts, above their panels: a bar for each network switch, a line for each cable.
 
 Hosts stand in columns. Left of each column is a gutter with a lane for each cable of its hosts: a lane comes down from
 its bar, and turns into its host at the height of the host's name; deeper hosts have the outer lanes, so lanes of one
@@ -24,7 +24,7 @@ FOLLOWED = 12
 
 
 class NetworkDrawing:
-    """The layout of what lies between hosts.
+    """The layout of the network between hosts.
 
     Args:
         document: as `topo -o json` prints it.

@@ -76,7 +76,7 @@ def _text(value: object) -> str:
 
 
 def draw_up(console: Console, document: Document) -> None:
-    """Draw the result of `up`: what was done on each host."""
+    """Draw the result of `up`: the actions on each host."""
     rows: list[list[Cell]] = []
     for host in document["hosts"]:
         error = host.get("error")
@@ -209,7 +209,7 @@ def draw_checkpoints(console: Console, document: Document) -> None:
 
 
 def draw_pruned(console: Console, document: Document) -> None:
-    """Draw the result of `checkpoint prune`: what was removed and what was kept."""
+    """Draw the result of `checkpoint prune`: the removed and the kept checkpoints."""
     removed, kept = document["checkpoints"], document["kept"]
     size = sum(int(row["bytes"]) for row in removed)
     nothing = f"nothing: {one_line(document['job'])} has {len(kept)} checkpoints on {document['host']}"
@@ -307,17 +307,17 @@ def draw_capacity(console: Console, found: Document | None) -> None:
 
 
 def _spans(spans: Sequence[Document]) -> str:
-    """Say in one line which strategy is chosen up to which size."""
+    """Return the chosen strategies by size, in one line."""
     ends = [f" up to {format_bytes(span['from'])}" for span in spans[1:]]
     return ", ".join(one_line(span["chosen"]) + end for span, end in zip(spans, [*ends, " above"], strict=True))
 
 
 def draw_dry_run(console: Console, document: Document) -> None:
-    """Draw the result of `train --dry-run`: processes, hosts, ports, files, plan. Nothing was touched.
+    """Draw the result of `train --dry-run`: processes, hosts, ports, files, plan.
 
     Args:
         document: `{"job", "processes": [{"role", "rank", "host"}], "hosts": [{"name", "address", "interface",
-            "actions"}], "ports", "files": [{"path", "bytes"}], "plan"}`; what is absent is not drawn.
+            "actions"}], "ports", "files": [{"path", "bytes"}], "plan"}`; absent parts are not drawn.
     """
     say(console, Text(f"{one_line(document['job'])}: nothing was started", style="bold"))
     processes: list[list[Cell]] = [
@@ -348,7 +348,7 @@ SHOWN = 8
 
 
 def draw_store(console: Console, document: Document) -> None:
-    """Draw keys of a store and their values, or what tables it has."""
+    """Draw keys of a store and their values, or its tables."""
     entries = document["entries"]
     if not entries:
         tables = [
@@ -367,7 +367,7 @@ def draw_store(console: Console, document: Document) -> None:
 
 
 def draw_bench(console: Console, document: Mapping[str, Any]) -> None:
-    """Draw the result of `bench`: by size, the fastest first; then what `auto` would take.
+    """Draw the result of `bench`: by size, the fastest first; then the choice of `auto`.
 
     Args:
         console: of stdout.

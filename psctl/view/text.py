@@ -22,7 +22,7 @@ _CONTROLS = re.compile(
 
 
 def sanitize(text: str) -> str:
-    """Return text without control sequences of a terminal; the rest is printable, tabs are spaces, newlines stay.
+    """Return text without control sequences of a terminal; the rest is printable, tabs become spaces, newlines stay.
 
     Removed are whole escape sequences (CSI, OSC, DCS and their one-byte C1 forms), other control characters, and those
     that change the direction of text. Of a line with carriage returns (a progress bar) the last part stays, as on a
@@ -90,17 +90,17 @@ def split(width: int, first: float, second: float) -> tuple[int, int]:
 
 
 def number(value: float | None) -> str:
-    """Print a metric: four significant digits, no trailing zeros; `nan` and `inf` as they are."""
+    """Return a metric as text: four significant digits, no trailing zeros; `nan` and `inf` as they are."""
     if value is None:
         return "-"
     return f"{value:.4g}" if not float(value).is_integer() or abs(value) >= 1e6 else f"{value:.0f}"
 
 
 def clock_time(seconds: float) -> str:
-    """Print a moment (seconds since the epoch) in local time: 14:02:11."""
+    """Return a time (seconds since the epoch) as local time: 14:02:11."""
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def date_time(seconds: float) -> str:
-    """Print a moment with its date: 2026-11-20 14:02."""
+    """Return a time with its date: 2026-11-20 14:02."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -54,28 +54,17 @@ def draw_topo(console: Console, document: Document, matrix: bool = False) -> Non
         drawing.draw_notes(document)
 
 
-class _Signs:
-    """The characters of trees, cables and rings that the console's encoding can show."""
-
-    def __init__(self, console: Console) -> None:
-        fancy = console.encoding.lower().startswith("utf")
-        self.dot = Glyphs(console).dot
-        self.tee, self.corner, self.bar = ("├─ ", "└─ ", "│  ") if fancy else ("|- ", "`- ", "|  ")
-        self.arrow, self.warning, self.cure = ("→", "▲", "→") if fancy else (">", "!", "->")
-        self.cable = "──" if fancy else "--"
-
-
 class _Drawing:
     """Prints a topology document on a terminal, part by part."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.signs = console, _Signs(console)
+        self.console, self.glyphs = console, Glyphs(console)
         self.width = console.width if console.is_terminal else 10**6
 
     def draw_host(self, host: Document, matrix: bool) -> None:
         title = Text(one_line(host["name"]), style="bold reverse")
         failed = bool(host.get("error"))
-        summary = "" if failed else f" {self.signs.dot} ".join(labels.host_summary(host))
+        summary = "" if failed else f" {self.glyphs.dot} ".join(labels.host_summary(host))
         self.print_columns(Text.assemble(title, " " if summary else ""), Text(summary), "")
         if not failed:
             arranged = device_tree(host)
@@ -100,7 +89,7 @@ class _Drawing:
             line.append(" " * (first - cell_len(line.plain)))
             if links[id(branch)]:
                 line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
-            details = Text(f" {self.signs.dot} ".join(labels.device_details(branch.device, branch.link)))
+            details = Text(f" {self.glyphs.dot} ".join(labels.device_details(branch.device, branch.link)))
             if branch.device.get("derived"):
                 details.append(" derived" if details.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
@@ -111,9 +100,9 @@ class _Drawing:
         """Yield the text before a device, the text before its further lines, and the device."""
         for index, branch in enumerate(branches):
             last = index == len(branches) - 1
-            under = lead + (" " * len(self.signs.bar) if last else self.signs.bar)
-            rest = under + (self.signs.bar if branch.below else "")
-            yield lead + (self.signs.corner if last else self.signs.tee), rest, branch
+            under = lead + (" " * len(self.glyphs.stem) if last else self.glyphs.stem)
+            rest = under + (self.glyphs.stem if branch.below else "")
+            yield lead + (self.glyphs.corner if last else self.glyphs.tee), rest, branch
             yield from self._rows(branch.below, under)
 
     def print_columns(self, line: Text, details: Text, rest: str) -> None:
@@ -146,13 +135,13 @@ class _Drawing:
     def draw_workers(self, host: Document) -> None:
         text = labels.worker_lines(host)
         if text:
-            self.print_columns(Text("workers  ", style="bold"), Text(f" {self.signs.dot} ".join(text)), "")
+            self.print_columns(Text("workers  ", style="bold"), Text(f" {self.glyphs.dot} ".join(text)), "")
 
     def draw_finding(self, what: str, cure: str, failed: bool) -> None:
         style = "red" if failed else "yellow"
-        self.print_columns(Text(f"{self.signs.warning} ", style=f"bold {style}"), Text(what, style=style), "  ")
+        self.print_columns(Text(f"{self.glyphs.warning} ", style=f"bold {style}"), Text(what, style=style), "  ")
         if cure:
-            self.print_columns(Text(f"  {self.signs.cure} ", style="dim"), Text(cure), "    ")
+            self.print_columns(Text(f"  {self.glyphs.cure} ", style="dim"), Text(cure), "    ")
 
     def draw_network(self, links: Sequence[Document], hosts: Set[str]) -> None:
         if not links:
@@ -162,12 +151,12 @@ class _Drawing:
         widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row in rows:
             left, right, carried, *more = (cell + " " * (widths[i] - cell_len(cell)) for i, cell in enumerate(row))
-            line = Text.assemble((left, "bold"), f" {self.signs.cable} ", right, "  ", (carried, "bold"), "  ")
+            line = Text.assemble((left, "bold"), f" {self.glyphs.cable} ", right, "  ", (carried, "bold"), "  ")
             style = "green" if row[-1].startswith("measured") else "dim"
             details = Text("  ".join(more[:-1]) + "  ").append(row[-1], style=style)
             if cell_len(left) > self.width // 2:
                 self.print_columns(Text(""), Text(row[0], style="bold"), "")
-                line = Text.assemble(f" {self.signs.cable} ", right, "  ", (carried, "bold"), "  ")
+                line = Text.assemble(f" {self.glyphs.cable} ", right, "  ", (carried, "bold"), "  ")
             self.print_columns(line, details, "")
         self.print_line(Text(""))
 
@@ -178,7 +167,7 @@ class _Drawing:
         self.print_columns(
             Text.assemble(("suggestion ", "bold reverse"), " ", (name, "bold green"), "  "), Text(reason), ""
         )
-        arrow = f" {self.signs.arrow} "
+        arrow = f" {self.glyphs.arrow} "
         for index, (group, share) in enumerate(rings_of(strategy)):
             members = [one_line(member) for member in group]
             if name in CLOSED and len(members) > 2:
