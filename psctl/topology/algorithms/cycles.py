@@ -1,7 +1,7 @@
-"""Hamiltonian cycles of small graphs: all of them, the most that fit the links, and those of complete graphs.
+"""Hamiltonian cycles of small graphs: lists them, packs them into links, and builds those of complete graphs.
 
-Devices are numbers; a cycle starts at 0 and continues with the lower of 0's two neighbours in it, so each is listed
-once.
+Devices are numbers. A cycle starts at 0 and continues with the lower of 0's two neighbours in it, so that each cycle is
+listed once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Filling = dict[Cycle, int]
 
 
 def hamiltonian(table: Sequence[Sequence[int]], steps: int) -> tuple[list[Cycle], bool]:
-    """List the cycles through all devices, in order; and whether these are all.
+    """Return the cycles through all devices, in order, and whether the list is complete.
 
-    A partial path is discarded as soon as a device not yet visited has fewer than two neighbours left.
+    A partial path is discarded once an unvisited device has fewer than two neighbours left.
 
     Args:
-        table: units between each two devices.
-        steps: most partial paths to examine.
+        table: link units between each two devices.
+        steps: maximum number of partial paths to examine.
     """
     count = len(table)
     near = [sum(1 << other for other, units in enumerate(row) if units) for row in table]
@@ -30,30 +30,32 @@ def hamiltonian(table: Sequence[Sequence[int]], steps: int) -> tuple[list[Cycle]
     stack: list[tuple[Cycle, int]] = [((0,), 1)]
     while stack and steps > 0:
         steps -= 1
-        way, seen = stack.pop()
-        last = way[-1]
+        path, seen = stack.pop()
+        last = path[-1]
         if seen == everything:
-            if near[last] & 1 and way[1] < last:
-                found.append(way)
+            if near[last] & 1 and path[1] < last:
+                found.append(path)
             continue
         free = everything & ~seen
         open_ = free | 1 | 1 << last
         if all((near[node] & open_).bit_count() >= 2 for node in range(1, count) if free >> node & 1):
             reached = near[last] & free
-            stack += [((*way, node), seen | 1 << node) for node in range(count - 1, 0, -1) if reached >> node & 1]
+            stack += [((*path, node), seen | 1 << node) for node in range(count - 1, 0, -1) if reached >> node & 1]
     return found, not stack
 
 
 def fill(
     links: Sequence[tuple[int, int, int]], cycles: Sequence[Cycle], bound: int, tries: int
 ) -> tuple[Filling, bool]:
-    """Choose cycles and widths: the widest sum that fits the links, by the fewest cycles; and whether that is proven.
+    """Return cycles with widths whose sum is the largest that fits the links, and whether that is proven.
+
+    Of packings with the same sum, one with the fewest cycles is preferred.
 
     Args:
-        links: (a, b, units).
-        cycles: those to choose from.
-        bound: no sum is wider.
-        tries: most cycles to examine.
+        links: (a, b, units) of each link.
+        cycles: the cycles to choose from.
+        bound: an upper bound of the sum.
+        tries: maximum number of cycles to examine.
     """
     search = _Search(links, cycles, tries)
     best: Filling = {}
@@ -72,10 +74,10 @@ def fill(
 
 
 class _Search:
-    """Fills links with cycles until their widths reach a sum.
+    """Depth-first search for cycles whose widths add up to a sum.
 
-    At each step one link is decided: of those at the device with the fewest units to spare, the one that the fewest
-    cycles use. Either a cycle over it is taken, widest first, or none, and its units are spent.
+    Each step decides one link: of the links at the device with the fewest spare units, the one that the fewest cycles
+    use. Either a cycle over it is taken, widest first, or its remaining units stay unused.
     """
 
     def __init__(self, links: Sequence[tuple[int, int, int]], cycles: Sequence[Cycle], tries: int) -> None:
@@ -87,7 +89,7 @@ class _Search:
         self._masks = [sum(1 << at for at in over) for over in self._over]
 
     def find(self, target: int, most: int) -> Filling | None:
-        """Return at most `most` cycles with widths that add up to the target; None when none are found."""
+        """Return at most `most` cycles with widths that add up to the target, None if none are found."""
         left = [units for _, _, units in self._links]
         picked = self._go(left, list(range(len(self._cycles))), target, most)
         return None if picked is None else {self._cycles[at]: width for at, width in picked}
@@ -117,7 +119,7 @@ class _Search:
         return self._go(none, rest, target, most)
 
     def _spare(self, left: list[int], target: int) -> list[int]:
-        """Units at each device beyond the two ends that each ring takes there."""
+        """Return the units of each device beyond the two that each ring needs there."""
         spare: dict[int, int] = {}
         for (a, b, _), units in zip(self._links, left, strict=True):
             spare[a] = spare.get(a, -2 * target) + units
@@ -125,7 +127,7 @@ class _Search:
         return [spare[node] for node in sorted(spare)]
 
     def _decide(self, left: list[int], live: list[int], spare: list[int]) -> int | None:
-        """Index of the link to decide next; None when a device must have links that no cycle runs over."""
+        """Return the index of the link to decide next, None if no remaining cycle uses a remaining link."""
         self.tries -= 4 * len(live)
         uses = [0] * len(left)
         for cycle in live:
@@ -143,11 +145,11 @@ class _Search:
 
 
 def zigzags(count: int, units: int) -> Filling:
-    """Return cycles that fill a complete graph of `count` devices, `units` between each two, as far as any can.
+    """Return a maximum packing of cycles in a complete graph of `count` devices with `units` between each two.
 
-    Walecki: one device is fixed; the others are in a circle, and a zigzag over them is rotated step by step. Half of
-    the turns use each link once when the circle is even, all turns use each link twice when it is odd. With an even
-    number of devices and single links, the last device is put into the turns of the others.
+    Walecki's construction: one device is fixed; the others form a circle over which a zigzag is rotated step by step.
+    If the circle is even, half of the rotations use each link once; if it is odd, all rotations use each link twice.
+    With an even number of devices and an odd number of units, the last device is inserted into the others' cycles.
     """
     found: Filling = {}
     pairs, single = divmod(units, 2) if count % 2 == 0 else (0, units)
@@ -165,25 +167,25 @@ def zigzags(count: int, units: int) -> Filling:
 
 
 def _zigzag(ring: int, turn: int) -> list[int]:
-    """0, then the devices 1 .. ring in a zigzag that starts at `turn`."""
+    """Return 0, then the devices 1 .. ring in a zigzag that starts at `turn`."""
     steps = [0, *(side * far for far in range(1, ring) for side in (1, -1))][:ring]
     return [0, *(1 + (turn + step) % ring for step in steps)]
 
 
 def _add(found: Filling, cycle: Sequence[int], width: int) -> None:
-    way = tuple(cycle) if cycle[1] < cycle[-1] else (cycle[0], *reversed(cycle[1:]))
-    found[way] = found.get(way, 0) + width
+    ordered = tuple(cycle) if cycle[1] < cycle[-1] else (cycle[0], *reversed(cycle[1:]))
+    found[ordered] = found.get(ordered, 0) + width
 
 
 def peel(table: Sequence[Sequence[int]], bound: int, steps: int) -> Filling:
-    """Remove one cycle after another from the links, each over those with the most units left, until none is found.
+    """Return a greedy packing: one cycle after another over the links with the most units left, until none is found.
 
-    For graphs with too many cycles to list: no proof, but a cycle is found quickly where there are many.
+    For graphs with too many cycles to list: the packing is not proven optimal, but cycles are found quickly.
 
     Args:
-        table: units between each two devices.
+        table: link units between each two devices.
         bound: stop when the widths add up to this.
-        steps: most partial paths to examine for all cycles together.
+        steps: maximum number of partial paths to examine for all cycles together.
     """
     left = [list(row) for row in table]
     found: Filling = {}
@@ -199,20 +201,20 @@ def peel(table: Sequence[Sequence[int]], bound: int, steps: int) -> Filling:
 
 
 def _one(left: Sequence[Sequence[int]], steps: int) -> tuple[Cycle | None, int]:
-    """Return a cycle that continues over the link with the most units, to the device with the fewest free links."""
+    """Return a cycle by depth-first search over the devices with the fewest free links, and the steps left."""
     count = len(left)
     stack: list[Cycle] = [(0,)]
     while stack and steps > 0:
         steps -= 1
-        way = stack.pop()
-        last, free = way[-1], [node for node in range(count) if node not in way]
+        path = stack.pop()
+        last, free = path[-1], [node for node in range(count) if node not in path]
         if not free and left[last][0]:
-            return way, steps
+            return path, steps
         open_ = [*free, 0, last]
         degrees = {node: sum(1 for other in open_ if left[node][other]) for node in free}
         if all(degree >= 2 for degree in degrees.values()):
             onward = sorted(
                 (node for node in free if left[last][node]), key=lambda node: (-degrees[node], left[last][node])
             )
-            stack += [(*way, node) for node in onward]
+            stack += [(*path, node) for node in onward]
     return None, steps

@@ -14,13 +14,13 @@ Table = list[list[int]]
 def flow(
     capacity: Table, source: int, sink: int, enough: int | None = None, keep: bool = False
 ) -> tuple[int, set[int]]:
-    """Return the maximum flow, and the side of a minimum cut that holds the source (the smallest such side).
+    """Return the maximum flow, and the smallest set of nodes with the source that a minimum cut separates.
 
     Args:
-        capacity: from each node to each other, whole numbers.
-        source: the node at which it starts.
-        sink: the node at which it ends.
-        enough: stop as soon as the flow is this large; the side is then of no cut.
+        capacity: whole capacities from each node to each other.
+        source: the node at which the flow starts.
+        sink: the node at which the flow ends.
+        enough: stop once the flow is this large; the set of nodes is then meaningless.
         keep: leave the residual capacities in `capacity`.
     """
     left = capacity if keep else [row.copy() for row in capacity]
@@ -37,7 +37,7 @@ def flow(
 
 
 def _search(left: Table, near: Table, source: int, sink: int) -> list[int]:
-    """Return the node before each node on a shortest path over residual capacities; -1 where none leads to it."""
+    """Return the node before each node on a shortest path over residual capacities, -1 for unreached nodes."""
     came = [-1] * len(left)
     came[source] = source
     queue = [source]

@@ -1,10 +1,10 @@
-"""Rings through all GPUs of a set that share no link: the direct links cut into Hamiltonian cycles with whole widths.
+"""Packs rings: divides the direct links of a set of GPUs into Hamiltonian cycles with whole widths.
 
-A ring of width w takes w units of each link that it runs over, in both directions, since links are full duplex. The sum
-of the widths W decides the time of an all-reduce: 2(p-1)/p N / (2 W b), FORMULAS 2.2 (Wang and others 2018). A ring has
-two ends at every device and crosses every cut at least twice, so 2W is at most the units at any device and across any
-cut. All cycles are listed, then an exact search fills the links with them: first the widest sum, then the fewest rings.
-Complete graphs with equal links have a closed form (Walecki's zigzags); on a switch the order does not matter.
+A ring of width w uses w units of each of its links, in both directions, because links are full duplex. The sum W of the
+widths determines the time of an all-reduce: 2(p-1)/p N / (2 W b) (Wang and others 2018). A ring uses two links at every
+device and crosses every cut at least twice, so 2W is at most the units at any device and across any cut. All cycles are
+listed; an exact search then finds the largest sum of widths and, for this sum, the fewest rings. Complete graphs with
+equal links have a closed form (Walecki's zigzags); on a switch, the order of the devices does not matter.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.flows import flow
 
 LISTED = 60_000
-"""Steps that listing the cycles may take."""
+"""Maximum number of steps for listing the cycles."""
 
 TRIED = 1_000_000
-"""Cycles that the exact search may examine."""
+"""Maximum number of cycles that the exact search examines."""
 
 
 class DeviceRing(msgspec.Struct, frozen=True):
@@ -32,9 +32,10 @@ class DeviceRing(msgspec.Struct, frozen=True):
 class RingPacking(msgspec.Struct, frozen=True):
     """Rings that share no link unit, the widest first.
 
-    `exact`: no other set of rings is wider in sum. `bound` is the most that the links at a device or across a cut
-    allow. `unit` is what a link unit carries, bytes/s in one direction. On a switch (`switched`) and for two devices, a
-    ring uses both directions of its links already when it runs one way; else it may run both ways at once.
+    `exact`: no other packing has a larger sum of widths. `bound` is the upper bound of that sum by the links at each
+    device and across each cut. `unit` is the rate of a link unit, bytes/s in one direction. On a switch (`switched`)
+    and for two devices, a ring in one direction uses both directions of its links; other rings may run in both
+    directions at once.
     """
 
     rings: tuple[DeviceRing, ...]
@@ -55,16 +56,13 @@ class RingPacking(msgspec.Struct, frozen=True):
 
 
 def rings(wires: DirectLinks, listed: int = LISTED, tried: int = TRIED) -> RingPacking:
-    """Cut the links of a set of devices into rings.
+    """Return the rings into which the links of a set of devices are divided; none if no ring visits all devices.
 
     Args:
         wires: devices and links.
-        listed: steps that listing the cycles may take; beyond it the best result so far is returned, `exact` only when
-            it equals the bound.
-        tried: cycles that the exact search may examine, likewise.
-
-    Returns:
-        The rings; none when no ring visits all devices.
+        listed: maximum number of steps for listing the cycles; beyond it the best packing so far is returned, `exact`
+            only if it reaches the bound.
+        tried: maximum number of cycles that the exact search examines, with the same effect.
     """
     count = len(wires.nodes)
     if wires.ports:
@@ -83,7 +81,7 @@ def rings(wires: DirectLinks, listed: int = LISTED, tried: int = TRIED) -> RingP
 
 
 def _complete(wires: DirectLinks) -> tuple[Filling, bool] | None:
-    """The closed form for complete graphs with equal links; None for others. It always meets the bound."""
+    """Return the closed form for a complete graph with equal links, which reaches the bound; None for others."""
     count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
     if count < 5 or len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2:
         return None
@@ -91,7 +89,7 @@ def _complete(wires: DirectLinks) -> tuple[Filling, bool] | None:
 
 
 def _search(wires: DirectLinks, bound: int, listed: int, tried: int) -> tuple[Filling, bool]:
-    """The widest filling, the one of fewest rings among those found; and whether no other is wider."""
+    """Return the packing with the largest sum, then the fewest rings, of those found; and whether it is optimal."""
     table = wires.units()
     cycles, all_ = hamiltonian(table, listed)
     found, exact = fill(wires.links, cycles, bound, tried)
@@ -102,6 +100,6 @@ def _search(wires: DirectLinks, bound: int, listed: int, tried: int) -> tuple[Fi
 
 
 def _bound(wires: DirectLinks) -> int:
-    """Half of the least cut: some least cut parts device 0 from another."""
+    """Return half of the minimum cut: a minimum cut separates device 0 from some other device."""
     table = wires.units()
     return min(flow(table, 0, node)[0] for node in range(1, len(table))) // 2

@@ -1,14 +1,14 @@
-"""The strength of a graph: how much all spanning trees together can carry, and the directions that they need.
+"""The strength of a graph: the maximum total weight of packed spanning trees, and the directions of their links.
 
-Tutte and Nash-Williams: cut a graph into parts; every spanning tree has at least |P|-1 links between them, so no
-packing of trees weighs more than E(P) / (|P|-1), and the best one weighs as much as the least of these. There are too
-many partitions to try. For a guess g, the partition with the least E(P) - g (|P|-1) is found by Dilworth truncation
-(Cunningham 1985, Barahona 1992): devices are added one by one, and one minimum cut decides which of the parts so far
-each joins. Newton's method then lowers the guess to that partition's ratio until nothing is less (at most p-1 times).
+Tutte and Nash-Williams: for a partition P of the devices, every spanning tree has at least |P|-1 links between parts;
+no packing of trees weighs more than E(P) / (|P|-1), and the best packing reaches the minimum of these. There are too
+many partitions to enumerate. For a guess g, Dilworth truncation finds the partition with the minimum E(P) - g (|P|-1)
+(Cunningham 1985, Barahona 1992): devices are added one by one, and one minimum cut determines the parts that each
+device joins. Newton's method then lowers the guess to that partition's ratio until none is lower (at most p-1 times).
 
-The value of each device, m(k), has a second use. Over any set S they sum to at least E[S] + g, and over all devices to
-E + g. So the links can be directed such that m(k) units come in at each k, none at the first; then at least g units
-come into every set without the first, and by Edmonds' theorem trees of weight g in all leave the first (Frank).
+The values m(k) of the devices have a second use. Over any set S they sum to at least E[S] + g, and over all devices to
+E + g. So the links can be directed such that m(k) units enter each device k and none the first; then at least g units
+enter every set without the first device, and by Edmonds' theorem trees of total weight g leave the first (Frank).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Table = list[list[int]]
 
 
 def strength(wires: DirectLinks) -> tuple[Fraction, Parts]:
-    """Return min over partitions of E(P) / (|P|-1) in link units, exactly, and a partition that reaches it.
+    """Return the minimum of E(P) / (|P|-1) over all partitions, in link units, and a partition that reaches it.
 
     Args:
-        wires: at least two devices. Of a graph that is not connected the strength is 0.
+        wires: at least two devices; the strength of a disconnected graph is 0.
     """
     table = wires.units()
     parts: Parts = [[node] for node in range(len(table))]
@@ -40,15 +40,15 @@ def strength(wires: DirectLinks) -> tuple[Fraction, Parts]:
 
 
 def directed(wires: DirectLinks, bound: Fraction, root: int) -> Table:
-    """Return units from each device to each other, such that bound x its denominator flow from the root to any other.
+    """Return directed units such that bound x its denominator units flow from the root to every other device.
 
     Args:
         wires: devices and links.
         bound: their strength.
-        root: where trees are to start.
+        root: the root of the trees.
 
     Returns:
-        From and to each two devices together their units times the bound's denominator.
+        Units from each device to each other; both directions of a pair sum to its units times the bound's denominator.
     """
     count, scale = len(wires.nodes), bound.denominator
     order = [root, *(node for node in range(count) if node != root)]
@@ -70,16 +70,16 @@ def directed(wires: DirectLinks, bound: Fraction, root: int) -> Table:
 
 
 def _between(wires: DirectLinks, parts: Parts) -> int:
-    """Units of the links between the parts."""
+    """Return the units of the links between the parts."""
     label = {node: index for index, part in enumerate(parts) for node in part}
     return sum(units for a, b, units in wires.links if label[a] != label[b])
 
 
 def _truncated(table: Table, guess: Fraction, order: Sequence[int]) -> tuple[list[int], Parts]:
-    """Return the value of each device, times the guess's denominator; and the partition of least E(P) - guess |P|.
+    """Return the value of each device, times the guess's denominator, and the partition of minimum E(P) - guess |P|.
 
-    m(k) = max over S of E[S] + guess - m(S without k), where S holds k and devices before it; the S that attain it and
-    meet each other are one part.
+    m(k) = max over S of E[S] + guess - m(S without k), where S contains k and devices before it; the sets S that reach
+    the maximum and intersect form one part.
     """
     answers = [0] * len(table)
     parts: Parts = []
@@ -93,10 +93,10 @@ def _truncated(table: Table, guess: Fraction, order: Sequence[int]) -> tuple[lis
 
 
 def _answer(table: Table, answers: list[int], before: Sequence[int], k: int, scale: int) -> tuple[int, set[int]]:
-    """Max of scale E[S] - m(S without k) over sets S that hold k and devices before it, and the smallest such S.
+    """Return the maximum of scale E[S] - m(S without k) over sets S of k and devices before it, and the smallest S.
 
-    E[S] is half of the units at the devices of S less those that leave S: doubled, it is a least cut. k is the source;
-    a device that gains by being in S hangs on the source, one that loses on the sink.
+    E[S] is half of the units at the devices of S minus those that leave S, so twice the maximum is a minimum cut. k is
+    the source; a device with a gain from being in S is linked to the source, one with a loss to the sink.
     """
     nodes = [*before, k]
     source, sink = len(before), len(nodes)

@@ -1,12 +1,12 @@
-"""Packed spanning trees: as much as the direct links of a set of GPUs can carry, rings or not (Blink, MLSys 2020).
+"""Packs spanning trees into the direct links of a set of GPUs (Blink, MLSys 2020).
 
-For a broadcast, each direction of a link counts by itself: as many trees leave the root as the least of the greatest
-flows from it to any other device (Edmonds). They are found by removing one tree after another such that the flows
-decrease no faster than trees are removed, which is always possible (Lovász 1976). For an all-reduce, a tree of weight w
-reduces to its root over one direction of its links and spreads from it over the other, so links count once whatever the
-direction: the trees together carry at most the graph's strength. Module `strength` divides each link's units between
-its directions such that as much can be broadcast; those trees are the packing. Nothing is rounded: all is counted in
-whole parts of a link unit, the strength's denominator. Bytes go to the trees in proportion to their weights.
+For a broadcast, each direction of a link counts separately: the number of trees from the root is the minimum, over all
+other devices, of the maximum flow from the root (Edmonds). They are found by removing one tree after another such that
+the flows decrease no faster than trees are removed, which is always possible (Lovász 1976). For an all-reduce, a tree
+of weight w reduces to its root over one direction of its links and broadcasts from it over the other, so that links
+count once: the total weight is at most the graph's strength. Module `strength` divides each link's units between its
+directions such that a broadcast reaches the strength; its trees are the packing. The arithmetic is exact, in whole
+parts of a link unit (1 / the strength's denominator). Trees carry bytes in proportion to their weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Edges = tuple[tuple[int, int], ...]
 """From the root outwards: (parent, child)."""
 
 TRIED = 8
-"""Devices up to which all are tried as roots."""
+"""Number of devices up to which all are tried as roots."""
 
 
 class PackedTree(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class PackedTree(msgspec.Struct, frozen=True):
 
 
 class TreePacking(msgspec.Struct, frozen=True):
-    """Trees, the heaviest first. `bound` is what no packing exceeds; `unit` what a link unit carries, bytes/s."""
+    """Trees, the heaviest first. `bound` is the maximum weight of any packing, `unit` the bytes/s of a link unit."""
 
     trees: tuple[PackedTree, ...]
     bound: Fraction
@@ -55,7 +55,7 @@ class TreePacking(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Fraction:
-        """Link units of all trees together: bytes/s through the packing are this times `unit`."""
+        """Link units of all trees together; times `unit`, the bytes/s of the packing."""
         return sum((tree.weight for tree in self.trees), Fraction())
 
     @property
@@ -83,7 +83,7 @@ def all_reduce(wires: DirectLinks) -> TreePacking:
 
 
 def _complete(wires: DirectLinks) -> dict[LinkSet, Fraction] | None:
-    """Of a complete graph with equal links: the star around each device, c/2 each; None for others."""
+    """Return the stars around all devices of a complete graph with equal links, units / 2 each; None for others."""
     count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
     if len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2 or count < 3:
         return None
@@ -92,7 +92,7 @@ def _complete(wires: DirectLinks) -> dict[LinkSet, Fraction] | None:
 
 
 def _reaching(wires: DirectLinks, bound: Fraction) -> dict[LinkSet, Fraction]:
-    """Trees whose weights add up to the bound: from the root, of a few that are tried, that needs the fewest."""
+    """Return trees whose weights add up to the bound, from the root that needs the fewest trees."""
     index = {pair: at for at, (a, b, _) in enumerate(wires.links) for pair in ((a, b), (b, a))}
     best: dict[LinkSet, Fraction] = {}
     for root in range(len(wires.nodes) if len(wires.nodes) <= TRIED else 1):
@@ -107,7 +107,7 @@ def _reaching(wires: DirectLinks, bound: Fraction) -> dict[LinkSet, Fraction]:
 
 
 def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> PackedTree:
-    """The tree from the device with the fewest steps to the farthest, the lowest of these."""
+    """Return the tree, rooted at the lowest of the devices that give the smallest depth."""
     near: dict[int, list[int]] = {}
     for at in sorted(links):
         a, b, _ = wires.links[at]
@@ -119,7 +119,7 @@ def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> Packe
 
 
 def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[int, int]]]:
-    """Depth, root, and edges outwards."""
+    """Return depth, root, and the edges outwards from the root."""
     far, queue, edges = {root: 0}, [root], []
     for node in queue:
         for other in near[node]:
@@ -135,11 +135,11 @@ def _named(wires: DirectLinks, root: int, edges: Iterable[tuple[int, int]], weig
 
 
 def trees_from(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
-    """Return the least of the greatest flows from a root, and trees from it with whole weights that add up to it.
+    """Return the minimum of the maximum flows from a root, and trees from it with whole weights that sum to it.
 
     Args:
         table: units from each device to each other.
-        root: where the trees start.
+        root: the root of the trees.
     """
     left = [row.copy() for row in table]
     others = [node for node in range(len(left)) if node != root]
@@ -156,10 +156,10 @@ def trees_from(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]
 
 
 def _outwards(left: list[list[int]], root: int, reach: int) -> Edges:
-    """A tree from the root such that what remains without it still carries reach - 1 to every device.
+    """Return a tree from the root such that the remaining units still carry reach - 1 to every device.
 
-    Breadth first, wide links first. Only cuts between the root and its end lose by an arc, so one flow tells whether it
-    may be taken.
+    The tree grows breadth first, over wide links first. An arc reduces only cuts between the root and its end, so one
+    flow determines whether it may be taken.
     """
     rest = [row.copy() for row in left]
     edges: list[tuple[int, int]] = []
@@ -185,9 +185,9 @@ def _safe(rest: list[list[int]], root: int, inside: Sequence[int], reach: int) -
 
 
 def _heaviest(left: list[list[int]], edges: Edges, root: int, reach: int) -> int:
-    """How often the tree can be taken while what remains carries only as much less to every device as was taken.
+    """Return how often a tree can be removed such that the flow to every device decreases by only as much.
 
-    A cut that the tree crosses t times allows (its units - reach) / (t-1); each cut found lacking lowers the weight.
+    A cut that the tree crosses t times allows (its units - reach) / (t-1); each violated cut lowers the weight.
     """
     weight = min(reach, *(left[a][b] for a, b in edges))
     for _, node in edges:
