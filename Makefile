@@ -1,6 +1,6 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: some 8 minutes on two cores;
-#             four files at a time, for they also wait for real processes; the long files first (tests/conftest.py)
+#             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py)
 # make unit   the pure tests: no root, no network, no processes; under 60 s on two cores
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
@@ -26,7 +26,7 @@ demo: $(VENV)/installed
 test soak simulate: export PYTHONDONTWRITEBYTECODE :=
 
 test: system $(VENV)/installed-dev
-	$(BIN)/python -m pytest tests -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest tests -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder --durations=20
 
 unit: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(UNIT) -m "not soak" -n 2 --dist loadfile
