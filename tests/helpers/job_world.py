@@ -1,4 +1,4 @@
-"""A whole job in one process: runs in threads, real sessions, clients and servers, and a coordinator played here.
+"""A whole job in one process: runs in threads, real sessions, clients and servers, and a coordinator stood in for here.
 
 The coordinator does by the shortest way what the messages promise: it compares, decides, relays, keeps checkpoints in
 memory, serves them, and finds one common step to cut at.
@@ -12,7 +12,6 @@ import time
 from functools import cache
 
 import msgspec
-import torch
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
@@ -60,10 +59,11 @@ from psctl.server.main import Server
 from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
-from psctl.types import Member, TensorSlice
+from psctl.types import Member
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
 from tests.helpers.assignments import first_assignment
+from tests.helpers.memory_checkpoints import MemoryCheckpoint, read_slice
 from tests.helpers.memory_stream import MemoryNetwork
 
 WAIT = 20.0
@@ -145,27 +145,11 @@ class Link:
         return True
 
 
-class Saved:
-    """A checkpoint in memory: rank 0's state, and whole tensors by name."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.state = step, {}
-        self.tensors: dict[str, tuple[TensorSlice, bytearray]] = {}
-        self.ended: set[Member] = set()
-
-    def tensor(self, name: str) -> torch.Tensor:
-        of, data = self.tensors[name]
-        return torch.frombuffer(bytearray(data), dtype=getattr(torch, of.dtype)).reshape(of.shape)
-
-    def resume(self) -> Resume:
-        return Resume(f"job-1@{self.step}", self.step, self.state, [of for of, _ in self.tensors.values()])
-
-
 class Job:
     """A job; `run(script)` calls `script(run)` for every worker in a thread and returns what each returned.
 
     Args:
-        resume: a Saved of another job.
+        resume: a checkpoint of another job.
         cut_at: propose a common step when rank 0 reports this step; with `stop`.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -178,9 +162,9 @@ class Job:
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
         self.period, self.elastic, self.report_seconds = period, elastic, report_seconds
-        self.checkpoint: Saved | None = resume
+        self.checkpoint: MemoryCheckpoint | None = resume
         self.network, self._clock = MemoryNetwork(), JobClock()
-        self.saved: dict[int, Saved] = {}
+        self.saved: dict[int, MemoryCheckpoint] = {}
         self.reports: list[tuple[int, WorkerReport]] = []
         self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
         self.finished: dict[int, int] = {}
@@ -189,7 +173,6 @@ class Job:
         self._lock = threading.RLock()
         self._layouts: dict[int, Prepare] = {}
         self._ready: set[int] = set()
-        self._slices: dict[tuple[Member, int], list[TensorSlice]] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._cuts: dict[int, tuple[bool, bool]] = {}
         self._servers, self._acceptors, self._threads = [], [], []
@@ -326,7 +309,7 @@ class Job:
             found.setdefault(step, {})[name] = total / weight
         return found
 
-    def _told_of(self, step: int) -> tuple[int, dict[str, float]]:
+    def _reported_of(self, step: int) -> tuple[int, dict[str, float]]:
         mine = [report for rank, report in self.reports if rank == 0]
         numbers = [each.metrics for report in mine for each in report.steps if each.step == step]
         return max((report.rested for report in mine), default=0), {k: v for found in numbers for k, v in found.items()}
@@ -343,7 +326,7 @@ class Job:
     def _from_worker(self, rank, member, message, payload) -> None:
         match message:
             case Join():
-                resume = self._joining.get(rank) or (self.checkpoint.resume() if self.checkpoint else None)
+                resume = self._joining.get(rank) or (self.checkpoint.resume("job-1") if self.checkpoint else None)
                 self._bring(member, Welcome(self.workers, self.seed, self.every, self.report_seconds, resume))
             case Prepare() if rank in self._joining:
                 self._bring(member, msgspec.structs.replace(self.decision, resume=self._joining[rank]))
@@ -387,20 +370,11 @@ class Job:
                 self.held.setdefault(Member("worker", message.rank, message.incarnation), []).append(message)
                 self._changed.notify_all()
             case SaveBegin():
-                saved = self.saved.setdefault(message.step, Saved(message.step))
-                self._slices[member, message.step] = message.slices
+                self.saved.setdefault(message.step, MemoryCheckpoint(message.step)).begin(member, message)
                 if message.state is not None:
-                    saved.state = message.state
-                    self.reported[message.step] = self._told_of(message.step)
-                for one in message.slices:
-                    count = torch.Size(one.shape).numel()
-                    width = getattr(torch, one.dtype).itemsize
-                    whole = TensorSlice(one.name, one.dtype, one.shape, 0, count)
-                    saved.tensors.setdefault(one.name, (whole, bytearray(count * width)))
+                    self.reported[message.step] = self._reported_of(message.step)
             case SavePart():
-                one = self._slices[member, message.step][message.index]
-                at = one.start * getattr(torch, one.dtype).itemsize + message.offset
-                self.saved[message.step].tensors[one.name][1][at : at + len(payload)] = payload
+                self.saved[message.step].write(member, message, payload)
             case SaveEnd():
                 saved = self.saved[message.step]
                 saved.ended.add(member)
@@ -410,8 +384,7 @@ class Job:
                     self._bring_all(CheckpointSaved(message.step))
             case LoadWanted():
                 for index, one in enumerate(message.slices):
-                    width = getattr(torch, one.dtype).itemsize
-                    data = bytes(self.checkpoint.tensors[one.name][1])[one.start * width : one.stop * width]
+                    data = read_slice(self.checkpoint.tensors, one)
                     for offset in range(0, len(data), 1000):
                         self._bring(
                             member,
@@ -424,7 +397,7 @@ class Job:
         layout = self._layouts[0].layout
         fit = layout.optimizer and self.period == 1
         update = self.update if self.update != "auto" else "server" if fit else "worker"
-        resume = self.checkpoint.resume() if self.checkpoint else None
+        resume = self.checkpoint.resume("job-1") if self.checkpoint else None
         if self.strategy != "ps":
             self.decision = Decision(self.strategy, "worker", layout, [], resume=resume, period=self.period)
         else:

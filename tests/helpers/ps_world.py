@@ -28,7 +28,8 @@ from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
-from psctl.types import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
+from psctl.types import Assignment, Layout, Member, ParameterInfo, ServerAt
+from tests.helpers.memory_checkpoints import MemoryCheckpoint, Tensors, read_slice
 from tests.helpers.memory_stream import MemoryNetwork
 
 LARGEST = 130 << 20
@@ -77,11 +78,11 @@ class Host:
 class Coordinator:
     """Stands in for the connection to the coordinator, as one server sees it."""
 
-    def __init__(self, checkpoint=None, load_end=None) -> None:
+    def __init__(self, saved: dict[int, MemoryCheckpoint], checkpoint=None, load_end=None) -> None:
         self.sent: list = []
         self._load_end = load_end or LoadEnd(0)
         self.server: Server | None = None
-        self.saved: dict[int, list[tuple[TensorSlice, bytearray]]] = {}
+        self.saved = saved
         self.whole = threading.Condition()
         self.ended: set[int] = set()
         self._checkpoint = checkpoint
@@ -90,21 +91,16 @@ class Coordinator:
         self.sent.append(message)
         match message:
             case SaveBegin():
-                self.saved[message.step] = [
-                    (one, bytearray((one.stop - one.start) * DTYPES[one.dtype].itemsize)) for one in message.slices
-                ]
+                self.saved.setdefault(message.step, MemoryCheckpoint(message.step)).begin(self, message)
             case SavePart():
-                data = self.saved[message.step][message.index][1]
-                data[message.offset : message.offset + len(payload)] = payload
+                self.saved[message.step].write(self, message, payload)
             case SaveEnd():
                 with self.whole:
                     self.ended.add(message.step)
                     self.whole.notify_all()
             case LoadWanted():
                 for index, wanted in enumerate(message.slices):
-                    whole = self._checkpoint[wanted.name][1]
-                    size = DTYPES[wanted.dtype].itemsize
-                    data = memoryview(whole)[wanted.start * size : wanted.stop * size]
+                    data = read_slice(self._checkpoint, wanted)
                     part = LoadPart(0, index, 0)
                     if len(data):
                         self.server.receive_buffer_for(None, part, len(data))[:] = data
@@ -145,11 +141,12 @@ class World:
         if step:
             tensors = [one for one, _ in (checkpoint or {}).values()]
             resume = Resume(f"world-1@{step}", step, {}, tensors)
+        self.saved: dict[int, MemoryCheckpoint] = {}
         self.coordinators, self.servers, self._acceptors, self._threads = [], [], [], []
         self.statuses: list[int] = []
         self.dead: set[int] = set()
         for rank in range(servers):
-            self._add_server(rank, Coordinator(checkpoint, load_end))
+            self._add_server(rank, Coordinator(self.saved, checkpoint, load_end))
         addresses = [acceptor.address for acceptor in self._acceptors]
         chains = assign(sizes(shards), {rank: rank for rank in range(servers)}, replicas)
         alive = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
@@ -273,19 +270,11 @@ class World:
         """What worker `rank` reads as parameter `index` (under update: worker its joint gradient)."""
         return view_of(self.layout, self.clients[rank].landing, index)
 
-    def checkpoint(self, step: int):
-        """Whole tensors by name, put together from all servers' slices."""
-        found: dict[str, tuple[TensorSlice, bytearray]] = {}
+    def checkpoint(self, step: int) -> Tensors:
+        """Return the tensors that the servers have saved, once all have sent their parts."""
         for coordinator in self.coordinators:
             coordinator.wait_saved(step)
-            for one, data in coordinator.saved[step]:
-                size, count = DTYPES[one.dtype].itemsize, 1
-                for side in one.shape:
-                    count *= side
-                whole = TensorSlice(one.name, one.dtype, one.shape, 0, count)
-                _, into = found.setdefault(one.name, (whole, bytearray(count * size)))
-                into[one.start * size : one.stop * size] = data
-        return found
+        return self.saved[step].tensors
 
     def close(self) -> None:
         for client in self.clients:

@@ -1,4 +1,4 @@
-"""A simulated coordinator and its agents: the shipped Mind of the job, with its instructions carried out.
+"""A simulated coordinator and its agents: the shipped state machine of the job, whose instructions it carries out.
 
 Thin on purpose. What is not covered: the event log's file, checkpoint files (parts are kept in memory), the plan's
 choice (always ps, with the scenario's servers).
@@ -30,6 +30,7 @@ from psctl.job.process_messages import (
 from psctl.job.training_messages import Decision, Go, Resume
 from psctl.ps.shards import cut, sizes
 from psctl.types import Address, Member, TensorSlice
+from tests.helpers.memory_checkpoints import MemoryCheckpoint, read_slice
 from tests.simulation.kernel import Broken, Process, World
 from tests.simulation.network import End, Network
 from tests.simulation.scenario import Scenario, order
@@ -58,13 +59,13 @@ class Coordinator:
         self.disk = Disk()
         self._chains: list[list[int]] = []
         self._handing: set[int] = set()
-        self.mind = JobStateMachine(order(scenario), GRACE, resume, 0.0, 1000.0)
+        self.machine = JobStateMachine(order(scenario), GRACE, resume, 0.0, 1000.0)
 
         def allow(member: Member) -> str | None:
-            return self.mind.why_not_expected(member) or None
+            return self.machine.why_not_expected(member) or None
 
         self.address = network.listen(process, self, COORDINATION.union, allow)
-        self._carry_out(self.mind.start(0.0))
+        self._carry_out(self.machine.start(0.0))
         self._world.after(TICK, self._tick)
 
     @property
@@ -115,7 +116,7 @@ class Coordinator:
             self._happens(Tick())
 
     def _happens(self, happening: Input) -> None:
-        self._carry_out(self.mind.handle(happening, self._world.now))
+        self._carry_out(self.machine.handle(happening, self._world.now))
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
@@ -187,47 +188,27 @@ class Disk:
     """Checkpoints, in memory."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, dict[Member, tuple[SaveBegin, list[bytearray]]]] = {}
-        self._state: dict[int, dict[str, Any]] = {}
-        self._whole: dict[int, dict[str, tuple[TensorSlice, bytearray]]] = {}
+        self.parts: dict[int, MemoryCheckpoint] = {}
+        self._whole: dict[int, MemoryCheckpoint] = {}
 
     def begin(self, source: Member, message: SaveBegin) -> None:
-        data = [bytearray() for _ in message.slices]
-        self.parts.setdefault(message.step, {})[source] = (message, data)
+        self.parts.setdefault(message.step, MemoryCheckpoint(message.step)).begin(source, message)
 
     def part(self, source: Member, message: SavePart, payload: memoryview | None) -> None:
-        found = self.parts.get(message.step, {}).get(source)
-        if found is not None and payload is not None:
-            assert len(found[1][message.index]) == message.offset, "parts of a slice come in order"
-            found[1][message.index] += payload
+        found = self.parts.get(message.step)
+        if found is not None and payload is not None and (source, message.tables) in found.slices:
+            found.write(source, message, payload)
 
     def commit(self, step: int) -> None:
-        whole: dict[str, tuple[TensorSlice, bytearray]] = {}
-        parts = list(self.parts.pop(step).values())
-        for begin, data in parts:
-            for part, found in zip(begin.slices, data, strict=True):
-                size = len(found) // max(1, part.stop - part.start)
-                count = 1
-                for side in part.shape:
-                    count *= side
-                entire = TensorSlice(part.name, part.dtype, part.shape, 0, count)
-                _, room = whole.setdefault(part.name, (entire, bytearray(size * count)))
-                room[part.start * size : part.stop * size] = found
-        self._whole[step] = whole
-        self._state[step] = next((begin.state for begin, _ in parts if begin.state is not None), {})
+        self._whole[step] = self.parts.pop(step)
 
     def newest(self) -> Resume | None:
         """Return where to go on, None for the start."""
         self.parts.clear()
-        if not self._whole:
-            return None
-        step = max(self._whole)
-        return Resume(f"digits-1@{step}", step, self._state[step], [entire for entire, _ in self._whole[step].values()])
+        return self._whole[max(self._whole)].resume("digits-1") if self._whole else None
 
     def read(self, wanted: TensorSlice) -> bytes:
-        entire, data = self._whole[max(self._whole)][wanted.name]
-        size = len(data) // (entire.stop - entire.start)
-        return bytes(data[wanted.start * size : wanted.stop * size])
+        return read_slice(self._whole[max(self._whole)].tensors, wanted)
 
 
 class Agent:
