@@ -1,14 +1,14 @@
 """Arguments and results of a store's calls: checks keys, values, shapes and tickets, and converts tensors and rows.
 
-Every size is checked before memory is taken.
+Every size is checked before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -16,24 +16,24 @@ import torch
 from psctl.errors import UsageError
 from psctl.kv.tickets import Ticket
 from psctl.process.user_functions import name_of
-from psctl.ps.table_messages import TableSpec
+from psctl.ps.table_messages import PlainValue, TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
 from psctl.ps.tables.table_kinds import TableKind
 
 MOST_KEYS = 1 << 26
-"""Integer keys of one push, pull or call: their list is 512 MiB, and routing it takes some times as much."""
+"""Most integer keys of one push, pull or call: their list has 512 MiB, and its route a small multiple of that."""
 
 MOST_BYTES = 16 << 30
-"""Bytes of the rows of one push or pull, and of one named key's tensor."""
+"""Most bytes of the rows of one push or pull, and of one named key's tensor."""
 
 NAME_BYTES = 1000
-"""Bytes of a name in UTF-8."""
+"""Most bytes of a name in UTF-8."""
 
 _WRAP = (1 << 64) - 1
 
 KEYS = (
-    "give a name, a list of names (to push: a dict of names and values), or integers: one, a range, a flat list, "
+    "give a name, a list of names (to push: a dict of names and values), or integers: one, a range, or a flat list, "
     "tensor or array; one call has names or integers, not both"
 )
 
@@ -47,7 +47,7 @@ CheckedKey: TypeAlias = "str | int | range | Keys"
 """A key that was checked."""
 
 
-def checked_key(key: Any) -> CheckedKey:
+def checked_key(key: object) -> CheckedKey:
     """Return one key or one list of integer keys: a single integer as int, a list as an array of 64-bit integers.
 
     A range stays a range: a pull of it returns the keys that are there. A tensor may be on any device.
@@ -70,7 +70,7 @@ def checked_key(key: Any) -> CheckedKey:
     return integer_keys(key)
 
 
-def checked_name(name: Any, what: str) -> str:
+def checked_name(name: object, what: str) -> str:
     """Return a name that fits into messages; `what` is its description for errors.
 
     Raises:
@@ -90,7 +90,7 @@ def checked_name(name: Any, what: str) -> str:
     return str(name)
 
 
-def integer_keys(keys: Any) -> Keys:
+def integer_keys(keys: object) -> Keys:
     """Return integer keys as an array of 64-bit integers, those of a range too.
 
     Raises:
@@ -141,12 +141,12 @@ def _check_count(count: int) -> None:
     if count > MOST_KEYS:
         raise UsageError(
             f"{count} integer keys in one call, the most are {MOST_KEYS}",
-            "push in several calls; `pull(range(a, b))` gives those of a range that are there, however long it is",
+            "push in several calls; `pull(range(a, b))` returns the rows of a range of any length that exist",
         )
 
 
-def _describe_keys(keys: Any) -> str:
-    """Return the type of what was given as keys, for messages."""
+def _describe_keys(keys: object) -> str:
+    """Return the type of an invalid list of keys, for messages."""
     if isinstance(keys, torch.Tensor | np.ndarray):
         return dtype_name(keys.dtype)
     if isinstance(keys, list | tuple) and keys:
@@ -178,7 +178,7 @@ def check_bytes(spec: TableSpec, rows: int) -> None:
         raise UsageError(f"{what}: {size >> 30} GiB, the most of one call are {MOST_BYTES >> 30} GiB", cure)
 
 
-def checked_shape(shape: Any) -> tuple[int, ...]:
+def checked_shape(shape: object) -> tuple[int, ...]:
     """Return the shape of a tensor or row; a single number is one side.
 
     Raises:
@@ -197,14 +197,18 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     return sides
 
 
-def checked_dtype(dtype: Any) -> str:
-    """Return a dtype's name without "torch."."""
+def checked_dtype(dtype: object) -> str:
+    """Return a dtype's name without "torch.".
+
+    Raises:
+        UsageError: the value is no dtype of torch.
+    """
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"dtype={dtype!r} is no dtype of torch", "give torch.float32, torch.int64 ...")
     return dtype_name(dtype)
 
 
-def checked_function(what: Any, option: str) -> str:
+def checked_function(what: object, option: str) -> str:
     """Return the name of a function or reduction, as messages carry it.
 
     Raises:
@@ -215,7 +219,7 @@ def checked_function(what: Any, option: str) -> str:
     raise UsageError(f"{option}={what!r}", "give a name, or a function of a module in the job's folder")
 
 
-def checked_initial(initial: Any, dtype: str) -> float | str | None:
+def checked_initial(initial: object, dtype: str) -> float | str | None:
     """Return the initial value of absent rows, or the name of the function that makes it.
 
     Raises:
@@ -233,18 +237,33 @@ def checked_initial(initial: Any, dtype: str) -> float | str | None:
     )
 
 
-def checked_after(after: Any) -> tuple[Ticket, ...]:
-    """Return the tickets that a task waits for."""
+def checked_value(key: object, value: Value | None) -> Value:
+    """Return the value of a push.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if value is None:
+        raise UsageError(f"push {describe_key(key)} without a value", "give the key and its value")
+    return value
+
+
+def checked_after(after: object) -> tuple[Ticket, ...]:
+    """Return the tickets that a task waits for.
+
+    Raises:
+        UsageError: the value has something else than tickets.
+    """
     if isinstance(after, Ticket):
         return (after,)
     return () if after is None else checked_tickets(after, "after=")
 
 
-def checked_tickets(tickets: Any, where: str) -> tuple[Ticket, ...]:
+def checked_tickets(tickets: object, where: str) -> tuple[Ticket, ...]:
     """Return several tickets.
 
     Raises:
-        UsageError: the value has something else.
+        UsageError: the value has something else than tickets.
     """
     if isinstance(tickets, Iterable) and not isinstance(tickets, str | Mapping):
         found = tuple(tickets)
@@ -253,22 +272,34 @@ def checked_tickets(tickets: Any, where: str) -> tuple[Ticket, ...]:
     raise UsageError(f"{where}{tickets!r}", "give tickets, as push, fetch and call return them: [ticket, ...]")
 
 
-def checked_callback(callback: Any) -> Callable[[Any], Any] | None:
-    """Return the function that is called with the result."""
+def checked_callback(callback: object) -> Callable[[Any], Any] | None:
+    """Return the function that is called with the result, or None.
+
+    Raises:
+        UsageError: the value is no function.
+    """
     if callback is None or callable(callback):
-        return callback  # type: ignore[no-any-return]
+        return callback
     raise UsageError(f"callback={callback!r} is no function", "give a function of one argument: the result")
 
 
-def checked_timeout(timeout: Any) -> float | None:
-    """Return seconds to wait; None: as long as servers answer."""
+def checked_timeout(timeout: object) -> float | None:
+    """Return seconds to wait; None: no limit while servers answer.
+
+    Raises:
+        UsageError: the value is neither a number from 0 on nor None.
+    """
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout >= 0):
         return timeout
     raise UsageError(f"timeout={timeout!r}", "give seconds from 0 on, or None")
 
 
-def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function that runs on servers."""
+def checked_arguments(arguments: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
+    """Return the arguments of a function that runs on servers.
+
+    Raises:
+        UsageError: one of them is no plain value, or an integer of more than 64 bits.
+    """
     for name, value in arguments.items():
         plain = value is None or isinstance(value, bool | int | float | str)
         if not plain or (isinstance(value, int) and not LEAST <= value <= MOST):
@@ -279,7 +310,7 @@ def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return dict(arguments)
 
 
-def tensor_of(value: Any) -> torch.Tensor:
+def tensor_of(value: object) -> torch.Tensor:
     """Return a value as a dense tensor on the CPU; it may share the script's memory.
 
     Raises:
@@ -314,7 +345,11 @@ def _plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
 
 
 def hash_of(text: str) -> int:
-    """Return a 64-bit integer key for a text: a hash, of which two of 2^32 texts share one with probability 1/2."""
+    """Return a 64-bit integer key for a text: a hash. Among 2^32 texts two have the same key with probability 0.4.
+
+    Raises:
+        UsageError: the value is no text.
+    """
     if not isinstance(text, str):
         raise UsageError(f"store.key({text!r})", "give a text: store.key(str(thing))")
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
@@ -358,7 +393,7 @@ def rows_of(kind: TableKind, key: Key, value: Value, count: int) -> Lanes:
     if values.dtype != kind.dtype:
         if torch.result_type(values, torch.zeros(1, dtype=kind.dtype)) != kind.dtype:
             raise UsageError(
-                f"{dtype_name(values.dtype)} is pushed to {describe_table(spec)}, which holds {spec.dtype}",
+                f"{dtype_name(values.dtype)} is pushed to {describe_table(spec)}, whose values are {spec.dtype}",
                 "convert it first",
             )
         values = values.to(kind.dtype)
@@ -371,7 +406,9 @@ def _as_rows(spec: TableSpec, key: Key, values: torch.Tensor, count: int) -> tor
     if values.ndim == 0 and wanted:
         values = values.expand(wanted)
     if tuple(values.shape) != wanted:
-        raise UsageError(f"{tuple(values.shape)} is pushed to {describe_table(spec)} where {wanted} fits", "reshape it")
+        raise UsageError(
+            f"a value of shape {tuple(values.shape)} is pushed to {describe_table(spec)}", f"reshape it to {wanted}"
+        )
     if not isinstance(key, str):
         return values.reshape(count, spec.width)
     flat = values.reshape(-1)
@@ -401,17 +438,17 @@ def describe_table(spec: TableSpec) -> str:
     return f"key {spec.name!r} of shape {spec.shape}" if spec.name else f"integer keys, rows of shape {spec.shape}"
 
 
-def is_group(key: Any) -> bool:
-    """Is this a group of keys: a list or tuple of names, or a dict?"""
+def is_group(key: object) -> TypeGuard[Sequence[str] | Mapping[str, object]]:
+    """Return whether a key is a group of keys: a list or tuple of names, or a dict."""
     return isinstance(key, Mapping) or (
         isinstance(key, list | tuple) and bool(key) and all(isinstance(one, str) for one in key)
     )
 
 
-def describe_key(key: Any) -> str:
+def describe_key(key: object) -> str:
     """Return a key, or the number of keys, for messages."""
     if isinstance(key, str | int | range):
         return repr(key) if len(str(key)) <= 60 else f"{str(key)[:60]!r}..."
     if is_group(key):
         return f"{len(key)} names"
-    return f"{len(key)} keys" if hasattr(key, "__len__") else repr(key)
+    return f"{len(key)} keys" if isinstance(key, Sized) else repr(key)

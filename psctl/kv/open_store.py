@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.errors import UsageError
@@ -28,7 +27,7 @@ def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
         found = consistency["ssp"]
         if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
             return found
-    raise UsageError(f"consistency={consistency!r} of a store", f"one of {CONSISTENCIES}")
+    raise UsageError(f"consistency={consistency!r} of a store", f"give {CONSISTENCIES}")
 
 
 class Stores:
@@ -50,7 +49,7 @@ class Stores:
         self._functions = JobFunctions(folder)
         self._open: dict[str, tuple[StoreSpec, Store]] = {}
 
-    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Any) -> Store:
+    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Iterable[int] | None) -> Store:
         """Return the store of this name; open it if it is not open.
 
         Args:
@@ -64,10 +63,11 @@ class Stores:
         """
         staleness = staleness_of(consistency)
         if reads not in ("lazy", "eager"):
-            raise UsageError(f"reads={reads!r} of a store", '"lazy" or "eager"')
+            raise UsageError(f"reads={reads!r} of a store", 'give "lazy" or "eager"')
         if reads == "eager" and staleness is None:
             raise UsageError(
-                "eager reads of an asp store, whose reads always ask", "leave reads out, or use ssp or bsp"
+                "eager reads of an asp store, whose reads always ask the servers",
+                'omit reads="eager", or use ssp or bsp',
             )
         name = checked_name(name, "a store's name")
         ranks = self._ranks(group)
@@ -79,20 +79,23 @@ class Stores:
         if name in self._open:
             before, store = self._open[name]
             if before != spec:
-                raise UsageError(f"store {name!r} was opened otherwise before in this script", "give it another name")
+                raise UsageError(
+                    f"store {name!r} was opened with other options before in this script",
+                    "use the same options, or another name",
+                )
             if not store.closed:
                 return store
-            after = store.last
+            after = store.last_sequence
         store = Store(spec, self._rank, self._servers, self._at, self._functions, after)
         self._open[name] = (spec, store)
         return store
 
-    def _ranks(self, group: Any) -> tuple[int, ...]:
+    def _ranks(self, group: Iterable[int] | None) -> tuple[int, ...]:
         if group is None:
             return tuple(range(self._world))
         ranks = tuple(group) if isinstance(group, Iterable) else ()
         if not ranks or not all(type(rank) is int and 0 <= rank < self._world for rank in ranks):
-            raise UsageError(f"group={group!r} of a store", f"ranks from 0 to {self._world - 1}, one at least")
+            raise UsageError(f"group={group!r} of a store", f"give at least one rank from 0 to {self._world - 1}")
         return tuple(sorted(set(ranks)))
 
     def mark(self, step: int) -> None:
@@ -102,7 +105,7 @@ class Stores:
 
     @property
     def doing(self) -> str:
-        """A description of the clock that a store waits for, for progress output; "" when none waits."""
+        """A description of the clock that a store waits for, for progress output; "" when no store waits."""
         return next((what for _, store in self._open.values() if (what := store.doing)), "")
 
     def close(self, *, failed: bool) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -23,9 +23,9 @@ from psctl.client.server_waits import ServerWaits
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.kv import arguments as given
-from psctl.kv.arguments import Key, Value
+from psctl.kv.arguments import CheckedKey, Key, Value
 from psctl.kv.store_connections import StoreServers
-from psctl.kv.tickets import Tasks, Ticket
+from psctl.kv.tickets import Callback, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import StoreSpec, TableSpec
@@ -34,14 +34,14 @@ from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST
-from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_state import FOREVER, first_of, merged
+from psctl.ps.tables.table_kinds import TableKind, UserFunction
+from psctl.ps.tables.table_state import FOREVER, first_sequence_at, merged
 from psctl.transport.peer_connection import PeerConnection
 
 PATIENCE = 60.0
 """Seconds that a server may leave a query unanswered, and that a shard may have no leader."""
 
-KEPT = 256 << 20
+MOST_IN_FLIGHT = 256 << 20
 """Bytes of pushes that may be in flight; a push beyond this limit waits."""
 
 INTERNAL = 1 << 40
@@ -60,7 +60,8 @@ class RunPosition(Protocol):
         """The newest step after which the run has passed the point where checkpoints are taken."""
 
     def settle(self) -> bool:
-        """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
+        """Where lost workers are not replaced, wait until finished steps are certain to count; return whether it
+        waited."""
 
 
 class Store:
@@ -125,15 +126,17 @@ class Store:
         self._spec, self._servers, self._at = spec, servers, at
         self._functions = functions
         self._marked = at.last_boundary if rank in spec.group else FOREVER
-        self._state = TableClient(spec, rank, functions, max(after, first_of(at.step_mark) - 1), servers.allocate)
+        self._state = TableClient(
+            spec, rank, functions, max(after, first_sequence_at(at.step_mark) - 1), servers.allocate
+        )
         self._lock = threading.RLock()
         self._waits = ServerWaits(self._lock, self._state, servers.connections, SystemClock(), PATIENCE)
         self._tasks = Tasks()
         self._numbers = 0  # of the script's tickets
         self._internal = INTERNAL
-        self._ended: set[int] = set()  # internal tickets that have finished
+        self._internal_finished: set[int] = set()  # internal tickets that have finished
         self._results: dict[int, Callable[[], Any]] = {}
-        self._callbacks: list[Callable[[], Any]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._closed = False
         servers.open(spec.name, self)
         with self._lock:
@@ -153,9 +156,9 @@ class Store:
         *,
         shape: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
-        reduce: str | Callable[..., Any] = "sum",
-        apply: str | Callable[..., Any] = "",
-        initial: float | str | Callable[..., Any] | None = None,
+        reduce: str | UserFunction = "sum",
+        apply: str | UserFunction = "",
+        initial: float | str | UserFunction | None = None,
     ) -> None:
         """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
@@ -178,7 +181,7 @@ class Store:
             raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
         name = "" if key is int else given.checked_name(key, "a key's name")
         if value is None and shape is None:
-            raise UsageError(f"{key!r} is declared without a value or a shape", "give one of them")
+            raise UsageError(f"{key!r} is declared without a value or a shape", "give value= or shape=")
         made = given.inferred_spec(name, value, "sum") if value is not None and name else None
         if value is not None and made is None:
             raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
@@ -201,9 +204,9 @@ class Store:
         key: Key | Mapping[str, Value],
         value: Value | None = None,
         *,
-        reduce: str | Callable[..., Any] | None = None,
+        reduce: str | UserFunction | None = None,
         after: Sequence[Ticket] = (),
-        callback: Callable[[Any], Any] | None = None,
+        callback: Callback | None = None,
     ) -> Ticket:
         """Reduce a value into the stored value of a key, without waiting for the push to finish.
 
@@ -224,14 +227,14 @@ class Store:
         Raises:
             UsageError: the value does not fit the key, or the key has another reduction.
         """
-        if reduce is None and not after and type(key) in (int, str):
+        if reduce is None and not after and (type(key) is int or type(key) is str):
             one = self._push_one(key, value, given.checked_callback(callback))
             if one is not None:
                 return one
         if isinstance(key, Mapping) and value is not None:
-            raise UsageError("push of a dict and of a value beside it", "the dict has the values: push({name: value})")
+            raise UsageError("push of a dict and a separate value", "give the values in the dict: push({name: value})")
         asked = key.items() if isinstance(key, Mapping) else [(key, value)]
-        pairs = [(given.checked_key(each), what) for each, what in asked]
+        pairs = [(given.checked_key(each), given.checked_value(each, what)) for each, what in asked]
         after, callback = given.checked_after(after), given.checked_callback(callback)
         with self._lock:
             self._check(writes=True)
@@ -239,7 +242,7 @@ class Store:
             items = [(each, what, self._kind_for_push(each, what, reduce)) for each, what in pairs]
             what = f"push {given.describe_key(key if isinstance(key, Mapping) else pairs[0][0])}"
             ticket = self._push(items, "push", what, after, callback)
-        self._call_back()
+        self._run_callbacks()
         return ticket
 
     def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Any:
@@ -265,7 +268,7 @@ class Store:
         key: Key | Sequence[str],
         *,
         after: Sequence[Ticket] = (),
-        callback: Callable[[Any], Any] | None = None,
+        callback: Callback | None = None,
     ) -> Ticket:
         """Start a pull without waiting for the value.
 
@@ -279,7 +282,7 @@ class Store:
         Raises:
             UsageError: the key was neither pushed nor declared, or is invalid.
         """
-        if not after and type(key) in (int, str):
+        if not after and (type(key) is int or type(key) is str):
             one = self._fetch_one(key, given.checked_callback(callback))
             if one is not None:
                 return one
@@ -299,7 +302,7 @@ class Store:
 
             self._tasks.add(ticket, after, begin)
             self._finish_tickets()
-        self._call_back()
+        self._run_callbacks()
         return ticket
 
     def wait(self, ticket: Ticket | Iterable[Ticket], timeout: float | None = None) -> Any:
@@ -323,7 +326,7 @@ class Store:
 
     def call(
         self,
-        function: str | Callable[..., Any],
+        function: str | UserFunction,
         key: Key | type[int],
         *,
         after: Sequence[Ticket] = (),
@@ -344,20 +347,19 @@ class Store:
         Raises:
             UsageError: the key was neither pushed nor declared, or an argument is invalid.
         """
-        if key is not int:
-            key = given.checked_key(key)
+        rows = None if key is int else given.checked_key(key)
         after, arguments = given.checked_after(after), given.checked_arguments(arguments)
         name = name_of(function)
         self._functions.function(name)
         with self._lock:
             self._check(writes=True)
-            kind = self._kind_for_pull("" if key is int else key)
-            route = None if key is int else self._route(kind, key)
+            kind = self._kind_for_pull("" if rows is None else rows)
+            route = None if rows is None else self._route(kind, rows)
             ticket = self._ticket(f"call {name}", None)
             changes = self._state.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
             self._finish_tickets()
-        self._call_back()
+        self._run_callbacks()
         return ticket
 
     # ---- clocks and order ----------------------------------------------------------------------------------------
@@ -375,22 +377,24 @@ class Store:
             TimedOut, PeerLost, JobFailed: see the class.
         """
         if self._spec.staleness is None:
-            raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
+            raise UsageError(
+                "clock() of an asp store, which has no clocks", 'open the store with consistency="bsp" or {"ssp": s}'
+            )
         cut = self._spec.staleness == 0 and self._at.settle()  # a lost worker is cut at one clock on all shards
         with self._lock:
             self._check(writes=True)
-            self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            self._wait_until("pushes that wait for others", lambda: self._tasks.all_started, set)
             if cut:
                 self._wait_until(
                     "the pushes of this clock",
                     lambda: not self._state.shards_without_updates,
                     lambda: self._state.shards_without_updates,
                 )
-            self._send(self._state.finish_clock(self._at.step_mark, ticket := self._own_ticket()))
+            self._send(self._state.finish_clock(self._at.step_mark, ticket := self._internal_ticket()))
             self._wait_internal(what := f"clock {self._state.clock}", ticket)
             self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
             done = self._state.clock
-        self._call_back()
+        self._run_callbacks()
         return done
 
     @property
@@ -409,11 +413,11 @@ class Store:
     @delay.setter
     def delay(self, tasks: int | None) -> None:
         if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0):
-            raise UsageError(f"a delay of {tasks!r} tasks", "0 or more, or None")
+            raise UsageError(f"a delay of {tasks!r} tasks", "give an integer from 0 on, or None")
         with self._lock:
             self._tasks.delay = tasks
             self._finish_tickets()
-        self._call_back()
+        self._run_callbacks()
 
     @property
     def closed(self) -> bool:
@@ -447,7 +451,7 @@ class Store:
                 self.flush()
                 with self._lock:
                     if self.rank in self._spec.group:
-                        ticket = self._own_ticket()
+                        ticket = self._internal_ticket()
                         self._send(self._state.leave(self._at.step_mark, ticket))
                         self._wait_internal("the end of the store", ticket)
         finally:
@@ -462,12 +466,12 @@ class Store:
         with self._lock:
             if self._closed or self.rank not in self._spec.group:
                 return
-            self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            self._wait_until("pushes that wait for others", lambda: self._tasks.all_started, set)
             self._marked = step
             self._send(self._state.mark_step(self._at.step_mark, step))
 
     @property
-    def last(self) -> int:
+    def last_sequence(self) -> int:
         """The sequence of the newest update."""
         return self._state.last_sequence
 
@@ -477,34 +481,37 @@ class Store:
         behind = self._state.lagging_shards()
         return f"waiting for {self._waits.describe(self._state.leaders_of(behind))}" if behind else ""
 
-    # ---- inside: one key -----------------------------------------------------------------------------------------
+    # ---- fast path for single keys -------------------------------------------------------------------------------
 
-    def _push_one(self, key: Any, value: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
+    def _push_one(self, key: str | int, value: Value | None, callback: Callback | None) -> Ticket | None:
         with self._lock:
             kind = self._single_kind(key)
             if kind is None or value is None:
                 return None
             self._check(writes=True)
-            if self._state.outstanding.kept >= KEPT:
+            if self._state.outstanding.bytes_in_flight >= MOST_IN_FLIGHT:
                 self._wait_for_space()
             lanes = _row(kind, key, value)
-            ticket = self._open_ticket("push", key, callback)
-            name = isinstance(key, str)
-            outs = self._state.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.step_mark)
+            ticket = self._ticket(("push", key), callback)
+            self._tasks.add_started(ticket)
+            outs = self._state.push_one(
+                kind, 0 if isinstance(key, str) else key, lanes, ticket.number, self._at.step_mark
+            )
             self._send_now(outs)
-        self._call_back()
+        self._run_callbacks()
         return ticket
 
-    def _fetch_one(self, key: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
+    def _fetch_one(self, key: str | int, callback: Callback | None) -> Ticket | None:
         with self._lock:
             kind = self._single_kind(key)
             if kind is None or kind.reduction.extra == "index":
                 return None
             self._check()
-            ticket = self._open_ticket("pull", key, callback)
+            ticket = self._ticket(("pull", key), callback)
+            self._tasks.add_started(ticket)
             outs = self._state.read_one(kind, 0 if isinstance(key, str) else key, ticket.number)
             self._send_now(outs)
-        self._call_back()
+        self._run_callbacks()
         return ticket
 
     def _send_now(self, outs: Sequence[ToServer]) -> None:
@@ -513,28 +520,24 @@ class Store:
         if self._state.finished:
             self._finish_tickets()
 
-    def _single_kind(self, key: Any) -> TableKind | None:
+    def _single_kind(self, key: str | int) -> TableKind | None:
+        """Return the kind of a key that the fast path serves; None: the general path is used."""
         if key == "":  # the empty name denotes the table of integer keys
             return None
         kind = self._state.kinds.get(key if isinstance(key, str) else "")
-        fit = kind is not None and kind.may_wait and (isinstance(key, str) or LEAST <= key <= MOST)
-        return kind if fit and self._tasks.delay is None else None
-
-    def _open_ticket(self, verb: str, key: Any, callback: Callable[[Any], Any] | None) -> Ticket:
-        """Return the ticket of a task that starts at once."""
-        self._numbers += 1
-        ticket = Ticket(self._numbers, (verb, key), self._wait_ticket)
-        if callback is not None:
-            ticket.then(callback)
-        self._tasks.open(ticket)
-        return ticket
+        fits = kind is not None and kind.batchable and (isinstance(key, str) or LEAST <= key <= MOST)
+        return kind if fits and self._tasks.delay is None else None
 
     # ---- inside: any keys -----------------------------------------------------------------------------------------
 
     def _push(
-        self, items: Sequence[tuple[Any, Any, TableKind]], what: str, text: str, after: Sequence[Ticket],
-        callback: Callable[[Any], Any] | None,
-    ) -> Ticket:  # fmt: skip
+        self,
+        items: Sequence[tuple[CheckedKey, Value, TableKind]],
+        what: Literal["push", "start"],
+        description: str,
+        after: Sequence[Ticket],
+        callback: Callback | None,
+    ) -> Ticket:
         parts: list[tuple[TableKind, KeyRoute, Lanes]] = []
         for key, value, kind in items:
             route = self._route(kind, key)
@@ -542,59 +545,60 @@ class Store:
             if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
-        ticket = self._ticket(text, callback)
+        ticket = self._ticket(description, callback)
         changes = self._state.prepare_push(parts, ticket.number, what, self._at.step_mark)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._finish_tickets()
         return ticket
 
-    def _route(self, kind: TableKind, key: Any) -> KeyRoute:
+    def _route(self, kind: TableKind, key: CheckedKey) -> KeyRoute:
         if isinstance(key, str):
-            return self._state.routes.route_of_tensor(kind.spec)
+            return self._state.routes.route_of_name(kind.spec)
         keys = given.integer_keys([key] if isinstance(key, int) else key)
         given.check_bytes(kind.spec, len(keys))
         return self._state.routes.route_of("", keys)
 
-    def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> TableKind:
-        if value is None:
-            raise UsageError(f"push {given.describe_key(key)} without a value", "give the key and its value")
+    def _kind_for_push(self, key: CheckedKey, value: Value, reduce: str | UserFunction | None) -> TableKind:
         asked = given.checked_function(reduce, "reduce") if reduce is not None else None
         kind = self._find_kind(key)
         if kind is None:
             return self._make_kind(given.inferred_spec(key, value, asked or "sum"))
         if asked is not None and asked != kind.spec.reduce:
             raise UsageError(
-                f"reduce={asked!r} for {given.describe_key(key)}, which is joined by {kind.spec.reduce}",
+                f"reduce={asked!r} for {given.describe_key(key)}, whose reduction is {kind.spec.reduce}",
                 "a key keeps its reduction: use another name, or another store",
             )
         return kind
 
-    def _kind_for_pull(self, key: Any) -> TableKind:
+    def _kind_for_pull(self, key: CheckedKey) -> TableKind:
         kind = self._find_kind(key)
         if kind is None:
             what = f"key {given.describe_key(key)}" if key != "" else "integer keys"
             raise UsageError(
-                f"{what}: nobody has pushed or declared that in store {self.name!r}", "store.declare it on every rank"
+                f"{what}: nobody has pushed or declared it in store {self.name!r}",
+                "declare it on every rank (store.declare)",
             )
         return kind
 
-    def _find_kind(self, key: Any) -> TableKind | None:
+    def _find_kind(self, key: CheckedKey) -> TableKind | None:
         """Return the kind of a key that this worker or the servers know; None for an unknown key."""
         name = key if isinstance(key, str) else ""
         if name not in self._state.kinds:
-            ticket = self._own_ticket()
+            ticket = self._internal_ticket()
             self._send(self._state.request_description(name, ticket))
-            self._wait_internal(f"what {name!r} is", ticket)
+            self._wait_internal(f"the description of {name!r}" if name else "the description of integer keys", ticket)
         return self._state.kinds.get(name)
 
     def _make_kind(self, spec: TableSpec) -> TableKind:
         new = spec.name not in self._state.kinds
-        kind = self._state.settle_kind(spec)
+        kind = self._state.resolve_kind(spec)
         if new:
             self._functions.check(spec.reduce, kind.dtype, spec.width)
         return kind
 
-    def _read(self, read: TableRead, parts: Sequence[tuple[Any, TableKind]], group: Sequence[Any] | None) -> Any:
+    def _read(
+        self, read: TableRead, parts: Sequence[tuple[CheckedKey, TableKind]], group: Sequence[CheckedKey] | None
+    ) -> Any:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
             keys, lanes = result(want)
@@ -610,12 +614,12 @@ class Store:
         for out in outs:
             self._servers.send(self.name, out.server, out.message, out.payload)
 
-    def _ticket(self, what: str, callback: Callable[[Any], Any] | None) -> Ticket:
+    def _ticket(self, what: str | tuple[str, str | int], callback: Callback | None) -> Ticket:
         self._numbers += 1
         ticket = Ticket(self._numbers, what, self._wait_ticket)
         return ticket.then(callback) if callback is not None else ticket
 
-    def _own_ticket(self) -> int:
+    def _internal_ticket(self) -> int:
         self._internal += 1
         return self._internal
 
@@ -625,15 +629,17 @@ class Store:
         with self._lock:
             shards = lambda: self._state.shards_waited_for(ticket.number)  # noqa: E731
             self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
-        self._call_back()
+        self._run_callbacks()
         return ticket.result
 
     def _wait_internal(self, what: str, ticket: int) -> None:
-        self._wait_until(what, lambda: ticket in self._ended, lambda: self._state.shards_waited_for(ticket))
-        self._ended.remove(ticket)
+        self._wait_until(what, lambda: ticket in self._internal_finished, lambda: self._state.shards_waited_for(ticket))
+        self._internal_finished.remove(ticket)
 
     def _wait_for_space(self) -> None:
-        self._wait_until("space for a push", lambda: self._state.outstanding.kept < KEPT, self._all_shards)
+        self._wait_until(
+            "space for a push", lambda: self._state.outstanding.bytes_in_flight < MOST_IN_FLIGHT, self._all_shards
+        )
 
     def _wait_until(
         self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None = None
@@ -660,19 +666,19 @@ class Store:
             self._send(self._state.on_server_message(server, message, payload))
             self._finish_tickets()
             self._waits.on_message(server, peer)
-        self._call_back()
+        self._run_callbacks()
 
     def _finish_tickets(self) -> None:
         """Finish completed tickets and start the tasks that depend on them; called under the lock."""
-        self._tasks.run()
+        self._tasks.start_ready()
         state = self._state
         while state.finished:
             done, state.finished = state.finished, []
             for number in done:
                 if number >= INTERNAL:
-                    self._ended.add(number)
+                    self._internal_finished.add(number)
                     continue
-                ticket = self._tasks.finished(number)
+                ticket = self._tasks.remove(number)
                 if number in state.rows:
                     result: Any = state.rows.pop(number).clone()
                 else:
@@ -680,25 +686,28 @@ class Store:
                     result = made() if made is not None else None
                 if ticket is not None:
                     self._callbacks += ticket.finish(result)
-            self._tasks.run()
+            self._tasks.start_ready()
 
     def _check(self, *, writes: bool = False) -> None:
         if self._closed:
             raise UsageError(f"store {self.name!r} is closed", "open it again with run.store()")
         self._waits.raise_if_refused()
         if writes and self.rank not in self._spec.group:
-            raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")
+            raise UsageError(
+                f"worker/{self.rank} is not in the group of store {self.name!r} and cannot push to it",
+                "pull only, or open the store with a group that has this rank",
+            )
 
-    def _call_back(self) -> None:
+    def _run_callbacks(self) -> None:
         """Call the callbacks of finished tickets; called without the lock."""
         while self._callbacks:
             self._callbacks.pop(0)()
 
 
-def _row(kind: TableKind, key: Any, value: Any) -> Lanes:
+def _row(kind: TableKind, key: str | int, value: Value) -> Lanes:
     """Return the row of a single-key push; it shares the memory of the script's tensor where the layout allows."""
     if (
-        kind.joins_values
+        kind.stores_values_unchanged
         and type(value) is torch.Tensor
         and value.dtype is kind.dtype
         and value.shape == kind.spec.shape

@@ -8,7 +8,10 @@ tasks are in flight. The delay may change at any time; a change applies to tasks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+Callback: TypeAlias = Callable[[Any], object]
+"""Called with the result of a ticket: the pulled value, or None."""
 
 
 class Ticket:
@@ -19,13 +22,15 @@ class Ticket:
 
     __slots__ = ("_callbacks", "_done", "_result", "_wait", "_what", "number")
 
-    def __init__(self, number: int, what: str | tuple[str, Any], wait: Callable[[Ticket, float | None], Any]) -> None:
+    def __init__(
+        self, number: int, what: str | tuple[str, str | int], wait: Callable[[Ticket, float | None], Any]
+    ) -> None:
         self.number = number
         self._what = what
         self._wait = wait
         self._done = False
         self._result: Any = None
-        self._callbacks: list[Callable[[Any], Any]] | None = None
+        self._callbacks: list[Callback] | None = None
 
     @property
     def what(self) -> str:
@@ -55,7 +60,7 @@ class Ticket:
         """
         return self._result if self._done else self._wait(self, timeout)
 
-    def then(self, callback: Callable[[Any], Any]) -> Ticket:
+    def then(self, callback: Callback) -> Ticket:
         """Call `callback` with the result when the task finishes, or now if it has finished; return this ticket."""
         if self._done:
             callback(self._result)
@@ -65,12 +70,10 @@ class Ticket:
             self._callbacks.append(callback)
         return self
 
-    def finish(self, result: Any) -> list[Callable[[], Any]]:
+    def finish(self, result: Any) -> list[Callable[[], object]]:
         """Set the result and return the callbacks; the caller runs them without holding a lock."""
-        self._result, self._done = (
-            result,
-            True,
-        )  # in this order: a thread that finds it done takes the result, without a lock
+        self._result = result
+        self._done = True  # last: a thread that finds the ticket done reads the result without a lock
         if self._callbacks is None:
             return []
         found, self._callbacks = self._callbacks, None
@@ -92,20 +95,20 @@ class Tasks:
         self._waiting: list[tuple[Ticket, Sequence[Ticket], Callable[[], None]]] = []
 
     def add(self, ticket: Ticket, after: Sequence[Ticket], start: Callable[[], None]) -> None:
-        """Add a task; `run` starts it."""
-        self.open(ticket)
+        """Add a task, which `start_ready` starts."""
+        self.add_started(ticket)
         self._waiting.append((ticket, after, start))
 
-    def open(self, ticket: Ticket) -> None:
+    def add_started(self, ticket: Ticket) -> None:
         """Add a task that has started."""
         self._open[ticket.number] = ticket
 
-    def finished(self, number: int) -> Ticket | None:
+    def remove(self, number: int) -> Ticket | None:
         """Remove and return the ticket of a finished task."""
         return self._open.pop(number, None)
 
     @property
-    def begun(self) -> bool:
+    def all_started(self) -> bool:
         """Whether all tasks have started."""
         return not self._waiting
 
@@ -114,7 +117,7 @@ class Tasks:
         """The oldest ticket that has not finished."""
         return next(iter(self._open.values()), None)
 
-    def run(self) -> None:
+    def start_ready(self) -> None:
         """Start all tasks whose dependencies have finished and that the delay permits."""
         started = True
         while started and self._waiting:

@@ -23,7 +23,7 @@ Servers exchange the messages of a shard's chain in messages.py; a shard's chain
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -42,6 +42,9 @@ from psctl.types import MOST_RANKS, Count, Name, Shape
 
 RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 """Number of rows of a section; -1: all existing rows."""
+
+PlainValue: TypeAlias = float | int | str | bool | None
+"""An argument of a function that runs on servers."""
 
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
@@ -122,7 +125,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     spec: TableSpec | None = None
     digest: Digest = b""
     function: Name = ""
-    arguments: dict[str, float | int | str | bool | None] = {}
+    arguments: dict[str, PlainValue] = {}
     numbered: bool = False
 
 

@@ -89,8 +89,8 @@ class SnapshotReads:
                 if size > PART:
                     return replace(answer, tables=found, problem="large"), []
                 if table is not None and len(own):
-                    there, lanes = table.read(own)
-                    values = kind.finished(lanes, there, own).values
+                    present, lanes = table.read(own)
+                    values = kind.as_read(lanes, present, own).values
                     rows.append(ReadRow(name, own.tolist(), kind.spec.width, str(sent).removeprefix("torch.")))
                     arrays.append(bytes_of(values.to(sent)))
         return replace(answer, tables=found, rows=rows), arrays

@@ -46,7 +46,7 @@ from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
 from psctl.ps.tables.table_packing import allocate_private
-from psctl.ps.tables.table_state import FOREVER, last_of
+from psctl.ps.tables.table_state import FOREVER, last_sequence_at
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.snapshot_reads import SnapshotReads
 from psctl.transport.peer_connection import PeerConnection
@@ -109,7 +109,7 @@ class TableConnections(PeerConnections):
                 self.end_worker(message.rank, message.incarnation)
                 return False
             case CountUntil():
-                self._last[message.rank] = last_of(step_mark(message.clock + 1, inside=False))
+                self._last[message.rank] = last_sequence_at(step_mark(message.clock + 1, inside=False))
                 return False
             case Members():
                 self._gone = {rank: self._last.get(rank, FOREVER) for rank in self._world - set(message.ranks)}

@@ -215,12 +215,12 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
         (lambda store: store.push([(1 << 64) - 1], torch.ones(1, 3)), "a key does not fit in 64 bits"),
         (lambda store: store.push("v", torch.ones(4)), r"\(4,\) is pushed.*\(3,\)"),
         (lambda store: store.push("v", torch.ones(3, dtype=torch.float64)), "float64 is pushed"),
-        (lambda store: store.push("v", torch.ones(3), reduce="max"), "joined by sum"),
+        (lambda store: store.push("v", torch.ones(3), reduce="max"), "whose reduction is sum"),
         (lambda store: store.push("u", torch.ones(3), reduce="most"), "no reduction"),
         (lambda store: store.push("u", torch.ones(3, dtype=torch.int64), reduce="mean"), "mean"),
         (lambda store: store.push("u", torch.ones(3), reduce=lambda a, b: a), "top of a module|in the script"),
         (lambda store: store.declare("u"), "without a value"),
-        (lambda store: store.clock(), "without clocks"),
+        (lambda store: store.clock(), "no clocks"),
         (lambda store: store.call("nowhere:nothing", "v"), "nowhere"),
         (lambda store: store.pull(("v", range(3))), "a tuple of range and str"),
         (lambda store: store.pull([[1], [2, 3]]), "a list of list"),
@@ -240,9 +240,9 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
         (lambda store: store.push("x", torch.ones(3).to_sparse()), "layout sparse"),
         (lambda store: store.push("v", torch.ones(3).to_sparse()), "a value: a tensor of layout sparse"),
         (lambda store: store.push("x", torch.ones(3, device="meta")), "meta"),
-        (lambda store: store.push("x", np.ones(3, dtype=np.uint32)), "does not take uint32"),
-        (lambda store: store.push("x", torch.ones(3, dtype=torch.float8_e4m3fn)), "does not take float8"),
-        (lambda store: store.push({"x": torch.ones(3)}, torch.ones(3)), "a value beside it"),
+        (lambda store: store.push("x", np.ones(3, dtype=np.uint32)), "does not accept uint32"),
+        (lambda store: store.push("x", torch.ones(3, dtype=torch.float8_e4m3fn)), "does not accept float8"),
+        (lambda store: store.push({"x": torch.ones(3)}, torch.ones(3)), "a separate value"),
         (lambda store: store.push("x", (torch.ones(3), torch.ones(3)), reduce="argmin"), "indices of float32"),
         (lambda store: store.push("v", torch.ones(3), after=[3]), r"after=\[3\]"),
         (lambda store: store.push("v", torch.ones(3), callback=3), "callback=3 is no function"),
@@ -335,22 +335,22 @@ def test_a_task_begins_when_those_before_it_have_finished_and_the_delay_may_chan
     made = [tickets.Ticket(number, "task", lambda *_: None) for number in range(6)]
 
     def finish(number: int) -> None:
-        tasks.finished(number).finish(None)
-        tasks.run()
+        tasks.remove(number).finish(None)
+        tasks.start_ready()
 
     tasks.delay = 1
     for ticket in made:
         after = [made[0]] if ticket.number == 1 else []
         tasks.add(ticket, after, lambda number=ticket.number: begun.append(number))
-        tasks.run()
+        tasks.start_ready()
     assert begun == [0]  # 1 was told to wait for 0, and with a delay of 1 task 2 waits for 0 as well
     finish(0)
     assert begun == [0, 1, 2]
     tasks.delay = None
-    tasks.run()
+    tasks.start_ready()
     assert begun == [0, 1, 2, 3, 4, 5]
     assert tasks.oldest is made[1]
-    assert tasks.begun
+    assert tasks.all_started
 
 
 def test_callbacks_and_dependencies() -> None:
@@ -471,7 +471,7 @@ def test_a_rank_outside_the_group_only_pulls() -> None:
         net.stores[0].push("w", torch.ones(2))
         net.stores[0].clock()
         assert net.stores[1].pull("w").tolist() == [1.0, 1.0]
-        with pytest.raises(UsageError, match="not of the group"):
+        with pytest.raises(UsageError, match="cannot push to it"):
             net.stores[1].push("w", torch.ones(2))
 
 
@@ -505,7 +505,7 @@ def test_single_keys_by_the_hundred_leave_in_a_few_messages_and_each_is_its_own(
         assert all(value.untyped_storage().nbytes() == 16 for value in values), "a result keeps no other's memory"
         row = torch.ones(4, requires_grad=True)
         store.push(7, row)
-        with pytest.raises(UsageError, match="where"):
+        with pytest.raises(UsageError, match="is pushed to integer keys"):
             store.push(7, torch.ones(5))
         with pytest.raises(UsageError, match="64 bits with sign"):
             store.push(1 << 64, torch.ones(4))

@@ -215,9 +215,9 @@ class World:
     def push(self, rank: int, table: TableSpec, keys, values, place=0, what="push", index=None) -> int:
         """Push rows (or a tensor) without moving anything; returns the ticket."""
         client = self.clients[rank]
-        kind = client.settle_kind(table)
+        kind = client.resolve_kind(table)
         route = client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
-        assert route.plain
+        assert route.inverse is None, "no key occurs twice"
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(len(route.unique), -1)
         index = None if index is None else torch.as_tensor(index).reshape(len(route.unique), -1)
         ticket = self.ticket()
@@ -228,7 +228,7 @@ class World:
     def push_one(self, rank: int, table: TableSpec, key: int, values, place=0) -> int:
         """Push one row, which may wait for others; returns the ticket."""
         client, ticket = self.clients[rank], self.ticket()
-        kind = client.settle_kind(table)
+        kind = client.resolve_kind(table)
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(1, -1)
         self.put(rank, client.push_one(kind, key, kind.reduction.lanes(values), ticket, place))
         return ticket
@@ -236,14 +236,14 @@ class World:
     def begin_one(self, rank: int, table: TableSpec, key: int) -> int:
         """Begin to read one row; returns the ticket, under which it will stand in the client's `rows`."""
         client, ticket = self.clients[rank], self.ticket()
-        self.put(rank, client.read_one(client.settle_kind(table), key, ticket))
+        self.put(rank, client.read_one(client.resolve_kind(table), key, ticket))
         return ticket
 
     def begin(self, rank: int, table: TableSpec, keys):
         """Begin a read; returns it."""
         client = self.clients[rank]
         keys = keys if isinstance(keys, range) else client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
-        read, outs = client.start_read([(client.settle_kind(table), keys)], self.ticket())
+        read, outs = client.start_read([(client.resolve_kind(table), keys)], self.ticket())
         self.put(rank, outs)
         return read
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psctl.ps.table_messages import Fetch, Update
-from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch
+from psctl.ps.tables.client.single_key_batches import BATCH_BYTES, PushBatch
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import rounds
 from psctl.ps.tables.table_kinds import TableKind
@@ -39,7 +39,7 @@ def test_a_full_group_does_not_wait() -> None:
     world = World(workers=1, servers=1)
     world.run()
     wide = spec(shape=(1024,), dtype="float32")
-    for key in range(1 + ROOM // 4096):
+    for key in range(1 + BATCH_BYTES // 4096):
         world.push_one(0, wide, key, torch.ones(1024))
     assert len(said(world, Update)) == 2
 

@@ -105,14 +105,14 @@ def test_sections_that_contradict_themselves_are_refused(section: UpdateSection,
 @pytest.mark.parametrize("dtype", ["nonsense", "Tensor", "complex64", "__class__"])
 def test_a_dtype_that_no_store_takes_is_refused(dtype: str) -> None:
     spec = TableSpec("t", (2,), dtype, "sum", "", None)
-    with pytest.raises(UsageError, match=f"a store does not take {dtype}"):
+    with pytest.raises(UsageError, match=f"a store does not accept {dtype}"):
         TableKind(spec, Functions())
 
 
 def test_a_row_takes_no_terabytes() -> None:
     with pytest.raises(UsageError, match=r"a row of shape \[1048576, 1048576\] has 4398046511104 bytes"):
         TableKind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())
-    assert TableKind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row == 4 * 64 * 1024
+    assert TableKind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row_bytes == 4 * 64 * 1024
 
 
 def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
@@ -122,7 +122,7 @@ def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
     for worker in (0, 1):
         tables.sequence += 1
         tables.say(worker, FinishClock("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
-    with pytest.raises(MessageRefused, match="a read of 4194304000 bytes"):
+    with pytest.raises(MessageRefused, match="a read of 4194304000 bytes of store"):
         tables.fetch(1, 0, 1000)
 
 

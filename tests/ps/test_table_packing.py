@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from psctl.ps.tables.client.key_routes import KeyRoutes
-from psctl.ps.tables.reductions import Lanes, words_of
+from psctl.ps.tables.reductions import Lanes, array_of
 from psctl.ps.tables.row_index import TableRows
 from psctl.ps.tables.table_packing import PayloadReader, PayloadWriter, lanes_size, pack
 from tests.ps.table_world import World, spec
@@ -16,7 +16,7 @@ def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:
     lanes = Lanes(torch.arange(12.0, dtype=torch.float32).view(4, 3))
     writer = PayloadWriter(2 * lanes_size(lanes, 2))
     for rows in ([3, 1], [0, 2]):
-        writer.rows(words_of(lanes.values), None, np.array(rows))
+        writer.rows(array_of(lanes.values), None, np.array(rows))
     half = len(writer.whole) // 2
     payload = pack([writer.whole[:half], writer.whole[half:]])
     assert np.shares_memory(np.frombuffer(payload, dtype=np.uint8), writer.whole)
@@ -42,7 +42,7 @@ def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied()
     keys, client = np.arange(200), world.clients[0]
     world.push(0, spec(), keys, torch.ones(200))
     world.run()
-    kind, route = client.settle_kind(spec()), client.routes.route_of("", keys)
+    kind, route = client.resolve_kind(spec()), client.routes.route_of("", keys)
     (change,) = client.prepare_push([(kind, route, Lanes(torch.ones(200, 1, dtype=torch.float64)))], world.ticket())
     held = next(iter(change.shards.values()))[0].rows.base
     outs = client.send_change(change, 0)
@@ -56,7 +56,7 @@ def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied()
 
 def test_a_route_has_one_servers_shards_together_and_any_order_of_keys_comes_back() -> None:
     routes = KeyRoutes(8)
-    routes.arrange([0, 1] * 4)
+    routes.group_by_leader([0, 1] * 4)
     keys = np.random.default_rng(3).permutation(500)
     route = routes.route_of("", keys)
     servers = [stop.shard % 2 for stop in route.stops]
@@ -67,7 +67,7 @@ def test_a_route_has_one_servers_shards_together_and_any_order_of_keys_comes_bac
     twice = routes.route_of("", np.array([7, 3, 7, -1]))
     assert twice.unique.tolist() == [-1, 3, 7]
     assert twice.unique[twice.inverse].tolist() == [7, 3, 7, -1]
-    routes.arrange([1] * 8)
+    routes.group_by_leader([1] * 8)
     assert [stop.shard for stop in routes.route_of("", keys).stops] == list(range(8))
 
 

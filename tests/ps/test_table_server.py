@@ -12,7 +12,7 @@ from psctl.errors import UsageError
 from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
-from psctl.ps.tables.table_state import FOREVER, TableEntry, TableShard, last_of
+from psctl.ps.tables.table_state import FOREVER, TableEntry, TableShard, last_sequence_at
 from tests.ps.table_world import Functions, World, spec
 
 CLOCKS = 4
@@ -128,7 +128,7 @@ def test_who_says_otherwise_of_a_table_is_refused_with_both() -> None:
     assert "'sum'" in refused.reason
     assert "'max'" in refused.reason
     with pytest.raises(UsageError, match="reduce"):
-        world.clients[0].settle_kind(spec(reduce="max"))
+        world.clients[0].resolve_kind(spec(reduce="max"))
 
 
 def test_a_failing_function_is_told_to_all() -> None:
@@ -155,7 +155,7 @@ def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
         world.push(0, spec(), keys, torch.ones(1000))
         world.push(0, spec(), [5], [1.0])  # its key is told: it must not overtake
     assert world.pull(0, spec(), keys).flatten().tolist() == [8.0 if key == 5 else 5.0 for key in range(1000)]
-    assert world.clients[0].outstanding.kept == 0
+    assert world.clients[0].outstanding.bytes_in_flight == 0
 
 
 def test_a_list_that_differs_behind_an_equal_beginning_is_another() -> None:
@@ -382,11 +382,13 @@ def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) ->
             for rank in range(2):
                 world.clock(rank, place=turn + 1)
         world.run()
-        assert all(client.outstanding.kept == 0 for client in world.clients)
+        assert all(client.outstanding.bytes_in_flight == 0 for client in world.clients)
         assert world.pull(0, spec(), np.arange(20)).flatten().tolist() == [12.0] * 20
 
 
-@pytest.mark.parametrize(("replicas", "counts", "sums"), [(0, FOREVER, 3.0), (1, last_of(0), 3.0), (1, -1, 2.0)])
+@pytest.mark.parametrize(
+    ("replicas", "counts", "sums"), [(0, FOREVER, 3.0), (1, last_sequence_at(0), 3.0), (1, -1, 2.0)]
+)
 def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: int, sums: float) -> None:
     world = World(workers=3, staleness=0, replicas=replicas)
     for rank in range(3):
@@ -403,7 +405,7 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: i
     world.mark(1, 1, place=2)
     world.run()
     assert not world.clients[0].lagging_shards()
-    assert world.clients[0].outstanding.kept == 0
+    assert world.clients[0].outstanding.bytes_in_flight == 0
     assert world.pull(1, spec(), [1]).item() == sums
 
 
@@ -417,7 +419,7 @@ def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_a
     world.run()
     for rank, mind in world.servers.items():
         mind.on_worker_disconnected(1)
-        world.follow(rank, mind.remove_workers({1: last_of(2)}))
+        world.follow(rank, mind.remove_workers({1: last_sequence_at(2)}))
     world.run()
     world.kill(0)
     world.assign([[1]] * 4)
@@ -441,7 +443,7 @@ def test_who_leads_later_does_not_bring_back_a_worker_that_has_left() -> None:
     world.mark(1, 2, place=2)
     world.push(1, spec(), [1], [1.0], place=3)
     world.run()
-    assert world.clients[1].outstanding.kept == 0, "it waits for a mark of who has left"
+    assert world.clients[1].outstanding.bytes_in_flight == 0, "it waits for a mark of who has left"
 
 
 def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() -> None:
@@ -459,8 +461,8 @@ def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() 
     world.mark(1, 1, place=2)
     world.push(1, spec(), [1], [100.0], place=3)
     world.run()
-    assert world.clients[1].outstanding.kept, "it waits for the mark of who takes part again"
+    assert world.clients[1].outstanding.bytes_in_flight, "it waits for the mark of who takes part again"
     world.mark(0, 1, place=2)
     world.run()
-    assert not world.clients[1].outstanding.kept
+    assert not world.clients[1].outstanding.bytes_in_flight
     assert world.pull(0, spec(), [1]).item() == 111.0

@@ -262,7 +262,7 @@ def run(world: Chaos) -> None:
     hold(world.placement.settled, "shards come to rest")
     world.look()
     hold(not world.alone, "no ticket left", f"reads of one row: {world.alone}")
-    left = [(client.outstanding.kept, list(client._reads), client.is_open) for client in world.clients]
+    left = [(client.outstanding.bytes_in_flight, list(client._reads), client.is_open) for client in world.clients]
     hold(all(each == (0, [], True) for each in left), "no ticket left", f"kept, reads, opened: {left}")
     last = len(world.clients) - 1
     world.join(last)

@@ -1,7 +1,7 @@
 """Reductions: commutative monoids on rows of tensors, which combine pushes to a key into one value.
 
 A value is sent and stored as *lanes*: rows of the key's dtype and, for some reductions, extra integers: mean counts its
-contributions, argmin keeps the index of the least value. schedule/operations.py has the same operations on Python's
+contributions, argmin has the index of the least value. schedule/operations.py has the same operations on Python's
 numbers; a test compares the two. `join` combines the rows of two tensors pairwise and changes neither.
 """
 
@@ -21,14 +21,18 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Lanes(NamedTuple):
-    """Rows of values, and their extra integers (mean: one a row; argmin: one an element), or None."""
+    """Rows of values (rows, width), and their extra integers (mean: one a row; argmin: one an element), or None."""
 
     values: torch.Tensor
     extra: torch.Tensor | None = None
 
+    def copy(self) -> Lanes:
+        """Return a copy in memory of its own."""
+        return Lanes(self.values.clone(), None if self.extra is None else self.extra.clone())
+
     def at(self, rows: torch.Tensor | slice) -> Lanes:
         """Return these rows: a copy when `rows` is a tensor, a view when it is a slice."""
-        if isinstance(rows, torch.Tensor) and rows.dtype == torch.int64:  # takes a seventh of the time of indexing
+        if isinstance(rows, torch.Tensor) and rows.dtype == torch.int64:  # a seventh of the time of indexing
             extra = None if self.extra is None else self.extra.index_select(0, rows)
             return Lanes(self.values.index_select(0, rows), extra)
         return Lanes(self.values[rows], None if self.extra is None else self.extra[rows])
@@ -43,7 +47,7 @@ class Lanes(NamedTuple):
 
 def _write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
     """Overwrite rows; numpy does it three times as fast as torch."""
-    words_of(into)[rows.numpy()] = words_of(values.detach())
+    array_of(into)[rows.numpy()] = array_of(values.detach())
 
 
 _SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "bool",
@@ -55,16 +59,20 @@ _BY_NAME: dict[str, torch.dtype] = {str(dtype)[6:]: dtype for dtype in DTYPES}
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype that a message names, without "torch."; UsageError when a store does not accept it."""
+    """Return the dtype of a name without "torch.".
+
+    Raises:
+        UsageError: a store does not accept it.
+    """
     if name not in _BY_NAME:
-        raise UsageError(f"a store does not take {name}", f"it takes {', '.join(_BY_NAME)}: convert it first")
+        raise UsageError(f"a store does not accept {name}", f"convert it first to one of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by item size, for types that numpy lacks
 
 
-def words_of(values: torch.Tensor) -> Array:
+def array_of(values: torch.Tensor) -> Array:
     """Return a tensor's memory as an array, to copy rows: numpy's calls cost a tenth of torch's.
 
     Its type is that of the values if numpy has it (it has no bfloat16), else an integer type of the same size.
@@ -73,14 +81,14 @@ def words_of(values: torch.Tensor) -> Array:
     return found
 
 
-def word_of(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return the array type that `words_of` uses for values of `dtype`."""
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the array type that `array_of` uses for values of `dtype`."""
     return _SAME.get(dtype) or _SAME[_WORDS[dtype.itemsize]]
 
 
-def values_of(words: Array, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor of this memory: the inverse of `words_of`."""
-    values = torch.from_numpy(words)
+def tensor_from(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor of this memory: the inverse of `array_of`."""
+    values = torch.from_numpy(array)
     return values if dtype in _SAME else values.view(dtype)
 
 
@@ -93,23 +101,27 @@ class Reduction(msgspec.Struct, frozen=True):
     Args:
         name: as users write it: sum, max ..., or module:function.
         join: combines rows pairwise.
-        takes: accepted kinds of dtype: f(loating), i(nteger), b(ool).
+        accepts: kinds of dtype: f(loating), i(nteger), b(ool).
         extra: the extra integers: none, "count" (one a row) or "index" (one an element).
     """
 
     name: str
     join: Join
-    takes: str = "fi"
+    accepts: str = "fi"
     extra: Literal["", "count", "index"] = ""
 
     def check(self, dtype: torch.dtype) -> None:
-        """Raise UsageError when the reduction does not accept this dtype."""
+        """Check that the reduction accepts a dtype.
+
+        Raises:
+            UsageError: it does not.
+        """
         kind = "f" if dtype.is_floating_point else "b" if dtype is torch.bool else "i"
         dtype_named(str(dtype)[6:])
-        if kind not in self.takes:
-            what = {"f": "floating point", "i": "whole numbers", "b": "bool"}
-            fits = ", ".join(what[one] for one in self.takes)
-            raise UsageError(f"reduce={self.name!r} does not take {str(dtype)[6:]}", f"it takes {fits}")
+        if kind not in self.accepts:
+            names = {"f": "floating point", "i": "integer", "b": "bool"}
+            accepted = ", ".join(names[each] for each in self.accepts)
+            raise UsageError(f"reduce={self.name!r} does not accept {str(dtype)[6:]}", f"use one of: {accepted}")
 
     def width(self, elements: int) -> int:
         """Return how many extra integers a row of `elements` elements has."""
@@ -142,14 +154,14 @@ class Reduction(msgspec.Struct, frozen=True):
         if len(groups) == count:
             return lanes
         if self.name == "sum":
-            made = torch.zeros(count, *lanes.values.shape[1:], dtype=lanes.values.dtype)
-            return Lanes(made.index_add_(0, groups, lanes.values))
+            sums = torch.zeros(count, *lanes.values.shape[1:], dtype=lanes.values.dtype)
+            return Lanes(sums.index_add_(0, groups, lanes.values))
         while len(groups) > count:
             starts = torch.searchsorted(groups, groups)
             second = (torch.arange(len(groups)) - starts) % 2 == 1
             right = second.nonzero().squeeze(1)
             joined = self.join(lanes.at(right - 1), lanes.at(right))
-            lanes = Lanes(lanes.values.clone(), None if lanes.extra is None else lanes.extra.clone())
+            lanes = lanes.copy()
             lanes.put(right - 1, joined)
             lanes, groups = lanes.at(~second), groups[~second]
         return lanes

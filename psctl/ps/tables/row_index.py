@@ -1,9 +1,9 @@
 """Rows by 64-bit key: a hash index on arrays, and the rows of one table that a shard (or a cache) holds.
 
 Keys are hashed by the finaliser of splitmix64, which is a bijection: no two keys have the same hash. Its high bits
-select the shard, a half-open range of hash values; its low bits the first place to probe in the index. The index uses
-open addressing with linear probing and is half full at most; all keys of a call are looked up together, one probe of
-all of them at a time, so Python's loop runs as often as the longest probe, never over keys. Rows are never removed.
+select the shard, a half-open range of hash values; its low bits select the first place to probe in the index. The index
+uses open addressing with linear probing and is half full at most; all keys of a call are looked up together, one probe
+of all of them at a time, so Python's loop runs as often as the longest probe, never over keys. Rows are never removed.
 
 Keys and slots are numpy arrays (numpy's calls cost a tenth of torch's on short arrays), rows are torch tensors.
 """
@@ -19,22 +19,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psctl.ps.tables.reductions import Array, Lanes, words_of
+from psctl.ps.tables.reductions import Array, Lanes, array_of
 
 Keys: TypeAlias = npt.NDArray[np.int64]
 
 NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
-FIRST = 64
+FIRST_PLACES = 64
 """Places of a new index."""
 
-LISTS = 16
+CACHED_LISTS = 16
 """Key lists whose slots a table caches."""
 
 SHARD_BITS = 31
 
-ONE: Keys = np.zeros(1, dtype=np.int64)
-"""The places of a list of one."""
+FIRST_ONLY: Keys = np.zeros(1, dtype=np.int64)
+"""The indices of a list of one key."""
 
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -96,16 +96,16 @@ def ascending(keys: range) -> range:
 
 
 def rounds(keys: Keys) -> Sequence[Keys]:
-    """Return the places of ascending keys in rounds: the first of each key, then the second of each ..."""
+    """Return the indices of ascending keys in rounds: the first of each key, then the second of each ..."""
     if len(keys) < 2:
-        return [ONE] if len(keys) else []
-    again = keys[1:] == keys[:-1]
-    places = np.arange(len(keys))
-    if not again.any():
-        return [places]
-    first = np.concatenate([[True], ~again])
-    turn = places - np.maximum.accumulate(np.where(first, places, 0))
-    return [np.flatnonzero(turn == each) for each in range(int(turn.max()) + 1)]
+        return [FIRST_ONLY] if len(keys) else []
+    repeated = keys[1:] == keys[:-1]
+    indices = np.arange(len(keys))
+    if not repeated.any():
+        return [indices]
+    first = np.concatenate([[True], ~repeated])
+    number = indices - np.maximum.accumulate(np.where(first, indices, 0))
+    return [np.flatnonzero(number == each) for each in range(int(number.max()) + 1)]
 
 
 class KeyIndex:
@@ -115,7 +115,7 @@ class KeyIndex:
         self.keys: Keys = np.empty(0, dtype=np.int64)
         """By slot; valid up to the number of keys."""
         self._count = 0
-        self._places: Keys = np.full(FIRST, -1, dtype=np.int64)
+        self._places: Keys = np.full(FIRST_PLACES, -1, dtype=np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -154,7 +154,7 @@ class KeyIndex:
         before, self._count = self._count, self._count + len(keys)
         slots = np.arange(before, self._count)
         if len(self.keys) < self._count:
-            grown = np.empty(max(FIRST, 2 * self._count), dtype=np.int64)
+            grown = np.empty(max(FIRST_PLACES, 2 * self._count), dtype=np.int64)
             grown[:before] = self.keys[:before]
             self.keys = grown
         self.keys[before : self._count] = keys
@@ -193,7 +193,7 @@ class TableRows:
         self._capacity = 0
         self._lists: dict[int, tuple[Keys, Keys]] = {}
         self._words: tuple[torch.Tensor, Array] | None = None
-        self.lanes = self.empty(0)
+        self.lanes = self.zeros(0)
         """By slot; valid up to the number of rows."""
 
     def __len__(self) -> int:
@@ -205,13 +205,13 @@ class TableRows:
         return self._index.keys[: len(self)]
 
     @property
-    def words(self) -> Array:
-        """The values by slot, as an array (see `words_of`)."""
+    def array(self) -> Array:
+        """The values by slot, as an array (see `array_of`)."""
         if self._words is None or self._words[0] is not self.lanes.values:
-            self._words = self.lanes.values, words_of(self.lanes.values)
+            self._words = self.lanes.values, array_of(self.lanes.values)
         return self._words[1]
 
-    def empty(self, count: int) -> Lanes:
+    def zeros(self, count: int) -> Lanes:
         """Return lanes of `count` rows, all zero."""
         extra = torch.zeros(count, self.extra, dtype=torch.int64) if self.extra else None
         return Lanes(torch.zeros(count, self.width, dtype=self.dtype), extra)
@@ -228,7 +228,7 @@ class TableRows:
         slots = self._index.find(keys)
         if not keys.flags.writeable and (slots >= 0).all():
             self._lists[id(keys)] = keys, slots  # the list too, so that its id is not reused
-            if len(self._lists) > LISTS:
+            if len(self._lists) > CACHED_LISTS:
                 del self._lists[next(iter(self._lists))]
         return slots
 
@@ -237,7 +237,7 @@ class TableRows:
         held, count = len(self), len(self) + len(keys)
         if count > self._capacity:
             self._capacity = max(8, count + count // 2)
-            grown = self.empty(self._capacity)
+            grown = self.zeros(self._capacity)
             grown.values[:held] = self.lanes.values[:held]
             if grown.extra is not None and self.lanes.extra is not None:
                 grown.extra[:held] = self.lanes.extra[:held]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import torch
 
-from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
 from psctl.ps.tables.row_index import TableRows
 from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import PayloadReader, lanes_arrays, pack
@@ -25,7 +24,7 @@ class _PartBytes(msgspec.Struct, frozen=True):
     count: int
     payload: bytes
     function: str
-    arguments: dict[str, Any]
+    arguments: dict[str, PlainValue]
     numbered: bool = False
 
 
@@ -83,7 +82,7 @@ def _part(part: _PartBytes, kind_of: KindOf) -> EntryPart:
     lanes = None
     if keys is not None and part.what != "call":
         kind = kind_of(part.table, part.spec)
-        extra = kind.held_extra if part.what == "start" else kind.extra
+        extra = kind.stored_extra if part.what == "start" else kind.extra
         lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, extra)
     return EntryPart(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
 
@@ -129,7 +128,7 @@ def _shard(state: _State, shard: TableShard) -> TableShard:
         table, reader = shard.table(spec), PayloadReader(memoryview(payload))
         kind = table.kind
         slots = table.rows.add(reader.keys(count).copy())
-        lanes = reader.lanes(count, spec.width, kind.dtype, kind.held_extra)
+        lanes = reader.lanes(count, spec.width, kind.dtype, kind.stored_extra)
         table.rows.lanes.put(torch.from_numpy(slots), lanes)
         table.stamp(slots)
     shard.sequences, shard.clocks, shard.marks = state.sequences, state.clocks, state.marks

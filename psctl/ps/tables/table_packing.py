@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.ps.tables.reductions import Array, Lanes, values_of, word_of
+from psctl.ps.tables.reductions import Array, Lanes, array_dtype, tensor_from
 from psctl.ps.tables.row_index import Keys
 
 HASHED = 32
@@ -99,15 +99,15 @@ class PayloadWriter:
         """Copy an array."""
         self.reserve(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
-    def rows(self, words: Array, extra: torch.Tensor | None, rows: Keys) -> None:
+    def rows(self, array: Array, extra: torch.Tensor | None, rows: Keys) -> None:
         """Copy these rows.
 
         Args:
-            words: the values (`words_of`).
+            words: the values (`array_of`).
             extra: the integers that the reduction keeps with them.
             rows: slots of the rows to copy; for a negative slot an arbitrary row is copied.
         """
-        for each in (words,) if extra is None else (extra.numpy(), words):
+        for each in (array,) if extra is None else (extra.numpy(), array):
             (count,), width = rows.shape, each.shape[1]
             buffer = self.reserve(count * width * each.itemsize).view(each.dtype).reshape(count, width)
             if buffer.size:
@@ -143,11 +143,8 @@ class PayloadReader:
     def lanes(self, count: int, width: int, dtype: torch.dtype, extra: int) -> Lanes:
         """Return the next `count` rows."""
         whole = torch.from_numpy(self.array(count * extra, np.int64)).view(count, extra) if extra else None
-        return Lanes(values_of(self.words(count, width, dtype), dtype), whole)
-
-    def words(self, count: int, width: int, dtype: torch.dtype) -> Array:
-        """Return the values of the next `count` rows as an array (see `words_of`)."""
-        return self.array(count * width, word_of(dtype)).reshape(count, width)
+        values = self.array(count * width, array_dtype(dtype)).reshape(count, width)
+        return Lanes(tensor_from(values, dtype), whole)
 
 
 def lanes_arrays(lanes: Lanes) -> list[Array]:

@@ -18,34 +18,35 @@ needs no further information.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import StoreSpec, TableSpec
-from psctl.ps.tables.reductions import Lanes, Reduction
+from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
+from psctl.ps.tables.reductions import Array, Lanes, Reduction
 from psctl.ps.tables.row_index import Keys, rounds
-from psctl.ps.tables.table_kinds import Functions, TableKind
+from psctl.ps.tables.table_kinds import Functions, TableKind, UserFunction
 
 FOREVER = 1 << 62
 """The clock, and the mark, of a worker that has left: no worker waits for it."""
 
-PLACES = 32
-"""Low bits of a sequence, which count updates in one place of the run; the high bits are the place."""
+NUMBER_BITS = 32
+"""Low bits of a sequence, which number the updates at one position of the run; the high bits are the position."""
 
 
-def first_of(place: int) -> int:
-    """Return the first sequence of a worker's updates at a place of the run."""
-    return place << PLACES
+def first_sequence_at(position: int) -> int:
+    """Return the first sequence of a worker's updates at a position of the run."""
+    return position << NUMBER_BITS
 
 
-def last_of(place: int) -> int:
-    """Return the last sequence of a worker's updates at a place of the run."""
-    return first_of(place + 1) - 1
+def last_sequence_at(position: int) -> int:
+    """Return the last sequence of a worker's updates at a position of the run."""
+    return first_sequence_at(position + 1) - 1
 
 
 What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
@@ -60,8 +61,14 @@ class EntryPart(msgspec.Struct, frozen=True):
     keys: Keys | None  # None: all rows (call)
     lanes: Lanes | None
     function: str = ""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, PlainValue] = {}
     numbers: Keys | None = None
+
+    def pushed(self) -> tuple[Keys, Lanes]:
+        """Return the keys and rows of a push or start."""
+        assert self.keys is not None, "only a call has no keys"
+        assert self.lanes is not None, "only a call has no rows"
+        return self.keys, self.lanes
 
     def only(self, after: int, until: int) -> EntryPart:
         """Return this part with only those single pushes whose sequence is in (after, until]."""
@@ -70,10 +77,8 @@ class EntryPart(msgspec.Struct, frozen=True):
         kept = (self.numbers > after) & (self.numbers <= until)
         if kept.all():
             return self
-        assert self.keys is not None
-        assert self.lanes is not None
-        lanes = self.lanes.at(torch.from_numpy(kept))
-        return msgspec.structs.replace(self, keys=self.keys[kept], lanes=lanes, numbers=self.numbers[kept])
+        keys, lanes = self.pushed()
+        return replace(self, keys=keys[kept], lanes=lanes.at(torch.from_numpy(kept)), numbers=self.numbers[kept])
 
 
 class TableEntry(msgspec.Struct, frozen=True):
@@ -105,60 +110,56 @@ class ShardTable:
     def push(self, keys: Keys, lanes: Lanes) -> None:
         """Combine pushed rows with those here; each key is given once."""
         slots = self.rows.find(keys)
-        there = slots >= 0
-        all_there = np.count_nonzero(there) == len(there)
-        if not all_there:
-            slots[~there] = self.rows.add(keys[~there])
+        present = slots >= 0
+        all_present = np.count_nonzero(present) == len(present)
+        if not all_present:
+            slots[~present] = self.rows.add(keys[~present])
         at = torch.from_numpy(slots)
-        if all_there and self.kind.adds:
+        if all_present and self.kind.only_sums:
             self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: copies a third of the bytes
             self.stamp(slots)
             return
-        self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
+        self.rows.lanes.put(at, self.kind.after_push(self.rows.lanes.at(at), present, lanes, keys))
         self.stamp(slots)
 
-    def join(self, part: EntryPart) -> None:
+    def apply_push(self, part: EntryPart) -> None:
         """Apply a push: of one call, or of single pushes, in which a key may occur several times."""
-        assert part.keys is not None
-        assert part.lanes is not None
-        if part.numbers is None:
-            self.push(part.keys, part.lanes)
-            return
-        turns = rounds(part.keys)
-        if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, only an existing row
-            new = part.keys[turns[0]]
+        keys, lanes = part.pushed()
+        found = rounds(keys) if part.numbers is not None else ()
+        if len(found) > 1 and self.kind.only_sums and not self.kind.has_initial:  # sums need existing rows, no rounds
+            new = keys[found[0]]
             self.rows.add(new[self.rows.find(new) < 0])
-            self.push(part.keys, part.lanes)
+            found = ()
+        if len(found) < 2:
+            self.push(keys, lanes)
             return
-        for places in turns:
-            whole = len(turns) == 1
-            self.push(part.keys[places], part.lanes if whole else part.lanes.at(torch.from_numpy(places)))
+        for indices in found:
+            self.push(keys[indices], lanes.at(torch.from_numpy(indices)))
 
-    def begin(self, keys: Keys, lanes: Lanes) -> None:
-        """Set those rows that are absent."""
+    def set_absent(self, keys: Keys, lanes: Lanes) -> None:
+        """Set those of the rows that are absent."""
         absent = self.rows.find(keys) < 0
         if absent.any():
             slots = self.rows.add(keys[absent])
             self.rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(absent)))
             self.stamp(slots)
 
-    def call(self, function: Callable[..., Any], keys: Keys | None, arguments: dict[str, Any]) -> None:
+    def call(self, function: UserFunction, keys: Keys | None, arguments: dict[str, PlainValue]) -> None:
         """Replace existing rows (of these keys, or all) by the function's result for (keys, values)."""
         slots = np.arange(len(self.rows)) if keys is None else self.rows.find(keys)
         slots = slots[slots >= 0]
         if len(slots):
             at = torch.from_numpy(slots)
             old = self.rows.lanes.at(at).values
-            self.rows.lanes.values[at] = function(torch.from_numpy(self.rows.keys[slots]), old, **arguments).view(
-                old.shape
-            )
+            new = function(torch.from_numpy(self.rows.keys[slots]), old, **arguments)
+            self.rows.lanes.values[at] = new.view(old.shape)
             self.stamp(slots)
 
-    def read(self, keys: Keys) -> tuple[Any, Lanes]:
+    def read(self, keys: Keys) -> tuple[Array, Lanes]:
         """Return which rows exist, and the rows (undefined values where none exists)."""
         slots = self.rows.find(keys)
         if not len(self.rows):
-            return slots >= 0, self.rows.empty(len(keys))
+            return slots >= 0, self.rows.zeros(len(keys))
         return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0)))
 
     def stamp(self, slots: Keys) -> None:
@@ -225,7 +226,7 @@ class TableShard:
         if found is None:
             found = self.tables[spec.name] = ShardTable(TableKind(spec, self._functions))
         elif found.kind.spec != spec:
-            raise differs(found.kind.spec, spec)
+            raise spec_conflict(found.kind.spec, spec)
         return found
 
     def apply(self, entry: TableEntry) -> bool:
@@ -256,15 +257,13 @@ class TableShard:
             if part.spec is not None:
                 self.table(part.spec)
             if part.what == "start":
-                assert part.keys is not None
-                assert part.lanes is not None
-                self.tables[part.table].begin(part.keys, part.lanes)
+                self.tables[part.table].set_absent(*part.pushed())
             elif self.spec.staleness == 0 and entry.worker in self.clocks:
                 staged.append(part)
             else:
                 self._apply_part(part)
         if staged:
-            self.stage(msgspec.structs.replace(entry, parts=staged))
+            self.stage(replace(entry, parts=staged))
         return True
 
     def stage(self, entry: TableEntry) -> None:
@@ -278,8 +277,8 @@ class TableShard:
 
     def _on_open(self, worker: int, step: int, after: int) -> bool:
         marked = self.marks.get(worker)
-        back = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) <= after
-        if marked is not None and not back:
+        returns = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) <= after
+        if marked is not None and not returns:
             return False
         self.marks[worker] = step
         return True
@@ -289,39 +288,33 @@ class TableShard:
         if worker in self.clocks:
             self.clocks[worker] = max(clock, self.clocks[worker])
         if self.clock > before:
-            self._apply_staged()
+            self._apply_staged(clock for clock in self.staged if clock < self.clock)
 
     def reopen(self, spec: StoreSpec) -> None:
         """Take the spec of the run that resumes from this shard's checkpoint; all begin at the checkpoint's clock."""
         self.clocks = dict.fromkeys(spec.group, min(self.clocks.values(), default=0))
         self.spec, self.restored, self.sequences, self.marks = spec, False, {}, {}
         if spec.staleness != 0:
-            self._apply(list(self.staged))
+            self._apply_staged(list(self.staged))
 
     def _apply_part(self, part: EntryPart) -> None:
         table = self.tables[part.table]
         if part.what == "call":
             table.call(self._functions.function(part.function), part.keys, part.arguments)
         else:
-            assert part.keys is not None
-            assert part.lanes is not None
-            table.join(part)
+            table.apply_push(part)
 
-    def _apply_staged(self) -> None:
-        """Apply the clocks that are complete: a clock's pushes combined in the order of ranks, then its calls."""
-        self._apply(clock for clock in self.staged if clock < self.clock)
-
-    def _apply(self, clocks: Iterable[int]) -> None:
+    def _apply_staged(self, clocks: Iterable[int]) -> None:
+        """Apply these clocks: the pushes of each combined in the order of ranks, then its calls."""
         for clock in sorted(clocks):
             workers = self.staged.pop(clock)
             parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
             for name in dict.fromkeys(part.table for part in parts):
-                its = [part for part in parts if part.table == name and part.what == "push"]
-                pushed = [(part.keys, part.lanes) for part in its]
-                if pushed:
-                    fold = any(part.numbers is not None for part in its)
-                    keys, lanes = merged(self.tables[name].kind.reduction, pushed, fold=fold)
-                    self.tables[name].push(keys, lanes)
+                pushes = [part for part in parts if part.table == name and part.what == "push"]
+                if pushes:
+                    fold = any(part.numbers is not None for part in pushes)
+                    reduction = self.tables[name].kind.reduction
+                    self.tables[name].push(*merged(reduction, [part.pushed() for part in pushes], fold=fold))
             for part in parts:
                 if part.what == "call":
                     self._apply_part(part)
@@ -332,10 +325,10 @@ def _until(entry: TableEntry, last: int) -> list[TableEntry]:
     if entry.sequence <= last:
         return [entry]
     parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
-    return [msgspec.structs.replace(entry, sequence=last, parts=parts)] if parts else []
+    return [replace(entry, sequence=last, parts=parts)] if parts else []
 
 
-def differs(held: TableSpec, asked: TableSpec) -> UsageError:
+def spec_conflict(held: TableSpec, asked: TableSpec) -> UsageError:
     """Return the error for a table that is described differently from before."""
     what = f"key {held.name!r}" if held.name else "the rows of integer keys"
     for field in held.__struct_fields__:
@@ -343,24 +336,23 @@ def differs(held: TableSpec, asked: TableSpec) -> UsageError:
         if ours != theirs:
             break
     return UsageError(
-        f"{what}: {field} is {ours!r} in the store, and {theirs!r} was asked for",
-        "push and declare a key alike everywhere: declare it on every rank, before the first push",
+        f"{what}: {field} is {ours!r} in the store, and this call has {theirs!r}",
+        "use the same properties everywhere: declare the key on every rank, before the first push",
     )
 
 
-def merged(reduction: Reduction, pushed: list[Any], *, fold: bool = False) -> tuple[Keys, Lanes]:
+def merged(reduction: Reduction, pushed: list[tuple[Keys, Lanes]], *, fold: bool = False) -> tuple[Keys, Lanes]:
     """Return the keys of several pushes, each once and ascending, with their rows combined in the order given.
 
     Args:
         fold: whether one push may contain a key several times.
     """
     if len(pushed) == 1 and not fold:
-        keys, lanes = pushed[0]
-        return keys, lanes
+        return pushed[0]
     keys = np.concatenate([keys for keys, _ in pushed])
     order = np.argsort(keys, kind="stable")
     unique, groups = np.unique(keys[order], return_inverse=True)
     values = torch.cat([lanes.values for _, lanes in pushed])
-    extra = None if pushed[0][1].extra is None else torch.cat([lanes.extra for _, lanes in pushed])
-    lanes = Lanes(values, extra).at(torch.from_numpy(order))
+    extra = [lanes.extra for _, lanes in pushed if lanes.extra is not None]
+    lanes = Lanes(values, torch.cat(extra) if extra else None).at(torch.from_numpy(order))
     return unique, reduction.fold(lanes, torch.from_numpy(groups), len(unique))

@@ -7,7 +7,7 @@ this session, because later messages omit them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from psctl.ps.table_messages import (
     FinishClock,
     MarkStep,
     OpenStore,
+    PlainValue,
     ReadSection,
     StoreSpec,
     TableDescribed,
@@ -30,7 +31,7 @@ from psctl.ps.table_messages import (
 )
 from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes, RouteStop
 from psctl.ps.tables.client.row_cache import OwnPush, overlay
-from psctl.ps.tables.reductions import Array, Lanes, words_of
+from psctl.ps.tables.reductions import Array, Lanes, array_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
 from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack
@@ -46,13 +47,13 @@ class ShardChange(msgspec.Struct, frozen=True, eq=False):
 
 
 class TableChange(msgspec.Struct, eq=False):
-    """An update, a clock or a mark that not all shards have yet. `owns`: the own pushes that reads overlay."""
+    """An update, a clock or a mark that not all shards have yet. `own_pushes`: the own pushes that reads overlay."""
 
     ticket: int
     clock: int
     shards: dict[int, list[ShardChange]]
-    """The pieces of each shard that does not have the change yet."""
-    owns: list[OwnPush]
+    """The parts of each shard that does not have the change yet."""
+    own_pushes: list[OwnPush]
     bytes: int = 0
     sequence: int = -1
     what: Literal["update", "clock", "mark"] = "update"
@@ -65,10 +66,10 @@ class WantedRows(msgspec.Struct, eq=False):
 
     kind: TableKind
     keys: Keys
-    there: Array
+    present: Array
     lanes: Lanes
-    words: Array
-    """A view of the same values (`words_of`)."""
+    array: Array
+    """A view of the same values (`array_of`)."""
     inverse: Keys | None
     """The index of each key of the call among the unique keys; None: the call's keys are the unique keys."""
 
@@ -137,14 +138,14 @@ class ServerSession:
             return [ToServer(self.server, MarkStep(store, session, term, to, change.sequence, change.clock))]
         sections: list[UpdateSection] = []
         arrays: list[Array] = []
-        for piece in [piece for shard in to for piece in change.shards[shard]]:
-            place = (piece.section.shard, piece.section.table)
-            spec = None if place in self._described else kinds[piece.section.table].spec
-            self._described.add(place)
-            digest = self._keys(piece.keys, piece.digest, arrays)
-            sections.append(replace(piece.section, spec=spec, digest=digest))
-            if piece.rows is not None:
-                arrays.append(piece.rows)
+        for part in [part for shard in to for part in change.shards[shard]]:
+            table = (part.section.shard, part.section.table)
+            spec = None if table in self._described else kinds[part.section.table].spec
+            self._described.add(table)
+            digest = self._keys(part.keys, part.digest, arrays)
+            sections.append(replace(part.section, spec=spec, digest=digest))
+            if part.rows is not None:
+                arrays.append(part.rows)
         payload = pack(arrays)
         message = Update(store, session, term, change.sequence, change.clock, sections)
         return [ToServer(self.server, message, payload)]
@@ -153,9 +154,9 @@ class ServerSession:
         """Return a read's message about these shards."""
         sections: list[ReadSection] = []
         arrays: list[Array] = []
-        for place in [place for shard, each in read.shards.items() if shard in shards for place in each]:
-            known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
-            sections.append(replace(place.asked, digest=known))
+        for part in [part for shard, each in read.shards.items() if shard in shards for part in each]:
+            known = b"" if part.asked.count < 0 else self._keys(part.keys, part.digest, arrays)
+            sections.append(replace(part.asked, digest=known))
         if not sections:
             return []
         payload = pack(arrays)
@@ -181,53 +182,53 @@ class ServerSession:
         return b""
 
 
-def pieces(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Any, clock: int, allocate: Allocate
+def split_push(
+    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Literal["push", "start"], clock: int, allocate: Allocate
 ) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
-    """Return the pieces of a push by shard, and its rows in each shard; all of them are copies in one new buffer."""
+    """Return the changes of a push by shard, and its rows in each shard; all of them are copies in one new buffer."""
     shards: dict[int, list[ShardChange]] = {}
-    owns: list[OwnPush] = []
+    own_pushes: list[OwnPush] = []
     size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
     writer = PayloadWriter(size, allocate)
     for kind, route, lanes in parts:
         name = kind.spec.name
-        for stop, rows, held, first in _laid(writer, kind, route, lanes):
+        for stop, rows, held, first in _write_rows(writer, kind, route, lanes):
             section = UpdateSection(stop.shard, name, len(stop.keys), what)
             shards.setdefault(stop.shard, []).append(ShardChange(section, stop.keys, stop.digest, rows))
-            owns.append(OwnPush(stop.shard, name, stop.keys, held, clock, None, first))
-    return shards, owns
+            own_pushes.append(OwnPush(stop.shard, name, stop.keys, held, clock, None, first))
+    return shards, own_pushes
 
 
-def _laid(
+def _write_rows(
     writer: PayloadWriter, kind: TableKind, route: KeyRoute, lanes: Lanes
 ) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
-    """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
-    words, extra = words_of(lanes.values), lanes.extra
-    width, a_row = words.shape[1], words.shape[1] * words.itemsize
-    together, first = extra is None and a_row % 8 == 0, 0  # then the rows of consecutive stops are adjacent
-    if together:
+    """Copy rows in the order of a route; yield each stop's rows as bytes, and as lanes with the index of the first."""
+    array, extra = array_of(lanes.values), lanes.extra
+    width, row_bytes = array.shape[1], array.shape[1] * array.itemsize
+    adjacent, first = extra is None and row_bytes % 8 == 0, 0  # without padding between consecutive stops
+    if adjacent:
         start = writer.at
-        writer.rows(words, None, route.order)
+        writer.rows(array, None, route.order)
         held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
     for stop in route.stops:
         count = len(stop.keys)
-        if together:
-            end = start + count * a_row
+        if adjacent:
+            end = start + count * row_bytes
             yield stop, writer.whole[start:end], held, first
             start = end
         else:
             start = writer.at
-            writer.rows(words, extra, route.order[first : first + count])
+            writer.rows(array, extra, route.order[first : first + count])
             part = writer.whole[start : writer.at]
-            extra_row = 0 if extra is None else extra.shape[1]
-            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, extra_row), 0
+            extrrow_bytes = 0 if extra is None else extra.shape[1]
+            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, extrrow_bytes), 0
         first += count
 
 
-def called(
-    name: str, route: KeyRoute | None, function: str, arguments: dict[str, Any], count: int
+def split_call(
+    name: str, route: KeyRoute | None, function: str, arguments: dict[str, PlainValue], count: int
 ) -> dict[int, list[ShardChange]]:
-    """Return by shard (of how many) what a call does there; a route of None: to all rows."""
+    """Return the changes of a call by shard, of `count` shards; a route of None: of all rows."""
     stops: list[tuple[int, Keys | None, bytes]] = [(shard, None, b"") for shard in range(count)]
     if route is not None:
         stops = [(stop.shard, stop.keys, stop.digest) for stop in route.stops]
@@ -239,7 +240,7 @@ def called(
     return found
 
 
-def chunks(
+def split_large_push(
     parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], routes: KeyRoutes
 ) -> list[list[tuple[TableKind, KeyRoute, Lanes]]]:
     """Cut a push that is too large for one message into several."""
@@ -248,8 +249,8 @@ def chunks(
         return [list(parts)]
     found = []
     for kind, route, lanes in parts:
-        a_row = 8 + lanes.values.nbytes // max(1, len(route.unique))
-        rows = max(1, LARGEST_UPDATE // 2 // a_row)
+        row_bytes = 8 + lanes.values.nbytes // max(1, len(route.unique))
+        rows = max(1, LARGEST_UPDATE // 2 // row_bytes)
         for start in range(0, len(route.unique), rows):
             part = routes.route_of(kind.spec.name, route.unique[start : start + rows])
             found.append([(kind, part, lanes.at(slice(start, start + rows)))])
@@ -259,36 +260,36 @@ def chunks(
 def result(want: WantedRows | RangeScan) -> tuple[Keys, Lanes]:
     """Return the keys and rows of a finished read, in the order of the call."""
     if isinstance(want, WantedRows):
-        lanes = want.kind.finished(want.lanes, want.there, want.keys)
+        lanes = want.kind.as_read(want.lanes, want.present, want.keys)
         if want.inverse is None:
             return want.keys, lanes
         return want.keys[want.inverse], lanes.at(torch.from_numpy(want.inverse))
     if not want.found:  # an empty range
-        return NO_KEYS, want.kind.rows().empty(0)
+        return NO_KEYS, want.kind.rows().zeros(0)
     keys = np.concatenate([part[0] for part in want.found])
-    lanes = joined([part[2] for part in want.found])
+    lanes = concatenate([part[2] for part in want.found])
     order = np.argsort(keys)
     if want.descending:
         order = order[::-1].copy()
     keys, lanes = keys[order], lanes.at(torch.from_numpy(order))
-    return keys, want.kind.finished(lanes, np.ones(len(keys), dtype=bool), keys)
+    return keys, want.kind.as_read(lanes, np.ones(len(keys), dtype=bool), keys)
 
 
-def scanned(
-    scan: RangeScan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[OwnPush]
+def merge_scan(
+    scan: RangeScan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, own_pushes: list[OwnPush]
 ) -> tuple[Keys, Array, Lanes]:
     """Return the rows of a range in one shard (of how many), with own ones that its server does not have yet."""
-    mine = [own.keys[among(own.keys, scan.window)] for own in owns]
+    mine = [own.keys[among(own.keys, scan.window)] for own in own_pushes]
     if mine:
         new = np.setdiff1d(np.concatenate(mine), keys)
         new = new[shard_of(scan.kind.spec.name, new, shard[1]) == shard[0]]
         keys, held = np.concatenate([keys, new]), np.concatenate([held, np.zeros(len(new), dtype=bool)])
-        lanes = joined([lanes, scan.kind.rows().empty(len(new))])
-    there, lanes = overlay(scan.kind, keys, held, lanes, owns)
-    return keys, there, lanes
+        lanes = concatenate([lanes, scan.kind.rows().zeros(len(new))])
+    present, lanes = overlay(scan.kind, keys, held, lanes, own_pushes)
+    return keys, present, lanes
 
 
-def joined(parts: Sequence[Lanes]) -> Lanes:
+def concatenate(parts: Sequence[Lanes]) -> Lanes:
     """Return the concatenation of rows."""
     extra = [part.extra for part in parts if part.extra is not None]
     return Lanes(torch.cat([part.values for part in parts]), torch.cat(extra) if extra else None)
@@ -302,7 +303,7 @@ class UnackedChanges:
     """The changes that not all shards have acknowledged, in order of sequence."""
 
     def __init__(self) -> None:
-        self.kept = 0
+        self.bytes_in_flight = 0
         """Bytes of rows that are kept until servers have them."""
         self._changes: dict[int, TableChange] = {}  # in order
         self._parts: dict[int, int] = {}  # by ticket: changes that are not done
@@ -314,7 +315,7 @@ class UnackedChanges:
         return bool(self._changes)
 
     def expect(self, ticket: int, changes: int) -> None:
-        """A ticket is finished when so many changes are done."""
+        """Set the number of changes that a ticket waits for."""
         self._parts[ticket] = changes
 
     def add(self, change: TableChange) -> None:
@@ -333,7 +334,7 @@ class UnackedChanges:
                 done.append(change)
         for change in done:
             del self._changes[change.sequence]
-            self.kept -= change.bytes
+            self.bytes_in_flight -= change.bytes
         return done
 
     def finished_tickets(self, change: TableChange) -> list[int]:
@@ -348,17 +349,17 @@ class UnackedChanges:
 
     def shards_waited_for(self, ticket: int) -> set[int]:
         """Return the shards that a ticket waits for."""
-        its = [change for change in self if ticket == change.ticket or ticket in change.singles]
-        return {shard for change in its for shard in change.shards}
+        changes = [change for change in self if ticket == change.ticket or ticket in change.singles]
+        return {shard for change in changes for shard in change.shards}
 
 
 class OpenDescriptions:
-    """Requests for table descriptions (Describe): by ticket, the table and the shards that have not answered."""
+    """Requests for table descriptions (DescribeTable): by ticket, the table and the shards that have not answered."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[str, set[int]]] = {}
 
-    def ask(self, ticket: int, table: str, shards: set[int]) -> None:
+    def add(self, ticket: int, table: str, shards: set[int]) -> None:
         """Record a request to these shards."""
         self._open[ticket] = table, shards
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from psctl.ps.table_messages import TableSpec
-from psctl.ps.tables.row_index import ONE, Keys, shard_of, shard_of_one
+from psctl.ps.tables.row_index import FIRST_ONLY, Keys, shard_of, shard_of_one
 from psctl.ps.tables.table_packing import digest_of
 
 ROUTES = 64
@@ -38,11 +38,6 @@ class KeyRoute(msgspec.Struct, frozen=True):
     stops: list[RouteStop]
     order: Keys
 
-    @property
-    def plain(self) -> bool:
-        """Whether no key occurs twice in the list."""
-        return self.inverse is None
-
 
 class KeyRoutes:
     """Makes routes.
@@ -53,14 +48,15 @@ class KeyRoutes:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._shard_order: Keys = np.arange(shards)  # by shard: its place among the stops
+        self.shard_order: Keys = np.arange(shards)
+        """By shard: its position among the stops."""
         self._known: OrderedDict[tuple[str, bytes], KeyRoute] = OrderedDict()
 
-    def arrange(self, leaders: Sequence[int]) -> None:
+    def group_by_leader(self, leaders: Sequence[int]) -> None:
         """Make shards with the same leader adjacent in later routes; `leaders`: the leading server by shard."""
-        turns = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
-        if not np.array_equal(turns, self._shard_order):
-            self._shard_order = turns
+        shard_order = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
+        if not np.array_equal(shard_order, self.shard_order):
+            self.shard_order = shard_order
             self._known.clear()
 
     def route_of(self, table: str, keys: Keys) -> KeyRoute:
@@ -79,19 +75,16 @@ class KeyRoutes:
         """Return the route of a key list without caching it."""
         return self._make(table, keys, lambda part: b"")
 
-    @property
-    def shard_order(self) -> Keys:
-        """By shard: its place among the stops."""
-        return self._shard_order
-
-    def route_of_tensor(self, spec: TableSpec) -> KeyRoute:
+    def route_of_name(self, spec: TableSpec) -> KeyRoute:
         """Return the route of a named key: of its blocks."""
         return self.route_of(spec.name, np.arange(spec.blocks))
 
-    def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> KeyRoute:
-        if len(keys) == 1:  # key by key: no sorting
-            only = RouteStop(shard_of_one(table, int(keys[0]), self._shards), keys.copy(), ONE, named(keys))
-            return KeyRoute(only.keys, None, [only], ONE)
+    def _make(self, table: str, keys: Keys, digest_of_part: Callable[[Keys], bytes]) -> KeyRoute:
+        if len(keys) == 1:  # needs no sorting
+            only = RouteStop(
+                shard_of_one(table, int(keys[0]), self._shards), keys.copy(), FIRST_ONLY, digest_of_part(keys)
+            )
+            return KeyRoute(only.keys, None, [only], FIRST_ONLY)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
             ascending = np.argsort(keys, kind="stable")
@@ -99,12 +92,12 @@ class KeyRoutes:
                 unique, inverse = np.unique(keys, return_inverse=True)
                 ascending, inverse = np.arange(len(unique)), inverse.reshape(-1)
         shards = shard_of(table, unique, self._shards)[ascending]
-        by_stop = np.argsort(self._shard_order[shards], kind="stable")
+        by_stop = np.argsort(self.shard_order[shards], kind="stable")
         order, shards = ascending[by_stop], shards[by_stop]
         starts = np.flatnonzero(np.diff(shards)) + 1
         stops = []
         for start, stop in pairwise([0, *starts.tolist(), len(order)]) if len(order) else ():
             at = order[start:stop]
             part = unique[at]
-            stops.append(RouteStop(int(shards[start]), part, at, named(part)))
+            stops.append(RouteStop(int(shards[start]), part, at, digest_of_part(part)))
         return KeyRoute(unique, inverse, stops, order)

@@ -26,7 +26,7 @@ class OwnPush(msgspec.Struct, eq=False):
     table: str
     keys: Keys
     held: Lanes
-    """Among others its rows, one behind the other from the `first` on."""
+    """Holds its rows, adjacent, from the `first` on, perhaps with others."""
     clock: int
     sequence: int | None = None
     first: int = 0
@@ -59,30 +59,30 @@ class RowCache:
         """Return which rows may be read at a clock that wants rows of `clock`.
 
         Args:
-            floors: by shard, the clock of all watched rows that were not sent anew (eager); None: lazy.
+            floors: by shard, the clock of all watched rows that were not sent again (eager); None: lazy.
         """
         slots = self._table.rows.find(keys)
-        there = slots >= 0
-        if not there.any():
-            return there
+        present = slots >= 0
+        if not present.any():
+            return present
         slots = np.maximum(slots, 0)
         clocks = self._clocks[slots]
         if floors is not None:
             clocks = np.where(self._watched[slots], np.maximum(clocks, floors[self._shards[slots]]), clocks)
-        found: Array = there & (clocks >= clock)
+        found: Array = present & (clocks >= clock)
         return found
 
     def read(self, keys: Keys) -> Lanes:
-        """Return rows that are `fresh`."""
+        """Return rows that are `readable`."""
         return self._table.read(keys)[1]
 
-    def add_rows(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
+    def add_rows(self, shard: int, keys: Keys, present: Array, lanes: Lanes, clock: int, watched: Array) -> None:
         """Cache rows of a shard that include own pushes; absent rows are not cached.
 
         Args:
             watched: which rows the server has, and so sends when they are newer (eager).
         """
-        keys, watched, rows = keys[there], watched[there], self._table.rows
+        keys, watched, rows = keys[present], watched[present], self._table.rows
         slots = rows.find(keys)
         new = slots < 0
         if new.any():
@@ -92,22 +92,24 @@ class RowCache:
             self._clocks = np.concatenate([self._clocks, np.zeros(capacity - held, dtype=np.int64)])
             self._shards = np.concatenate([self._shards, np.zeros(capacity - held, dtype=np.int64)])
             self._watched = np.concatenate([self._watched, np.zeros(capacity - held, dtype=bool)])
-        rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(there)))
+        rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(present)))
         self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
 
     def add_own(self, own: OwnPush) -> None:
         """Reduce an own push into its rows that are cached."""
-        there = self._table.rows.find(own.keys) >= 0
-        if there.any():
-            self._table.push(own.keys[there], own.lanes.at(torch.from_numpy(there)))
+        present = self._table.rows.find(own.keys) >= 0
+        if present.any():
+            self._table.push(own.keys[present], own.lanes.at(torch.from_numpy(present)))
 
     def unwatch(self, shard: int) -> None:
         """Note that a shard's primary has begun a new session and sends no changed rows until they are read again."""
         self._watched[self._shards == shard] = False
 
 
-def overlay(kind: TableKind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[OwnPush]) -> tuple[Array, Lanes]:
-    """Return rows of a server with own pushes joined that it had not applied.
+def overlay(
+    kind: TableKind, keys: Keys, present: Array, lanes: Lanes, own_pushes: Iterable[OwnPush]
+) -> tuple[Array, Lanes]:
+    """Return rows of a server combined with own pushes that it had not applied.
 
     Args:
         keys: of the rows, in any order.
@@ -116,7 +118,7 @@ def overlay(kind: TableKind, keys: Keys, there: Array, lanes: Lanes, owns: Itera
         owns: the pushes, oldest first.
     """
     copied = False
-    for own in owns:
+    for own in own_pushes:
         if not len(own.keys):
             continue
         at = np.searchsorted(own.keys, keys)
@@ -125,10 +127,10 @@ def overlay(kind: TableKind, keys: Keys, there: Array, lanes: Lanes, owns: Itera
         if not mine.any():
             continue
         if not copied:
-            there, copied = there.copy(), True
-            lanes = Lanes(lanes.values.clone(), None if lanes.extra is None else lanes.extra.clone())
+            present, copied = present.copy(), True
+            lanes = lanes.copy()
         rows = torch.from_numpy(np.flatnonzero(mine))
         pushed = own.lanes.at(torch.from_numpy(at[mine]))
-        lanes.put(rows, kind.joined(lanes.at(rows), there[mine], pushed, keys[mine]))
-        there[mine] = True
-    return there, lanes
+        lanes.put(rows, kind.after_push(lanes.at(rows), present[mine], pushed, keys[mine]))
+        present[mine] = True
+    return present, lanes

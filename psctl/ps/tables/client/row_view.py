@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from psctl.ps.table_messages import AnswerSection, ReadSection, StoreSpec
-from psctl.ps.tables.client.calls_in_flight import RangeScan, ReadPart, TableRead, WantedRows, scanned
+from psctl.ps.tables.client.calls_in_flight import RangeScan, ReadPart, TableRead, WantedRows, merge_scan
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.row_cache import OwnPush, RowCache, overlay
-from psctl.ps.tables.reductions import words_of
+from psctl.ps.tables.reductions import array_of
 from psctl.ps.tables.row_index import NO_KEYS, ascending
 from psctl.ps.tables.table_kinds import TableKind
 from psctl.ps.tables.table_packing import PayloadReader
 
-ANY = -1
+ANY_CLOCK = -1
 """The clock of a read that accepts rows of any clock."""
 
 
@@ -34,14 +34,14 @@ class RowView:
 
     def __init__(self, spec: StoreSpec, kinds: dict[str, TableKind]) -> None:
         self.clocks = [-1] * spec.shards
-        """By shard: clocks of all that it has finished."""
+        """By shard: the number of clocks that all workers have finished."""
         self._spec, self._kinds = spec, kinds
         self._caches: dict[str, RowCache] = {}
         self._owns: dict[int, list[OwnPush]] = {shard: [] for shard in range(spec.shards)}
 
-    def add_own(self, owns: Sequence[OwnPush]) -> None:
+    def add_own(self, own_pushes: Sequence[OwnPush]) -> None:
         """Overlay own pushes on later reads."""
-        for own in owns:
+        for own in own_pushes:
             if own.table in self._caches:
                 self._caches[own.table].add_own(own)
             self._owns[own.shard].append(own)
@@ -62,7 +62,7 @@ class RowView:
             cache.unwatch(shard)
 
     def on_clock(self, shard: int, clock: int) -> None:
-        """A shard has finished so many clocks of all."""
+        """Note that all workers have finished `clock` clocks in a shard."""
         self.clocks[shard] = max(self.clocks[shard], clock)
         if self._spec.staleness == 0:
             self._owns[shard] = [own for own in self._owns[shard] if own.clock >= self.clocks[shard]]
@@ -76,16 +76,16 @@ class RowView:
 
     def _want(self, read: TableRead, kind: TableKind, route: KeyRoute) -> WantedRows:
         count = len(route.unique)
-        lanes = kind.read_buffer(count)
-        want = WantedRows(kind, route.unique, np.zeros(count, dtype=bool), lanes, words_of(lanes.values), route.inverse)
+        lanes = kind.buffer(count, kind.stored_extra)
+        want = WantedRows(kind, route.unique, np.zeros(count, dtype=bool), lanes, array_of(lanes.values), route.inverse)
         missing = None
-        if read.clock != ANY:
+        if read.clock != ANY_CLOCK:
             cache = self._caches.setdefault(kind.spec.name, RowCache(kind))
             floors = np.array(self.clocks)
             fresh = cache.readable(route.unique, read.clock, floors if self._spec.eager else None)
             if fresh.any():
                 want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
-                want.there |= fresh
+                want.present |= fresh
                 missing = ~fresh
         for stop in route.stops:
             at, keys, digest = stop.at, stop.keys, stop.digest
@@ -104,35 +104,35 @@ class RowView:
             read.shards.setdefault(shard, []).append(ReadPart(asked, NO_KEYS, b"", scan, NO_KEYS))
         return scan
 
-    def add_rows(self, given: AnswerSection, place: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
+    def add_rows(self, given: AnswerSection, part: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
         """Decode one table's rows of an answer, overlay own pushes, and store them in the read that requested them."""
         kind = self._kinds[given.table]
-        keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
-        if given.count < 0:  # the table is not there yet
-            held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().empty(len(keys))
+        keys = reader.keys(max(0, given.count)) if given.keys else part.keys if part is not None else NO_KEYS
+        if given.count < 0:  # the shard has no such table yet
+            held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().zeros(len(keys))
         else:
             held = reader.array(given.count, np.uint8).astype(bool)
-            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_extra)
+            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.stored_extra)
         if not wanted:
             return
-        want, owns = place.want if place is not None else None, self._owns[given.shard]
-        if owns:
-            owns = [own for own in owns if own.table == given.table and not self._included(own, given)]
-        if isinstance(want, RangeScan):  # what is kept until all have answered is no longer the message's memory
+        want, own_pushes = part.want if part is not None else None, self._owns[given.shard]
+        if own_pushes:
+            own_pushes = [own for own in own_pushes if own.table == given.table and not self._included(own, given)]
+        if isinstance(want, RangeScan):  # copies: the message's memory is reused before all shards have answered
             keys, lanes = keys.copy(), lanes.at(torch.arange(len(keys)))
-            want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))
+            want.found.append(merge_scan(want, (given.shard, self._spec.shards), keys, held, lanes, own_pushes))
             return
-        there = held
-        if owns:
-            there, lanes = overlay(kind, keys, held, lanes, owns)
+        present = held
+        if own_pushes:
+            present, lanes = overlay(kind, keys, held, lanes, own_pushes)
         if self._spec.staleness is not None:
             cache = self._caches.setdefault(given.table, RowCache(kind))
-            cache.add_rows(given.shard, keys, there, lanes, given.clock, held)
-        if want is not None and place is not None:
-            want.words[place.at] = words_of(lanes.values)
+            cache.add_rows(given.shard, keys, present, lanes, given.clock, held)
+        if want is not None and part is not None:
+            want.array[part.at] = array_of(lanes.values)
             if want.lanes.extra is not None and lanes.extra is not None:
-                want.lanes.extra[torch.from_numpy(place.at)] = lanes.extra
-            want.there[place.at] = there
+                want.lanes.extra[torch.from_numpy(part.at)] = lanes.extra
+            want.present[part.at] = present
 
     def _included(self, own: OwnPush, given: AnswerSection) -> bool:
         if own.sequence is None:

@@ -2,9 +2,9 @@
 
 It keeps every update until each of its shards has answered Done, to send it again in order to the next primary of the
 shard (StoreLeads): after a broken connection, when a server did not know a key list, when a server was lost or has
-transferred the shard. Shards drop updates that they have. An update's sequence is (place of the run, number there) in
-every incarnation of the worker: one that replays a step sends the same sequences again, and an update that was applied
-before the loss is not applied twice.
+transferred the shard. Shards drop updates that they have. An update's sequence is (position of the run, number there),
+the same in every incarnation of the worker: one that replays a step sends the same sequences again, and an update that
+was applied before the loss is not applied twice.
 
 Rows that are read are combined with own pushes that are not applied yet (row_cache.py). A read takes the rows that the
 cache has and requests the others, each server once.
@@ -26,6 +26,7 @@ from psctl.ps.table_messages import (
     Done,
     Fetched,
     KeysUnknown,
+    PlainValue,
     ShardProgress,
     StoreLeads,
     StoreSpec,
@@ -40,19 +41,19 @@ from psctl.ps.tables.client.calls_in_flight import (
     TableChange,
     TableRead,
     UnackedChanges,
-    called,
-    chunks,
-    pieces,
     result,
+    split_call,
+    split_large_push,
+    split_push,
 )
 from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes
 from psctl.ps.tables.client.row_cache import OwnPush
-from psctl.ps.tables.client.row_view import ANY, RowView
-from psctl.ps.tables.client.single_key_batches import ROOM, PushBatch, ReadBatch
+from psctl.ps.tables.client.row_view import ANY_CLOCK, RowView
+from psctl.ps.tables.client.single_key_batches import BATCH_BYTES, PushBatch, ReadBatch
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
-from psctl.ps.tables.table_state import FOREVER, differs, first_of
+from psctl.ps.tables.table_state import FOREVER, first_sequence_at, spec_conflict
 
 
 class TableClient:
@@ -84,10 +85,8 @@ class TableClient:
         self.outstanding = UnackedChanges()
         self._reads: dict[int, TableRead] = {}
         self._allocate = allocate
-        self._push_batch, self._read_batches = (
-            PushBatch(allocate),
-            dict[str, ReadBatch](),
-        )  # pushes and reads of one row that wait
+        self._push_batch = PushBatch(allocate)
+        self._read_batches: dict[str, ReadBatch] = {}
         self._descriptions = OpenDescriptions()
         self._sequence = after
         self._sessions: dict[int, ServerSession] = {}  # by server
@@ -100,22 +99,22 @@ class TableClient:
 
     # ---- tables --------------------------------------------------------------------------------------------------
 
-    def settle_kind(self, spec: TableSpec) -> TableKind:
+    def resolve_kind(self, spec: TableSpec) -> TableKind:
         """Return a table's kind, which is known from now on.
 
         Raises:
-            UsageError: it is another already, or cannot be; the script's fault.
+            UsageError: the table has another specification, or this one is invalid; the script's fault.
         """
         kind = self.kinds.get(spec.name)
         if kind is None:
             kind = self.kinds[spec.name] = TableKind(spec, self._functions)
         elif kind.spec != spec:
-            raise differs(kind.spec, spec)
+            raise spec_conflict(kind.spec, spec)
         return kind
 
     def request_description(self, table: str, ticket: int) -> list[ToServer]:
         """Request a table's description from all shards; a known table is in `kinds` when the ticket is done."""
-        self._descriptions.ask(ticket, table, set(range(self.spec.shards)))
+        self._descriptions.add(ticket, table, set(range(self.spec.shards)))
         return [out for session in self._sessions.values() for out in session.describe(ticket, table, session.shards)]
 
     @property
@@ -126,7 +125,11 @@ class TableClient:
     # ---- updates -------------------------------------------------------------------------------------------------
 
     def prepare_push(
-        self, parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], ticket: int, what: str = "push", place: int = 0
+        self,
+        parts: Sequence[tuple[TableKind, KeyRoute, Lanes]],
+        ticket: int,
+        what: Literal["push", "start"] = "push",
+        position: int = 0,
     ) -> list[TableChange]:
         """Return the changes to pass to `send_change`; the rows are visible to this worker from now on.
 
@@ -134,48 +137,48 @@ class TableClient:
             parts: tables, their keys, and a row for each of the route's unique keys.
             ticket: finished when all of it is done.
             what: "push", or "start": set rows that are not there.
-            place: as `send`'s.
+            position: as `send_change`'s.
         """
         changes = []
-        for chunk in chunks(parts, self.routes):
-            shards, owns = pieces(chunk, what, self.clock, self._allocate)
-            owns = self._not_done_before(owns, place) if what == "push" else []
-            self._view.add_own(owns)
+        for chunk in split_large_push(parts, self.routes):
+            shards, own_pushes = split_push(chunk, what, self.clock, self._allocate)
+            own_pushes = self._not_done_before(own_pushes, position) if what == "push" else []
+            self._view.add_own(own_pushes)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
-            changes.append(TableChange(ticket, self.clock, shards, owns, size))
+            changes.append(TableChange(ticket, self.clock, shards, own_pushes, size))
         self.outstanding.expect(ticket, len(changes))
         self._unsent += len(changes)
         return changes
 
-    def _not_done_before(self, owns: list[OwnPush], place: int) -> list[OwnPush]:
+    def _not_done_before(self, own_pushes: list[OwnPush], position: int) -> list[OwnPush]:
         """Return the part of a push that no earlier incarnation has done; rows from servers include the rest."""
-        sequence = max(first_of(place), self._sequence + self._unsent + 1)
-        return [own for own in owns if sequence > self._done_before.get(own.shard, -1)]
+        sequence = max(first_sequence_at(position), self._sequence + self._unsent + 1)
+        return [own for own in own_pushes if sequence > self._done_before.get(own.shard, -1)]
 
     def prepare_call(
-        self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, Any], ticket: int
+        self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, PlainValue], ticket: int
     ) -> list[TableChange]:
         """Return the changes to pass to `send_change` that run a function on rows (None: on all) on their servers."""
-        shards = called(kind.spec.name, route, function, arguments, self.spec.shards)
+        shards = split_call(kind.spec.name, route, function, arguments, self.spec.shards)
         self._view.forget(kind.spec.name)
         self.outstanding.expect(ticket, 1)
         self._unsent += 1
         return [TableChange(ticket, self.clock, shards, [])]
 
-    def send_change(self, change: TableChange, place: int) -> list[ToServer]:
+    def send_change(self, change: TableChange, position: int) -> list[ToServer]:
         """Give a change its sequence and return its messages.
 
         Args:
-            place: the run's position, a number that never decreases; changes at one place are numbered from 0.
+            position: the run's position, a number that never decreases; changes at one position are numbered from 0.
         """
-        outs = self.flush()
+        messages = self.flush()
         self._unsent -= change.what == "update"
-        change.sequence = self._sequence = max(first_of(place), self._sequence + 1)
-        self.outstanding.kept += change.bytes
-        return outs + self._send_or_keep(change)
+        change.sequence = self._sequence = max(first_sequence_at(position), self._sequence + 1)
+        self.outstanding.bytes_in_flight += change.bytes
+        return messages + self._send_or_keep(change)
 
     def _send_or_keep(self, change: TableChange) -> list[ToServer]:
-        for own in change.owns:
+        for own in change.own_pushes:
             own.sequence = change.sequence
         if not change.shards:  # nothing was pushed
             self.finished += self.outstanding.finished_tickets(change)
@@ -187,72 +190,74 @@ class TableClient:
 
     # ---- one by one ----------------------------------------------------------------------------------------------
 
-    def push_one(self, kind: TableKind, key: int, lanes: Lanes, ticket: int, place: int) -> list[ToServer]:
+    def push_one(self, kind: TableKind, key: int, lanes: Lanes, ticket: int, position: int) -> list[ToServer]:
         """Push one row, which is copied; it may wait for others that leave with it (single_key_batches.py), until
         `flush`.
 
         Args:
-            kind: one that `fits`.
-            place: as `send`'s.
+            kind: a `batchable` one.
+            position: as `send_change`'s.
         """
-        first = first_of(place)
-        outs = self.flush() if first > self._sequence and self._push_batch.tickets else []
+        first = first_sequence_at(position)
+        messages = self.flush() if first > self._sequence and self._push_batch.tickets else []
         self._sequence = max(first, self._sequence + 1)
         self._push_batch.add(kind, key, lanes, self._sequence, ticket)
-        self.outstanding.kept += kind.row
-        if not self.outstanding or self._push_batch.bytes >= ROOM:
-            outs += self.flush()
-        return outs
+        self.outstanding.bytes_in_flight += kind.row_bytes
+        if not self.outstanding or self._push_batch.bytes >= BATCH_BYTES:
+            messages += self.flush()
+        return messages
 
     def read_one(self, kind: TableKind, key: int, ticket: int) -> list[ToServer]:
         """Start to read one row, which is in `rows` when its ticket is finished; it may wait for others too."""
-        alone = self._read_batches.setdefault(kind.spec.name, ReadBatch(kind))
-        alone.keys.append(key)
-        alone.tickets.append(ticket)
-        full = len(alone.keys) * kind.row >= ROOM
+        batch = self._read_batches.setdefault(kind.spec.name, ReadBatch(kind))
+        batch.keys.append(key)
+        batch.tickets.append(ticket)
+        full = len(batch.keys) * kind.row_bytes >= BATCH_BYTES
         return self.flush() if full or not self._reads else []
 
     def flush(self) -> list[ToServer]:
         """Return the messages of all single pushes and reads that wait."""
-        outs: list[ToServer] = []
+        messages: list[ToServer] = []
         if self._push_batch.tickets:
-            shards, owns, tickets, size = self._push_batch.take_all(
+            shards, own_pushes, tickets, size = self._push_batch.take_all(
                 self.routes.shard_order, self.clock, self._done_before
             )
-            self._view.add_own(owns)
-            outs = self._send_or_keep(
-                TableChange(NOBODY, self.clock, shards, owns, size, self._sequence, singles=tickets)
+            self._view.add_own(own_pushes)
+            messages = self._send_or_keep(
+                TableChange(NOBODY, self.clock, shards, own_pushes, size, self._sequence, singles=tickets)
             )
-        alone, self._read_batches = self._read_batches, {}
-        for each in alone.values():
-            route = self.routes.route_once(each.kind.spec.name, np.array(each.keys, dtype=np.int64))
-            outs += self.start_read([(each.kind, route)], each.tickets[0], each.tickets)[1]
-        return outs
+        batches, self._read_batches = self._read_batches, {}
+        for batch in batches.values():
+            route = self.routes.route_once(batch.kind.spec.name, np.array(batch.keys, dtype=np.int64))
+            messages += self.start_read([(batch.kind, route)], batch.tickets[0], batch.tickets)[1]
+        return messages
 
-    def finish_clock(self, place: int, ticket: int) -> list[ToServer]:
+    def finish_clock(self, position: int, ticket: int) -> list[ToServer]:
         """End this worker's clock; all of its pushes were passed to `send_change` before.
 
         Args:
-            place: as `send`'s.
+            position: as `send_change`'s.
             ticket: finished when all shards have the clock.
         """
-        outs = self.flush()  # of the clock that ends
+        messages = self.flush()  # of the clock that ends
         self.clock += 1
         self.outstanding.expect(ticket, 1)
-        return outs + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), place)
+        return messages + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), position)
 
-    def mark_step(self, place: int, step: int) -> list[ToServer]:
+    def mark_step(self, position: int, step: int) -> list[ToServer]:
         """Mark a step: earlier changes belong to the checkpoint of `step`, later ones do not."""
         self._step = step
-        return self.send_change(self._change_everywhere(NOBODY, step, "mark"), place)
+        return self.send_change(self._change_everywhere(NOBODY, step, "mark"), position)
 
-    def leave(self, place: int, ticket: int) -> list[ToServer]:
+    def leave(self, position: int, ticket: int) -> list[ToServer]:
         """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clock`."""
-        outs = self.flush()
+        messages = self.flush()
         self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
         self.clock, self._step = FOREVER if clocks else self.clock, FOREVER
-        return outs + self.send_change(self._change_everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
+        return messages + self.send_change(
+            self._change_everywhere(ticket, FOREVER, "clock" if clocks else "mark"), position
+        )
 
     def _change_everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> TableChange:
         return TableChange(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
@@ -282,20 +287,22 @@ class TableClient:
     @property
     def read_clock(self) -> int:
         """The number of clocks, finished by all workers, that a read requires now."""
-        return ANY if self.spec.staleness is None else self.clock - self.spec.staleness
+        return ANY_CLOCK if self.spec.staleness is None else self.clock - self.spec.staleness
 
     def start_read(
         self, parts: Sequence[tuple[TableKind, KeyRoute | range]], ticket: int, singles: Sequence[int] = ()
     ) -> tuple[TableRead, list[ToServer]]:
         """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished."""
-        outs = self.flush()
+        messages = self.flush()
         read = self._view.start_read(parts, ticket, self.read_clock)
         read.singles = list(singles)
         if not read.shards:
             self._finish_read(read)
-            return read, outs
+            return read, messages
         self._reads[ticket] = read
-        return read, outs + [out for session in self._sessions.values() for out in session.fetch(read, session.shards)]
+        return read, messages + [
+            out for session in self._sessions.values() for out in session.fetch(read, session.shards)
+        ]
 
     # ---- messages of servers -------------------------------------------------------------------------------------
 
@@ -353,10 +360,10 @@ class TableClient:
             new.add(at.shard)
             self._on_progress(at)
             self._view.unwatch(at.shard)
-        self.routes.arrange([self._leaders.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
-        outs = [out for change in self.outstanding for out in session.update(change, self.kinds, new)]
-        outs += [out for read in self._reads.values() for out in session.fetch(read, new)]
-        return outs + self._descriptions.resend(session, new)
+        self.routes.group_by_leader([self._leaders.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
+        messages = [out for change in self.outstanding for out in session.update(change, self.kinds, new)]
+        messages += [out for read in self._reads.values() for out in session.fetch(read, new)]
+        return messages + self._descriptions.resend(session, new)
 
     def wait_query(self, server: int) -> ToServer:
         """Return the query for the workers that delay this one."""
@@ -394,7 +401,7 @@ class TableClient:
 
     def _on_described(self, message: TableDescribed) -> None:
         if message.spec is not None:
-            self.settle_kind(message.spec)
+            self.resolve_kind(message.spec)
         if self._descriptions.on_answer(message):
             self.finished.append(message.ticket)
 
@@ -404,13 +411,15 @@ class TableClient:
         for given in message.sections:
             if read is not None and given.shard in led and given.shard in read.shards:
                 answered[given.shard] = read.shards.pop(given.shard)
-            places = answered.get(given.shard, [])
-            place = places.pop(0) if places else None
-            if place is not None and place.asked.table != given.table:
-                raise ProtocolError(f"server/{server} answered what was not asked")
+            parts = answered.get(given.shard, [])
+            part = parts.pop(0) if parts else None
+            if part is not None and part.asked.table != given.table:
+                raise ProtocolError(
+                    f"server/{server} answered a read of table {part.asked.table!r} with rows of {given.table!r}"
+                )
             # Skips answers to repeated requests, and answers of servers that lead the shard no longer.
-            news = message.ticket < 0 and given.shard in led
-            self._view.add_rows(given, place, reader, wanted=place is not None or news)
+            unrequested = message.ticket < 0 and given.shard in led
+            self._view.add_rows(given, part, reader, wanted=part is not None or unrequested)
         if read is not None and not read.shards:
             del self._reads[read.ticket]
             self._finish_read(read)

@@ -113,7 +113,7 @@ class ClientSession:
             if section.numbered:
                 numbers = reader.keys(section.count)
             if section.what != "call":
-                extra = kind.held_extra if section.what == "start" else kind.extra
+                extra = kind.stored_extra if section.what == "start" else kind.extra
                 lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
         what, spec, arguments = section.what, kind.spec, section.arguments
         return EntryPart(what, section.table, spec, keys, lanes, section.function, arguments, numbers)

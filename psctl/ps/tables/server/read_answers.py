@@ -31,7 +31,7 @@ from psctl.ps.table_messages import (
     StoreLeads,
     TableDescribed,
 )
-from psctl.ps.tables.reductions import words_of
+from psctl.ps.tables.reductions import array_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
 from psctl.ps.tables.server.table_shard import HostedShard, led_shards
@@ -143,7 +143,7 @@ def check_read(
     size = 0
     for asked, keys in wanted:
         table = shards[asked.shard].table(opened.spec.name, asked.table)
-        size += len(keys) * (table.kind.row if table is not None else 1)
+        size += len(keys) * (table.kind.row_bytes if table is not None else 1)
     if size > LARGEST_ANSWER:
         raise MessageRefused(f"a read of {size} bytes of store {opened.spec.name!r}, more than {LARGEST_ANSWER}")
 
@@ -200,10 +200,10 @@ def encode_rows(found: Sequence[FoundRows], allocate: Allocate = allocate_privat
         writer.array((slots >= 0).view(np.uint8))
         rows = table.rows
         if len(rows):
-            writer.rows(rows.words, rows.lanes.extra, slots)
+            writer.rows(rows.array, rows.lanes.extra, slots)
         else:
-            zeros = rows.empty(1)
-            writer.rows(words_of(zeros.values), zeros.extra, slots)
+            zeros = rows.zeros(1)
+            writer.rows(array_of(zeros.values), zeros.extra, slots)
     return writer.whole.data
 
 

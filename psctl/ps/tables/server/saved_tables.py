@@ -129,7 +129,7 @@ def _join(
         mine = torch.from_numpy(_mine(spec.name, keys, own))
         if mine.any():
             lanes = Lanes(tensors[f"{within}/rows"], extra).at(mine)
-            table.begin(keys[mine.numpy()], lanes)
+            table.set_absent(keys[mine.numpy()], lanes)
     for data in about.staged:
         entry = decode_entry(data, held.kind)
         parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]

@@ -106,7 +106,7 @@ class TableServer:
         hosted = self.shards_here.get(shard)
         if hosted is None or hosted.state.version is not None:
             return []
-        hosted.state.begin(load(tensors, shard, self.shard_count, hosted.state))
+        hosted.state.set_first_version(load(tensors, shard, self.shard_count, hosted.state))
         return [*self._after_chain(hosted, hosted.chain.on_first_version()), *self.release_outputs()]
 
     def remove_workers(self, lost: Mapping[int, int]) -> list[TableOutput]:
@@ -195,7 +195,7 @@ class TableServer:
             return []
         if self._begins:
             return [LoadTables(hosted.shard)]
-        hosted.state.begin([])
+        hosted.state.set_first_version([])
         return self._after_chain(hosted, hosted.chain.on_first_version())
 
     def _on_lead(self, hosted: HostedShard) -> None:

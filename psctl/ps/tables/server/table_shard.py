@@ -51,7 +51,7 @@ class ReplicatedTables:
 
     # ---- operations of the primary -------------------------------------------------------------------------------
 
-    def begin(self, shards: list[TableShard]) -> None:
+    def set_first_version(self, shards: list[TableShard]) -> None:
         """Set the first version: empty, or the shards of a checkpoint."""
         self.version, self.stores = 0, {shard.spec.name: shard for shard in shards}
 
@@ -114,7 +114,7 @@ class ReplicatedTables:
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Replace the state by another server's `snapshot`."""
-        self.begin(decode_shards(data, self.make_shard))
+        self.set_first_version(decode_shards(data, self.make_shard))
         self.version, self.failed = version, {}
 
     def forget(self) -> None:
