@@ -23,7 +23,7 @@
     |- CommandFailed                host-command-failed 1   a command on a host ended non-zero
     '- ConnectionFailed             connection-failed   1   a data-plane connection ended; never the user's fault
        |- ProtocolError             protocol            1   the peer broke the protocol (or is no member of the job)
-       |  '- MessageRefused         protocol            1   a member sent what psctl's tables of messages do not allow
+       |  '- MessageRefused         protocol            1   a member sent a message that psctl's tables do not allow
        '- PeerLost                  peer-lost           1   the peer died or the link was cut
 
 Errors in a user's files are `ValueError`s too; an `assert` marks a bug in psctl. Only cli/app.py turns one of these
@@ -37,8 +37,8 @@ class PsctlError(Exception):
     """An error with a code, an exit status and a remedy.
 
     Args:
-        message: one line: what is wrong, where, and the cause.
-        hint: one line: what to do next; empty when there is nothing to do.
+        message: one line: the problem, its place, and its cause.
+        hint: one line: the next step for the user; empty when there is none.
         where: file:line:column, host name, or job name; empty when unknown.
 
     `others` holds further errors found at the same time: all mistakes of one file are reported together.
@@ -107,7 +107,7 @@ class AuthFailed(PsctlError):
 
 
 class PythonMissing(PsctlError):
-    """A host has no usable Python, or it lacks what psctl needs and it may not be installed."""
+    """A host has no usable Python, or lacks packages that psctl needs and may not install."""
 
     code, exit = "python-missing", 4
 
@@ -149,7 +149,7 @@ class NoSuchCheckpoint(PsctlError):
 
 
 class JobRunning(PsctlError):
-    """A running job holds what is needed."""
+    """A running job holds slots, hosts or files that are needed."""
 
     code, exit = "job-running", 7
 
@@ -201,10 +201,10 @@ class CommandFailed(PsctlError):
 
     Args:
         host: name of the host.
-        command: what ran, as one printable line without secrets.
+        command: the command as one printable line without secrets.
         status: exit status, or minus the signal number.
         tail: last lines of its standard error (or output when that is empty).
-        hint: what to do about it, where that is known.
+        hint: the remedy, where one is known.
     """
 
     code, exit = "host-command-failed", 1
@@ -222,7 +222,7 @@ class ConnectionFailed(PsctlError):
 
 
 class ProtocolError(ConnectionFailed):
-    """The peer sent what the protocol does not allow: the connection is closed; nothing else is affected."""
+    """The peer violated the protocol: its connection is closed; nothing else is affected."""
 
     code = "protocol"
 

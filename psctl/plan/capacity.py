@@ -22,7 +22,7 @@ The price of staleness: on a quadratic with curvature l, gradient steps that are
 x(t - tau) with a = step * l, converge exactly for 0 < a < 2 sin(pi / (2 (2 tau + 1))) (Levin and May 1976).
 
 Checkpoints. With failures on average M seconds apart and C seconds for each checkpoint, the share C/I of the time is
-spent on saving every I seconds and I/(2M) on repeating what a failure lost; their sum is least at I = sqrt(2 C M)
+spent on saving every I seconds and I/(2M) on repeating lost steps; their sum is least at I = sqrt(2 C M)
 (Young 1974). Failures: production clusters lost 13.7% of jobs of 1,000 machine-hours (Li and others, OSDI'14), so one
 in 6,800 hours of a machine. A checkpoint counts as costing the seconds that its bytes take into the head host, which is
 more than it delays training.
@@ -227,5 +227,5 @@ def checkpoint_interval(cost: float, between_failures: float) -> float:
 
 
 def checkpoint_overhead(cost: float, interval: float, between_failures: float) -> float:
-    """Return the share of the time that saving, and repeating what a failure lost, take."""
+    """Return the share of the time that is spent on saving and on repeating lost steps."""
     return cost / interval + interval / (2 * between_failures)

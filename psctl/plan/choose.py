@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float | None:
-        """The predicted time of what was chosen."""
+        """The predicted time of the chosen strategy."""
         return next((each.seconds for each in self.candidates if each.strategy == self.chosen), None)
 
     def event(self, time: float) -> Planned:
@@ -103,9 +103,9 @@ def choose(
     """Choose the strategy of a job.
 
     Args:
-        order: the job with its hosts, and what the user asked for (`strategy`, `update`, `servers`).
+        order: the job with its hosts and the user's request (`strategy`, `update`, `servers`).
         size: bytes of gradients a worker; None takes the layout's, or the job's own `size`, or 100 MB.
-        layout: what `prepare` was given; None before the run.
+        layout: that of `prepare`; None before the run.
         decided: whether this is the run's own decision.
         on_gpus: whether parameters lie on GPUs; None: as the machines suggest.
 

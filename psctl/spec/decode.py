@@ -90,7 +90,7 @@ def raise_all(problems: Iterable[PsctlError]) -> None:
 
 
 def _line(where: str) -> tuple[int, int]:
-    """Return line and column of "file:line:column"; what has no place in a file comes last."""
+    """Return line and column of "file:line:column"; errors without a position come last."""
     numbers = where.split(":")[-2:]
     return (
         (int(numbers[0]), int(numbers[1])) if all(n.isdecimal() for n in numbers) and len(numbers) > 1 else (1 << 30, 0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -168,7 +167,7 @@ def fold_alike_hosts(hosts: Sequence[Document]) -> list[Document]:
     return drawn
 
 
-def _without_individual_keys(device: Document) -> dict[str, Any]:
+def _without_individual_keys(device: Document) -> Document:
     return {key: value for key, value in device.items() if key not in _INDIVIDUAL_KEYS}
 
 

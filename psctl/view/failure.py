@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console, Group
@@ -15,6 +15,7 @@ from rich.text import Text
 from psctl import errors
 from psctl.coordinator.state.stalls import OTHER_THREAD
 from psctl.job.events import CheckpointWritten, Finished, Log
+from psctl.types import Document
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, say
 from psctl.view.rank_rows import rank_ranges
@@ -147,7 +148,7 @@ def failure_lines(
         yield _field("resume", one_line(resume))
 
 
-def _elsewhere(failure: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _elsewhere(failure: Document) -> list[tuple[str, str]]:
     """Return the positions of other ranks' main threads, for a stalled job."""
     mine = f"{failure.get('role')}/{failure.get('rank')}"
     found = []
@@ -158,7 +159,7 @@ def _elsewhere(failure: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found[:OTHERS]
 
 
-def _others(failure: Mapping[str, Any]) -> list[str]:
+def _others(failure: Document) -> list[str]:
     """Return a line for each reason for which further ranks failed."""
     by_reason: dict[str, list[str]] = {}
     for other in failure.get("failed") or []:
@@ -168,7 +169,7 @@ def _others(failure: Mapping[str, Any]) -> list[str]:
     return lines if more <= 0 else [*lines[:OTHERS], f"... and {more} more"]
 
 
-def failed_rank_text(failure: Mapping[str, Any]) -> str:
+def failed_rank_text(failure: Document) -> str:
     """Return ": worker/3 on node-b exited with 1", or "" when the rank is unknown."""
     if not failure.get("role"):
         return ""

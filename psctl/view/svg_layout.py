@@ -79,7 +79,7 @@ FEW = 2
 
 
 class BoxContents(msgspec.Struct, frozen=True):
-    """What determines the text of boxes.
+    """Properties of a host that determine the text of its boxes.
 
     `same` are the kinds of which all devices have one name, `few` whether there are few NICs, `marks` the numbers of
     findings by the id of the device that has their badge.

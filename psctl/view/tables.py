@@ -6,7 +6,6 @@ The text of a cell is made harmless, because much of it comes from other machine
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -366,7 +365,7 @@ def draw_store(console: Console, document: Document) -> None:
     draw_table(console, ("key", "shape", "type", "value"), rows)
 
 
-def draw_bench(console: Console, document: Mapping[str, Any]) -> None:
+def draw_bench(console: Console, document: Document) -> None:
     """Draw the result of `bench`: by size, the fastest first; then the choice of `auto`.
 
     Args:
@@ -387,7 +386,7 @@ def draw_bench(console: Console, document: Mapping[str, Any]) -> None:
         say(console, _congestion_sentence(document["congestion"]))
 
 
-def _bench_row(row: Mapping[str, Any], won: bool) -> list[Cell]:
+def _bench_row(row: Document, won: bool) -> list[Cell]:
     seconds, predicted = row["seconds"], row["predicted_seconds"]
     share = "-" if predicted is None or not seconds["median"] else f"{predicted / seconds['median']:.2f}"
     name: Cell = (f"{row['strategy']} *", "bold green") if won else row["strategy"]
@@ -399,16 +398,16 @@ def _bench_row(row: Mapping[str, Any], won: bool) -> list[Cell]:
     ]  # fmt: skip
 
 
-def _winner_sentence(size: Mapping[str, Any]) -> str:
+def _winner_sentence(size: Document) -> str:
     won = f"{format_bytes(size['bytes'])}: {size['winner']} is the fastest"
     if size["auto"] == size["winner"]:
-        return f"{won}, and what auto takes"
+        return f"{won}, and auto takes it"
     if size["regret"] is None:
         return f"{won}; auto would take {size['auto']}, which was not measured"
     return f"{won}; auto would take {size['auto']}, {size['regret']:.0%} slower"
 
 
-def _congestion_sentence(found: Mapping[str, Any]) -> str:
+def _congestion_sentence(found: Document) -> str:
     each = ", ".join(f"{one['congestion']} {format_seconds(one['seconds']['median'])}" for one in found["measured"])
     if found["recommended"] == found["now"]:
         return f"congestion control: {each}; stay with {found['now']}"

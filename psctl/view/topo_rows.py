@@ -60,7 +60,7 @@ def _host(host: Document) -> Iterator[tuple[str, ...]]:
         yield _row(name, "worker", "", "", "", "", "", text)
     for what, cure in labels.findings(host):
         yield _row(name, "error" if failed else "problem", "", "", "", "", "", f"{what} -> {cure}" if cure else what)
-        failed = False  # what follows an error are findings
+        failed = False  # the rows after an error are findings
 
 
 def _about(device: Document) -> str:

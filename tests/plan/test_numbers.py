@@ -30,9 +30,9 @@ from tests.reference import collectives
 from tests.reference.crossovers import ring_beats_double_tree, ring_beats_halving_doubling
 from tests.reference.factored_gradients import (
     Layer,
-    best_way,
     factor_numbers,
     factors_to_servers,
+    fastest_exchange,
     server_numbers,
     sparse_share,
     sparse_wins,
@@ -167,7 +167,7 @@ SQUARE = Layer(4096, 4096)
 
 
 def first_world_for_servers() -> float:
-    return float(next(p for p in range(2, 1000) if best_way(SQUARE, 32, p, p) == "servers"))
+    return float(next(p for p in range(2, 1000) if fastest_exchange(SQUARE, 32, p, p) == "servers"))
 
 
 def seven(what: str) -> float:
@@ -205,7 +205,7 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
     "one server, 1 2 4 8 workers": lambda: [servers_of_their_own(m, 1) for m in (1, 2, 4, 8)],
     "8 workers, 1 2 4 8 servers": lambda: [servers_of_their_own(8, n) for n in (1, 2, 4, 8)],
     "as many servers as workers, 2 4 8": lambda: [servers_of_their_own(m, m) for m in (2, 4, 8)],
-    "as many, push beside pull": lambda: [push_then_pull(8, 8, 1.0, UniformRates(0.0, 1.0), together=True)],
+    "as many, push and pull at once": lambda: [push_then_pull(8, 8, 1.0, UniformRates(0.0, 1.0), together=True)],
     "servers on the workers, 8": lambda: [on_workers(8, 1.0, UniformRates(0.0, 1.0))],
     "8 machines, 0 1 2 4 8 spare": lambda: [split(8, spare, 1.0, 1.0).seconds for spare in (0, 1, 2, 4, 8)],
     "summed on a spare and on a worker machine, 2 spare": lambda: [
@@ -315,18 +315,18 @@ def test_a_ring_of_n_ranks_moves_as_much_whatever_n_is_but_waits_longer() -> Non
 
 
 def test_poseidon_takes_factors_for_large_layers_small_batches_and_few_machines() -> None:
-    assert best_way(SQUARE, 32, 8, 8) == "factors"
-    assert best_way(SQUARE, 32, 200, 200) == "servers"
-    assert best_way(Layer(1000, 4096), 256, 16, 16) == "servers"
-    assert best_way(Layer(64, 9, connected=False), 1, 2, 2) == "servers", "a convolution has no factors"
+    assert fastest_exchange(SQUARE, 32, 8, 8) == "factors"
+    assert fastest_exchange(SQUARE, 32, 200, 200) == "servers"
+    assert fastest_exchange(Layer(1000, 4096), 256, 16, 16) == "servers"
+    assert fastest_exchange(Layer(64, 9, connected=False), 1, 2, 2) == "servers", "a convolution has no factors"
     # Rebuilding the products is work: with a slow processor the rule must not be fooled by bytes alone.
-    assert best_way(SQUARE, 32, 8, 8, seconds_a_number=1e-9, seconds_an_add=1e-9) == "servers"
+    assert fastest_exchange(SQUARE, 32, 8, 8, seconds_a_number=1e-9, seconds_an_add=1e-9) == "servers"
 
 
 def test_factors_win_where_the_batch_of_all_is_less_than_the_layer_is_wide() -> None:
     for workers in (64, 128, 130, 256):
         expected = "factors" if 32 * workers <= 4096 * 1.0 else "servers"
-        assert best_way(SQUARE, 32, workers, workers) == expected
+        assert fastest_exchange(SQUARE, 32, workers, workers) == expected
 
 
 def test_sparse_servers_beat_a_dense_ring_below_the_threshold() -> None:

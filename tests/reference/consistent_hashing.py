@@ -1,15 +1,16 @@
-"""Consistent hashing with virtual servers: the assignment that needs no memory of what was before.
+"""Consistent hashing with virtual servers: an assignment that does not depend on the assignment before.
 
-Every server stands at many points (its *virtual servers*) of a circle of 2**64 hash values, a key at one; the server
-of a key is the first that follows it, its replicas are the next ones of other servers. When a server comes, the keys of
-its arcs move to it and no others; when it goes, they move to whoever follows. So of n servers' keys about 1/(n+1) move
-at a join and 1/n at a leave, and every process that knows the servers' ranks finds the same answer alone (Karger and
-others 1997; Dynamo; the parameter server of OSDI'14).
+Every server has many points (its *virtual servers*) on a circle of 2**64 hash values, a key has one; the server
+of a key is the first that follows it, its replicas are the next ones of other servers. When a server joins, only the
+keys of its arcs move to it; when it leaves, they move to the servers that follow. So of n servers' keys about 1/(n+1)
+move at a join and 1/n at a leave, and every process that knows the servers' ranks computes the same assignment (Karger
+and others 1997; Dynamo; the parameter server of OSDI'14).
 
-What it costs is balance: an arc's length is random. With v points a server the share of one is a sum of v spacings of
+The price is balance: an arc's length is random. With v points a server the share of one is a sum of v spacings of
 the circle, nearly a gamma distribution whose deviation is 1/sqrt(v) of its mean, so the fullest of n holds about
-1 + sqrt(2 ln n / v) + ln n / v times the mean: 1.45 with 64 points and a hundred servers. `job/assignment.py`
-remembers, is level to within one shard, and moves no more; so it is what jobs use. `bench/assignment.py` measures both.
+1 + sqrt(2 ln n / v) + ln n / v times the mean: 1.45 with 64 points and a hundred servers. Jobs use
+`job/assignment.py`, which starts from the assignment before, is level to within one shard, and moves no more.
+`bench/assignment.py` measures both.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def factors_to_servers(layer: Layer, batch: int, workers: int) -> int:
     return (workers - 1) * (layer.rows * layer.columns + batch * (layer.rows + layer.columns))
 
 
-def best_way(
+def fastest_exchange(
     layer: Layer, batch: int, workers: int, servers: int, seconds_a_number: float = 1.0, seconds_an_add: float = 0.0
 ) -> Literal["factors", "servers"]:
-    """Return what a layer's gradient had better travel as.
+    """Return the faster exchange of a layer's gradient.
 
     Args:
         layer: its shape.

@@ -25,15 +25,15 @@ ALL: tuple[Kind, ...] = ("integers", "floats", "bools")
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A way to join two values into one.
+    """An operation that joins two values into one.
 
     Args:
-        name: as users write it.
+        name: for users.
         identity: joined with any value it gives that value (logical: whether it is true); None where none fits every
             type (the type's largest for min, its smallest for max).
-        kinds: what it takes.
+        kinds: the kinds of values that it joins.
         join: the reference on two numbers, bools, or pairs (argmin).
-        finish: what is done to the result of so many contributions, at every rank in the same way; None for nothing.
+        finish: the last step, on the result of a number of contributions, equal on every rank; None for none.
     """
 
     name: str

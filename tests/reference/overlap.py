@@ -29,7 +29,7 @@ def finish_times(backward: Sequence[float], communication: Sequence[float]) -> l
 
 
 def iteration(forward: float, backward: Sequence[float], communication: Sequence[float]) -> float:
-    """Return the seconds of a training step whose synchronisation runs beside backward."""
+    """Return the seconds of a training step whose synchronisation overlaps with backward."""
     return forward + max(finish_times(backward, communication), default=0.0)
 
 

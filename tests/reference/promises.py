@@ -1,8 +1,7 @@
-"""What each collective promises: which ranks hold which chunks before, and which must hold what after it.
+"""The promise of each collective: the chunks that each rank holds before it, and those that it must hold after it.
 
-Five collectives only move data; they are cases of one
-primitive (`scatter_gather`). Three reduce: reduce, reduce-scatter, all-reduce. In a
-barrier what is reduced is the set of ranks that have entered, and a rank may be counted twice.
+Five collectives only move data; they are cases of one primitive (`scatter_gather`). Three reduce: reduce,
+reduce-scatter, all-reduce. A barrier reduces the set of ranks that have entered, and may count a rank twice.
 """
 
 from __future__ import annotations

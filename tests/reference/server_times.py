@@ -4,8 +4,8 @@ m workers push N bytes each to n servers that hold equal shards, sum, and give t
 each direction.
 
     one after the other    2 max(N / B_w, m N s / B_s) + m N s gamma       s: part of the bytes on the busiest server,
-    push beside pull         max(N / B_w, m N s / B_s)                     1/n when shards are even
-    on the workers         2 (P-1)/P N / B                                 m = n = P: what a ring sends
+    push and pull at once    max(N / B_w, m N s / B_s)                     1/n when shards are even
+    on the workers         2 (P-1)/P N / B                                 m = n = P: the bytes of a ring
 
 So one server takes O(m), n servers O(m / n), as many servers as workers a constant time.
 
@@ -51,7 +51,7 @@ def push_then_pull(
         rates: of a worker's port; alpha is waited for once a phase.
         server_beta: seconds a byte through a server's port; the workers' when None.
         largest: part of the bytes on the busiest server; 1/n when None.
-        together: the pull of some keys runs beside the push of others.
+        together: some keys are pulled while others are pushed.
     """
     share = 1 / servers if largest is None else largest
     beta = rates.beta if server_beta is None else server_beta
@@ -80,8 +80,8 @@ def split(machines: int, spare: int, size: float, bandwidth: float) -> Split:
 
 
 def rack(workers: int, size: float, worker_bandwidth: float, box_bandwidth: float) -> float:
-    """Return the seconds in which a rack's own server box sums its workers' bytes, push beside pull (Parameter Hub):
-    max(N / B_w, w N / B_b)."""
+    """Return the seconds in which a rack's own server box sums its workers' bytes, push and pull at once (Parameter
+    Hub): max(N / B_w, w N / B_b)."""
     return max(size / worker_bandwidth, workers * size / box_bandwidth)
 
 
@@ -99,8 +99,8 @@ def racks_apart(
         core_bandwidth: between a rack and the others.
 
     Returns:
-        per rack first: that rack's sum, then 2 (r-1)/r N through its way out; flat: the busier of the workers' ports
-        and the rack's way out, through which w times as many bytes go.
+        per rack first: that rack's sum, then 2 (r-1)/r N through its uplink; flat: the busier of the workers' ports
+        and the rack's uplink, which carries w times as many bytes.
     """
     across = 2 * (racks - 1) / racks * size
     first = rack(workers, size, worker_bandwidth, box_bandwidth) + across / min(core_bandwidth, box_bandwidth)
@@ -118,7 +118,7 @@ def seven_steps(
         workers: machines with GPUs.
         servers: machines that hold shards.
         size: bytes of gradients.
-        bus: bytes/s of a GPU's lane, and of the machine's one way from its GPUs to its CPU.
+        bus: bytes/s of a GPU's lane, and of the machine's one link from its GPUs to its CPU.
         port: bytes/s of a machine's network port.
         sharded: GPUs sum a part each, instead of all on one.
         read: seconds to read a batch.

@@ -38,6 +38,6 @@ def test_the_fastest_comes_first_and_is_marked() -> None:
 
 def test_auto_may_be_right_or_not_measured() -> None:
     right = {"bytes": 1_000_000, "winner": "ring", "auto": "ring", "regret": 0.0}
-    assert drawn({"results": [row("ring", 0.01, 0.01)], "sizes": [right]})[-1].endswith("and what auto takes")
+    assert drawn({"results": [row("ring", 0.01, 0.01)], "sizes": [right]})[-1].endswith("and auto takes it")
     other = {**right, "auto": "ps", "regret": None}
     assert drawn({"results": [row("ring", 0.01, 0.01)], "sizes": [other]})[-1].endswith("which was not measured")

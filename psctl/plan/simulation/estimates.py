@@ -4,7 +4,7 @@
 most crossed link over its rate, and the sums of the rank that adds most. Schedules whose ranks all do the same take
 exactly so long, and others, which wait less, not longer.
 
-`lower_bound` holds whatever the order of events. All bytes that cross a link must cross it: the fullest link's bytes
+`lower_bound` holds for every order of events. All bytes that cross a link must cross it: the fullest link's bytes
 over its rate. And a chain of messages, each of which needs a chunk that the one before brought, waits for each of them.
 How often a vector is cut changes neither the bytes of a link nor makes the chain of an uncut schedule shorter, so an
 uncut schedule represents all its cuts. A search need not time strategies that cannot win.

@@ -3,9 +3,9 @@
 By the semantics of `schedule/schedule.py` a message may start when
 
     its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: reduced)
-    both its ends are free on its lane: what the sender sent, and what    (*delivered*)
-      the receiver got, on that lane in earlier steps, has arrived
-    its receiver has sent what it would overwrite or add to               (*delivered*)
+    both its ends are free on its lane: all that the sender sent and      (*delivered*)
+      that the receiver received on that lane in earlier steps has arrived
+    its receiver has sent the value that the message will change          (*delivered*)
 
 and a chunk at a node has its value after a step when all that arrived is reduced, and all that the node sent in that
 step, which read the value before, is delivered. Where several wait for several, a *join* is put between, done when all
@@ -22,15 +22,15 @@ from psctl.schedule.schedule import ScheduleMessage
 class MessageDependencies:
     """The graph of dependencies. Numbers below `len(messages)` are messages, those above are joins.
 
-    `need[i]` counts the dependencies of i; `delivered[i]` and `done[i]` list what waits for message i to arrive, and
-    for i to be done.
+    `need[i]` counts the dependencies of i; `delivered[i]` and `done[i]` list the messages that wait for i to
+    arrive, and for i to be done.
     """
 
     def __init__(self, messages: Sequence[ScheduleMessage]) -> None:
         self.need = [0] * len(messages)
         self.delivered: list[list[int]] = [[] for _ in messages]
         self.done: list[list[int]] = [[] for _ in messages]
-        self._held: dict[tuple[int, int], int] = {}  # a chunk at a node -> what makes its value
+        self._held: dict[tuple[int, int], int] = {}  # a chunk at a node -> after which it has its value
         # A chunk at a node -> after which all its readers so far are sent.
         self._all_sent: dict[tuple[int, int], int] = {}
         self._readers: dict[tuple[int, int], list[int]] = {}  # those not yet in _all_sent

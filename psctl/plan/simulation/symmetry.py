@@ -22,7 +22,7 @@ _LANES = 1 << 20
 def lockstep(
     schedule: Schedule, network: SimulatedNetwork, route: NetworkRoute, size: float, costs: Costs
 ) -> Timing | None:
-    """Return the time of a schedule on equal links, or None where ranks differ in what they do.
+    """Return the time of a schedule on equal links, or None where the ranks' steps differ.
 
     `route` is that between any two nodes.
     """
