@@ -1,7 +1,7 @@
 """Nominal rates of cables, slots and links: one table, a source for each figure.
 
-All rates are bytes/s in one direction. A figure without a source is marked as assumed; what a matrix does not show (the
-generation of a slot, the number of links between two processors) is assumed until it is measured.
+All rates are bytes/s in one direction. A figure without a source is marked as assumed; values that a matrix does not
+show (the generation of a slot, the number of links between two processors) are assumed until they are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 FIGURES: dict[str, Figure] = {
-    # Share of the raw bit rate that is left for packets.
+    # Share of the raw bit rate that carries packets.
     "PCIe 1 coding": Figure(8 / 10, "PCI Express Base 1.0a: 2.5 GT/s a lane, 8b/10b"),
     "PCIe 2 coding": Figure(8 / 10, "PCI Express Base 2.0: 5 GT/s a lane, 8b/10b"),
     "PCIe 3 coding": Figure(128 / 130, "PCI Express Base 3.0: 8 GT/s a lane, 128b/130b"),
@@ -75,13 +75,13 @@ _NVLINKS: tuple[tuple[str, str], ...] = (
     (r"\b(G?H100|G?H200|H800|H20)\b", "NVLink 4"),
     (r"\bG?B[123]00\b", "NVLink 5"),
 )
-"""Names of GPUs -> their NVLinks."""
+"""Patterns of GPU names -> their NVLinks."""
 
 _RAW: tuple[tuple[float, str], ...] = (
     (19.531e9, "NVLink 1"), (25.781e9, "NVLink 2"), (26.562e9, "NVLink 4"), (14.062e9, "NVLink 3 x4"),
     (53.125e9, "NVLink 5"),
 )  # fmt: skip
-"""What nvidia-smi prints for a link: the signalling rate, with what its coding takes."""
+"""Rates that nvidia-smi prints for a link: signalling rates, including the coding."""
 
 _XGMI: tuple[tuple[str, str], ...] = ((r"MI100\b", "xGMI 2"), (r"MI2[0-9]{2}", "xGMI 2+"), (r"MI3[0-9]{2}", "xGMI 3"))
 
@@ -94,21 +94,21 @@ _SMP: tuple[tuple[str, str], ...] = (
     (r"Xeon.* (Max|[3-9][4-9][0-9]{2}|6[0-9]{3}[PE])", "UPI 2"),
     (r"Xeon", "UPI"),
 )
-"""Names of processors -> what joins two of them."""
+"""Patterns of processor names -> the links between two of them."""
 
 LANES = 16
-"""Of a slot for a GPU or a fast NIC."""
+"""Lanes of a slot for a GPU or a fast NIC."""
 
 
 def pcie(speed: float | None = None, width: int | None = None) -> float:
     """Return the rate of a PCIe link: speed x width x coding / 8.
 
     Args:
-        speed: GT/s a lane; None where unknown: PCIe 3.0 as the textbooks have it.
-        width: lanes; None where unknown: 16.
+        speed: GT/s a lane; None if unknown, which counts as PCIe 3.0 with the textbooks' 16e9 bytes/s.
+        width: lanes; None if unknown, which counts as 16.
 
     Returns:
-        Bytes/s in one direction: 15.754e9 for 8 GT/s and 16 lanes, 16e9 when neither is known.
+        Bytes/s in one direction: 15.754e9 for 8 GT/s and 16 lanes, 16e9 if neither is known.
     """
     lanes = width or LANES
     if not speed:
@@ -118,7 +118,7 @@ def pcie(speed: float | None = None, width: int | None = None) -> float:
 
 
 def speed_of(generation: int | None) -> float | None:
-    """Return the GT/s a lane of a PCIe generation, None for one that is not known."""
+    """Return the GT/s a lane of a PCIe generation, None for an unknown one."""
     return next((speed for speed, known in _GIGATRANSFERS.items() if known == generation), None)
 
 
@@ -126,8 +126,8 @@ def nvlink(name: str = "", raw: float | None = None) -> float:
     """Return the rate of one NVLink, bytes/s in one direction.
 
     Args:
-        name: the GPU's; it takes precedence where it is known.
-        raw: what `nvidia-smi nvlink -s` prints for a link, bytes/s.
+        name: name of the GPU; a known name takes precedence over `raw`.
+        raw: the rate that `nvidia-smi nvlink -s` prints for a link, bytes/s.
     """
     known = _first(_NVLINKS, name)
     if known is None and raw:
@@ -145,7 +145,7 @@ def coherent(name: str) -> float | None:
 
 
 def xgmi(name: str = "") -> float:
-    """Return the rate of one link between two GPUs of AMD, bytes/s in one direction."""
+    """Return the rate of one link between two AMD GPUs, bytes/s in one direction."""
     return FIGURES[_first(_XGMI, name) or "xGMI"].value
 
 
@@ -155,12 +155,12 @@ def smp(processor: str = "") -> float:
 
 
 def ethernet(nominal: float) -> float:
-    """Return the payload of an Ethernet port of this nominal rate, bytes/s in one direction."""
+    """Return the payload rate of an Ethernet port with this nominal rate, bytes/s in one direction."""
     return nominal * FIGURES["Ethernet"].value
 
 
 def infiniband(nominal: float) -> float:
-    """Return the payload of an InfiniBand port, bytes/s; names up to QDR's 40 Gbit/s, and FDR's 56, hold the coding."""
+    """Return the payload rate of an InfiniBand port, bytes/s; nominal rates up to QDR and of FDR include coding."""
     gigabits = nominal * 8 / 1e9
     coding = 1.0
     if gigabits < 41:

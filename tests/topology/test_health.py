@@ -62,7 +62,9 @@ def test_lanes_by_the_list_of_pci_where_the_query_does_not_tell() -> None:
 
 
 def test_a_gpu_in_an_older_slot_than_its_twins() -> None:
-    assert said(table({"generation_max": 4}, {"generation_max": 3})) == ["GPU1 can do PCIe 3 where its twins do PCIe 4"]
+    assert said(table({"generation_max": 4}, {"generation_max": 3})) == [
+        "GPU1 supports PCIe 3, but GPUs of its model support PCIe 4"
+    ]
     assert said(table({"generation_max": 4}, {"generation_max": 3, "name": "NVIDIA T4"})) == []
 
 
@@ -105,8 +107,8 @@ def test_gpus_that_cannot_reach_each_other(word: str) -> None:
 
 
 def test_a_gpu_that_fell_off() -> None:
-    assert said(words(2), table({}, {}, {})) == ["GPU2 answers the query, but is not in the matrix"]
-    assert said(words(3), table({}, {})) == ["GPU2 is in the matrix, but does not answer the query"]
+    assert said(words(2), table({}, {}, {})) == ["GPU2 is in the query, but not in the matrix"]
+    assert said(words(3), table({}, {})) == ["GPU2 is in the matrix, but not in the query"]
     assert said(words(2), table({}, {})) == []
 
 
@@ -161,21 +163,21 @@ def test_gpus_far_from_every_nic() -> None:
 
 def test_a_virtual_machine_that_hides_where_things_sit() -> None:
     assert said(words(2, "SYS", "0")) == [
-        "the matrix says SYS (across processors) of devices of one NUMA node: GPU0-GPU1"
+        "the matrix has SYS (across processors) for devices of one NUMA node: GPU0-GPU1"
     ]
 
 
 def test_words_that_join_what_numa_nodes_part() -> None:
     near = {"GPU0": Affinity(numa="0"), "GPU1": Affinity(numa="1")}
     assert said(Matrix(("GPU0", "GPU1"), {("GPU0", "GPU1"): "NODE"}, near)) == [
-        "the matrix says NODE (within one NUMA node) of devices of different ones: GPU0-GPU1"
+        "the matrix has NODE (within one NUMA node) for devices of different nodes: GPU0-GPU1"
     ]
 
 
 def test_words_that_no_set_of_processors_has() -> None:
     rows = {("GPU0", "GPU1"): "NODE", ("GPU1", "GPU2"): "NODE", ("GPU0", "GPU2"): "SYS"}
     assert said(Matrix(("GPU0", "GPU1", "GPU2"), rows)) == [
-        "the matrix says NODE (within one NUMA node) of devices of different ones: GPU1-GPU2"
+        "the matrix has NODE (within one NUMA node) for devices of different nodes: GPU1-GPU2"
     ]
 
 

@@ -1,7 +1,7 @@
-"""Problems of a machine that its outputs show, each with its remedy.
+"""Finds problems of a host in its outputs, each with its remedy.
 
-Only symptoms that no healthy machine has are reported: a slot's speed falls when a GPU is idle, but not its width; a
-management port is slow by design, but not next to identical faster ports; a card without a bridge has no NVLink up,
+Only symptoms that no healthy host has are reported: an idle GPU lowers its slot's speed, but not its width; a
+management port is slow by design, but not if identical ports are faster; a card without a bridge has no NVLink up,
 unless identical cards have.
 """
 
@@ -80,9 +80,9 @@ def _missing(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
         return
     cure = "look for Xid (fallen off the bus) in dmesg, then reset the GPU or power-cycle the host"
     if table - matrix:
-        yield Finding(f"{_list(table - matrix)} answers the query, but is not in the matrix", cure)
+        yield Finding(f"{_list(table - matrix)} is in the query, but not in the matrix", cure)
     if matrix - table:
-        yield Finding(f"{_list(matrix - table)} is in the matrix, but does not answer the query", cure)
+        yield Finding(f"{_list(matrix - table)} is in the matrix, but not in the query", cure)
 
 
 def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
@@ -104,7 +104,7 @@ def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
             )
         if row and row.generation_max and row.generation_max < best[row.name]:
             yield Finding(
-                f"{gpu.id} can do PCIe {row.generation_max} where its twins do PCIe {best[row.name]}",
+                f"{gpu.id} supports PCIe {row.generation_max}, but GPUs of its model support PCIe {best[row.name]}",
                 "check the slot's generation in the BIOS, and the riser",
             )
 
@@ -255,14 +255,14 @@ def _places(graph: HostGraph) -> Iterator[Finding]:
     if split:
         pairs = [f"{link.a}-{link.b}" for link in split]
         yield Finding(
-            f"the matrix says {split[0].type} (within one NUMA node) of devices of different ones: {_some(pairs)}",
-            "the kernel and the driver differ on the place of devices (check the BIOS's NUMA settings): psctl uses the "
-            "NUMA nodes",
+            f"the matrix has {split[0].type} (within one NUMA node) for devices of different nodes: {_some(pairs)}",
+            "the kernel and the driver report different nodes for devices (check the BIOS's NUMA settings): psctl uses "
+            "the kernel's",
         )
     if blind:
         pairs = [f"{link.a}-{link.b}" for link in blind]
         yield Finding(
-            f"the matrix says {blind[0].type} (across processors) of devices of one NUMA node: {_some(pairs)}",
+            f"the matrix has {blind[0].type} (across processors) for devices of one NUMA node: {_some(pairs)}",
             "virtual machines may show this, and may hide NUMA nodes: psctl uses the nodes; psctl topo --measure "
             "measures the rates of the links",
         )

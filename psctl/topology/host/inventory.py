@@ -45,7 +45,7 @@ _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
 class HostReadings(msgspec.Struct, frozen=True):
-    """The readings of one host by kind; where an output should occur once, the fullest."""
+    """The readings of one host by kind; of outputs that should occur once, the most complete."""
 
     facts: HostFacts | None
     matrices: tuple[Matrix, ...]
@@ -53,7 +53,7 @@ class HostReadings(msgspec.Struct, frozen=True):
     nvlink: NvlinkStatus
     table: GpuTable
     functions: tuple[PciDevice, ...]
-    rooted: bool  # the functions come from a file that lists all relevant bridges
+    rooted: bool  # whether the functions come from a file that lists all relevant bridges
     rdma: tuple[RdmaPort, ...]
     rocm: RocmTopology
     nccl: NcclTopology
@@ -95,7 +95,7 @@ def is_gpu(ident: str) -> bool:
 
 
 def gpu_ids(all_: HostReadings) -> list[str]:
-    """Return the names of the GPUs: those of the matrix in its order, then those that other outputs add."""
+    """Return the names of the GPUs: those of the matrix in its order, then those of the other outputs."""
     listed = [ident for ident in all_.matrix.devices if is_gpu(ident)]
     others = {
         *(ident for one in all_.matrices for ident in one.devices if is_gpu(ident)),
@@ -150,7 +150,7 @@ def places_unknown(all_: HostReadings) -> bool:
 
 
 def nics(all_: HostReadings) -> list[Device]:
-    """Return the NICs: those of the matrix, RDMA devices, then interfaces that carry addresses, and their joins."""
+    """Return the NICs: those of the matrix, then RDMA devices, then interfaces with addresses, each device once."""
     facts = {nic.name: nic for nic in (all_.facts.nics if all_.facts else ()) if _carries(nic)}
     ports = _unique(all_.rdma, "device")
     nets = {net.name: net for net in all_.nccl.nets}
@@ -176,7 +176,7 @@ def nics(all_: HostReadings) -> list[Device]:
 
 
 def cpus(all_: HostReadings) -> list[Device]:
-    """Return the processors that the host itself lists: one a NUMA node with cores."""
+    """Return the processors that the host lists: one for each NUMA node with cores."""
     facts = all_.facts
     if facts is None:
         return [Device(f"CPU{numa}", "cpu", numa, name) for numa, name in sorted(all_.nccl.cpus.items()) if numa >= 0]
@@ -189,7 +189,7 @@ def cpus(all_: HostReadings) -> list[Device]:
 
 
 def natural(ident: str) -> tuple[str | int, ...]:
-    """Return a key that puts GPU2 before GPU10."""
+    """Return a sort key that puts GPU2 before GPU10."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", ident))
 
 
@@ -278,7 +278,7 @@ def _fullest(readings: Iterable[Reading], sort: type[One], size: Callable[[One],
 
 
 def _unique(found: Iterable[One], key: str) -> tuple[One, ...]:
-    """The first of each key."""
+    """Return the first value of each key."""
     kept: dict[object, One] = {}
     for one in found:
         kept.setdefault(getattr(one, key), one)

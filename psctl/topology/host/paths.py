@@ -1,8 +1,8 @@
 """Widest paths over the edges of a host: the rate of a pair of devices without other traffic.
 
-The width of a path is that of its narrowest edge. Dijkstra's method finds the widest one when it settles, at each step,
-the device with the widest known path (a path only narrows as it grows, so nothing later can widen a settled one).
-Processors and switches pass on what is not for them; GPUs and NICs do not.
+The width of a path is that of its narrowest edge. Dijkstra's algorithm finds the widest path if each step settles the
+device with the widest known path: extending a path never widens it, so no later path to a settled device is wider.
+Processors and switches forward traffic; GPUs and NICs do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psctl.topology.graph import Device, Link, bonded
 class Path(msgspec.Struct, frozen=True):
     """A path between two devices: the devices on it in order, its width in bytes/s, its latency in seconds.
 
-    `latency` is None when that of any edge on it is not known. `bottleneck` is its narrowest edge, the first of them.
+    `latency` is None if that of any edge is unknown. `bottleneck` is the first of the narrowest edges.
     """
 
     devices: tuple[str, ...]
@@ -46,13 +46,13 @@ class Router:
     """Finds paths in one host.
 
     Args:
-        devices: those of the host.
-        edges: its cables and slots; an end that is no device of the host is passed over.
+        devices: the devices of the host.
+        edges: its cables and slots; edges with an end that is no device of the host are ignored.
     """
 
     def __init__(self, devices: Iterable[Device], edges: Iterable[Link]) -> None:
-        self._passing = {device.id: device.kind in ("cpu", "switch") for device in devices}
-        self._near: dict[str, list[tuple[str, Link]]] = {ident: [] for ident in self._passing}
+        self._forwards = {device.id: device.kind in ("cpu", "switch") for device in devices}
+        self._near: dict[str, list[tuple[str, Link]]] = {ident: [] for ident in self._forwards}
         for edge in edges:
             if edge.a in self._near and edge.b in self._near:
                 self._near[edge.a].append((edge.b, edge))
@@ -60,14 +60,14 @@ class Router:
         self._fabric = frozenset(
             ident
             for ident, near in self._near.items()
-            if self._passing[ident] and near and all(edge.type == "NVLink" for _, edge in near)
+            if self._forwards[ident] and near and all(edge.type == "NVLink" for _, edge in near)
         )
         self._known: dict[tuple[str, bool], dict[str, Path]] = {}
 
     def pair(self, a: str, b: str, word: str) -> Path | None:
-        """Return the path of a pair with this link type in a matrix; None when there is none.
+        """Return the path of a pair with this link type in a matrix, None if there is none.
 
-        It is the widest, the shortest of the widest. NVn may go through a switch of NVLink; other words are of PCIe.
+        It is the shortest of the widest paths. Only paths of NVn may lead through an NVSwitch; other types are PCIe.
         """
         key = (a, bonded(word) > 0)
         if key not in self._known and a in self._near:
@@ -78,8 +78,8 @@ class Router:
         """Return the widest path from a device to every other that can be reached.
 
         Args:
-            a: id of the device that they begin at.
-            avoid: ids of devices that they may not pass through.
+            a: id of the device at which the paths begin.
+            avoid: ids of devices through which no path may lead.
         """
         came: dict[str, tuple[str, Link]] = {}
         settled: dict[str, Path] = {}
@@ -92,7 +92,7 @@ class Router:
             settled[ident] = (
                 _extended(settled.get(came[ident][0]), *came[ident], ident) if ident != a else Path((a,), ())
             )
-            if ident != a and (not self._passing[ident] or ident in avoid):
+            if ident != a and (not self._forwards[ident] or ident in avoid):
                 continue
             for other, edge in self._near[ident]:
                 key = (max(width, -edge.bandwidth), hops + 1)

@@ -1,8 +1,8 @@
 """The PCIe tree as the host lists it: the bridges above each device, and the rate of each slot.
 
 A bridge with one device of interest below it is left out; a switch (one port up, several down) is one device. An uplink
-is as wide as the narrowest link that it combines. GPUs at rest lower their slot's speed
-to save power, so its speed is what both ends can do; its width does not change at rest, so it is what is in use.
+is as wide as the narrowest link that it combines. Idle GPUs lower their slot's speed to save power, so the speed is the
+maximum of both ends; they do not change the width, so the width is the current one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psctl.topology.host.pcie_derivation import PcieBranch
 from psctl.topology.readings import AMD, BRIDGE, NVIDIA, PciDevice
 
 WIDEST = 32
-"""Lanes; a larger number is a register that was not set."""
+"""Lanes; a larger number comes from a register that is not set."""
 
 EMULATED = frozenset({0x104C, 0x1B36})
 """Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) describe no hardware."""
@@ -27,7 +27,7 @@ def gpus(functions: Sequence[PciDevice], vendor: int | None = None) -> list[PciD
 
     Args:
         functions: of the host.
-        vendor: PCI vendor; None: all. A board's own display (ASPEED, Matrox ...) is none.
+        vendor: PCI vendor; None for all. A board's own display (ASPEED, Matrox ...) is not a GPU that computes.
     """
     found = [one for one in functions if _computes(one) and (vendor is None or one.vendor in (vendor, None))]
     return sorted(found, key=lambda one: one.address)

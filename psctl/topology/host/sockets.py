@@ -17,9 +17,9 @@ from psctl.topology.readings import Affinity
 
 
 def by_cores(affinity: Mapping[str, Affinity]) -> dict[str, int]:
-    """Return a number for each device by its list of cores, where lists differ; none when all have the same.
+    """Return a number for each device by its list of cores, {} if all lists are equal.
 
-    Old drivers print no NUMA node. One list for all is no evidence: a job that owns few cores sees only those.
+    Old drivers print no NUMA node. Equal lists are no evidence of one node: a job with few cores sees only those.
     """
     first = {ident: _first(near.cpus) for ident, near in affinity.items()}
     starts = sorted({start for start in first.values() if start is not None})
@@ -40,10 +40,10 @@ def place(
 
     Args:
         tops: the branches at the processors' ports.
-        numa: NUMA node of each device with a known one.
-        levels: distance of each pair with a known one.
-        known: processors that the host itself listed; others are derived.
-        nodes: whether `numa` holds NUMA nodes; else they are numbers without meaning outside.
+        numa: NUMA node of each device, where it is known.
+        levels: distance of each pair, where it is known.
+        known: processors that the host listed; others are derived.
+        nodes: whether `numa` holds NUMA nodes; else its numbers only distinguish processors.
     """
     homes = [next((numa[leaf] for leaf in top.leaves if leaf in numa), None) for top in tops]
     groups = _joined(tops, homes, levels)
