@@ -12,7 +12,7 @@ _pending = msgspec.msgpack.Decoder(dict[int, int]).decode
 class Log:
     """See the module's docstring; `rooms` counts payloads that were not released."""
 
-    copy_limit = entry_limit = 1 << 20
+    copy_limit = entry_limit = staged_limit = 1 << 20
 
     def __init__(self) -> None:
         self.version: int | None = None

@@ -22,7 +22,8 @@ class Servers:
         self.alive = set(range(count))
         self.logs = [Log() for _ in range(count)]
         self.chains = [
-            ReplicaChain(0, me, self.logs[me], lambda other: other in self.alive, window=window) for me in range(count)
+            ReplicaChain(0, me, log, lambda other: other in self.alive, window=window, staged=log)
+            for me, log in enumerate(self.logs)
         ]
         self.told: list[ReplicaCaughtUp | LeadMoved] = []
         self.deaf: set[int] = set()  # what they are told waits

@@ -52,7 +52,7 @@ class Holder:
         self.process = Process(run.world, Member("server", rank, incarnation), rank)
         self.machine = Log()
         self.chain = ReplicaChain(
-            0, rank, self.machine, lambda server: server in self.servers, epoch, window=run.window
+            0, rank, self.machine, lambda server: server in self.servers, epoch, run.window, staged=self.machine
         )
         self.servers: dict[int, End] = {}
         self.clients: dict[int, End] = {}

@@ -166,6 +166,11 @@ class ShardState:
         """Encode an entry's head for the chain."""
         return _encode(entry)
 
+    @property
+    def entry_limit(self) -> int:
+        """The bytes of the shard's gradients."""
+        return self.nbytes
+
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
         """Return the buffer for an entry's payload.
 

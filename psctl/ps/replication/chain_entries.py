@@ -140,14 +140,14 @@ class IncomingTransfers:
             self._machine.release(entry.buffer)
         return None if entry is None or entry.void else entry.buffer
 
-    def start_copy(self, server: int, message: StateCopy | LeadTransfer, *, expected: bool) -> None:
+    def start_copy(self, server: int, message: StateCopy | LeadTransfer, limit: int, *, expected: bool) -> None:
         """Receive a copy or a transfer; if it is `expected`, no other is any more.
 
         Raises:
-            ProtocolError: it is larger than the state can be; the server's fault.
+            ProtocolError: it has more than `limit` bytes; the server's fault.
         """
-        if not 0 <= message.size <= self._machine.copy_limit:
-            raise self._error(server, f"a copy of {message.size} bytes, more than {self._machine.copy_limit}")
+        if not 0 <= message.size <= limit:
+            raise self._error(server, f"a copy of {message.size} bytes, more than {limit}")
         for copy in self._copies.values() if expected else ():
             copy.data = None
         self._copies[server] = IncomingCopy(message, memoryview(bytearray(message.size)) if expected else None)

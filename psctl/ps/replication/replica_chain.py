@@ -60,6 +60,7 @@ from psctl.ps.replication.replica_roles import (
     ReplicaPosition,
     ReplicatedState,
     Role,
+    StagedState,
     position_of,
 )
 
@@ -78,6 +79,7 @@ class ReplicaChain:
         epoch: the newest assignment so far, in which this server had no role for the shard.
         window: entries that may be unacknowledged.
         copying: the limit on concurrent copies, shared by the server's shards.
+        staged: the state that moves with the lead alone; None: there is none.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ReplicaChain:
         epoch: int = -1,
         window: int = 1,
         copying: CopyBudget | None = None,
+        staged: StagedState | None = None,
     ) -> None:
         self.shard, self.me = shard, me
         self._position = ReplicaPosition(me, epoch)
@@ -96,7 +99,7 @@ class ReplicaChain:
         """The role of this server for the shard."""
         self.leads = False
         """Whether this server answers pushes and pulls, as the primary."""
-        self._machine, self._up = machine, up
+        self._machine, self._staged, self._up = machine, staged, up
         self._window, self._copy_budget = window, copying or CopyBudget()
         self.followers: dict[int, ChainFollower] = {}
         """The servers that receive entries from this one, with the state of each."""
@@ -378,7 +381,11 @@ class ReplicaChain:
             case Forwarded():
                 return self._on_acknowledged(server, message)
             case StateCopy() | LeadTransfer():
-                self._incoming.start_copy(server, message, expected=self._is_expected(server, message.epoch))
+                if isinstance(message, StateCopy):
+                    limit = self._machine.copy_limit
+                else:
+                    limit = self._staged.staged_limit if self._staged is not None else 0
+                self._incoming.start_copy(server, message, limit, expected=self._is_expected(server, message.epoch))
                 return self._on_copied(server, 0)
             case StatePart():
                 return self._on_copied(server, size)
@@ -500,7 +507,7 @@ class ReplicaChain:
         if self._transfer_sent and again != first:
             return []
         self._transfer_sent = self._transferred = True
-        head, data = self._machine.staged_state()
+        head, data = (b"", []) if self._staged is None else self._staged.staged_state()
         version = self._machine.version
         assert version is not None, "it is settled"
         begin = LeadTransfer(self.shard, version, self.epoch, sum(len(one) for one in data), head)
@@ -515,7 +522,8 @@ class ReplicaChain:
         outputs: list[ChainOutput] = [ToServer(source, LeadAccepted(self.shard, epoch))]
         if self.role == "primary":
             return outputs  # a repetition after a broken connection
-        self._machine.restore_staged(head, data)
+        if self._staged is not None:
+            self._staged.restore_staged(head, data)
         self._set_role("primary")
         self._former_primary = self.me
         known = set(self.followers)

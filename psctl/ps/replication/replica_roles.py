@@ -20,7 +20,7 @@ class ReplicatedState(Protocol):
 
     @property
     def copy_limit(self) -> int:
-        """Upper bound of the bytes of a copy or of the staged state."""
+        """Upper bound of the bytes of a copy."""
 
     @property
     def entry_limit(self) -> int:
@@ -41,8 +41,16 @@ class ReplicatedState(Protocol):
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Replace the state by another server's `snapshot`."""
 
+
+class StagedState(Protocol):
+    """What the primary has staged and not applied: a new primary receives it with the lead."""
+
+    @property
+    def staged_limit(self) -> int:
+        """Upper bound of the bytes of the staged state."""
+
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return the state that is staged and not applied, in the form of `snapshot`."""
+        """Return the staged state, in the form of `ReplicatedState.snapshot`."""
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Restore the staged state that another server's `staged_state` returned."""

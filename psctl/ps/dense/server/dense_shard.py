@@ -13,8 +13,7 @@ A pull is answered by a version that is `oldest` or newer, and newer than the wo
 A server that is not the primary drops workers' messages: the primary has sent, or will send, Leads to the workers, and
 on Leads they send everything outstanding.
 
-ReplicatedShard presents the shard's state and staged pushes to the chain; DenseShard combines it with the answers.
-DenseShard never blocks.
+The chain replicates the shard's state; a new primary also receives the staged pushes. DenseShard never blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.server.aggregation import intake
-from psctl.ps.dense.server.push_staging import PushStaging, ReadyGradient
+from psctl.ps.dense.server.push_staging import ReadyGradient
 from psctl.ps.dense.server.shard_answers import ShardAnswers, VersionReaders
 from psctl.ps.dense.shard_state import ShardState, Terms
 from psctl.ps.messages import (
@@ -42,58 +41,6 @@ from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.snapshot import ShardLoading
 from psctl.types import Shard
-
-
-class ReplicatedShard:
-    """A shard of parameters as the replicated state of its chain: applied state and staged pushes."""
-
-    def __init__(self, state: ShardState, intake: PushStaging) -> None:
-        self._state, self._intake = state, intake
-
-    @property
-    def version(self) -> int | None:
-        """The number of applied entries; None before the start values have arrived."""
-        return self._state.version
-
-    @property
-    def copy_limit(self) -> int:
-        """Upper bound of the bytes of a copy or of the staged state."""
-        terms = self._state.terms
-        ranks = len(self._intake.membership.everyone)
-        return max(self._state.copy_limit, (ranks * terms.buffers + 1) * self._state.nbytes)
-
-    @property
-    def entry_limit(self) -> int:
-        """The bytes of the shard's gradients."""
-        return self._state.nbytes
-
-    def entry_buffer(self, head: bytes, size: int) -> memoryview:
-        """Return the buffer for an entry's payload."""
-        return self._state.entry_buffer(head, size)
-
-    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
-        """Apply an entry."""
-        self._state.apply(head, payload, kept=kept)
-
-    def release(self, payload: memoryview) -> None:
-        """Release a payload."""
-        self._state.release(payload)
-
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        """Return the whole state."""
-        return self._state.snapshot()
-
-    def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        """Replace the state by another server's `snapshot`."""
-        self._state.restore(version, head, data)
-
-    def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return the state that is staged and not applied."""
-        return self._intake.staged_state()
-
-    def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Restore what another server's `staged_state` returned."""
-        self._intake.restore_staged(head, data)
 
 
 class DenseShard:
@@ -132,9 +79,7 @@ class DenseShard:
         self._terms, self._restored, self._pushes_ask = terms, restored, terms.pushes_ask
         self._staging = intake(self.state, membership or Membership.initial(terms.world, terms.base))
         self._answers = ShardAnswers(self.state, self._staging, self._readers, lending)
-        self.chain = ReplicaChain(
-            shard.index, me, ReplicatedShard(self.state, self._staging), up, epoch, copying=copying
-        )
+        self.chain = ReplicaChain(shard.index, me, self.state, up, epoch, copying=copying, staged=self._staging)
         self._starting = False  # start values are being received
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
         self._unacknowledged: set[int] = set()  # ranks that wait for Pushed

@@ -370,6 +370,12 @@ class PushStaging(ABC):
 
     # ---- transfer --------------------------------------------------------------------------------------------------
 
+    @property
+    def staged_limit(self) -> int:
+        """Upper bound of the bytes of the staged state."""
+        pushes = len(self.membership.everyone) * self._state.terms.buffers
+        return max(self._state.copy_limit, pushes * self._limit + self._state.nbytes)
+
     def staged_state(self) -> tuple[bytes, list[memoryview]]:
         """Return everything that is staged and not applied: a head, and bytes that do not change."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}

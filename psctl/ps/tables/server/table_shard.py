@@ -121,13 +121,6 @@ class ReplicatedTables:
         """Discard the state."""
         self.version, self.stores, self.failed = None, {}, {}
 
-    def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        """Return nothing: waiting entries are not replicated."""
-        return b"", []
-
-    def restore_staged(self, head: bytes, data: memoryview) -> None:
-        """Do nothing: `staged_state` is empty."""
-
 
 WINDOW = 32
 """Entries of a shard that may be on their way down the chain."""
