@@ -29,8 +29,8 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.transport.credentials import Credentials
 from psctl.transport.outgoing_queue import OutgoingQueue
 from psctl.transport.protocol.connection import ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
+from psctl.transport.protocol.frames import Bytes
 from psctl.transport.protocol.message_assembly import Codec, Received
-from psctl.transport.protocol.sealing import Bytes
 from psctl.transport.stream import Stream, describe_error
 from psctl.types import Member
 

@@ -85,12 +85,12 @@ def _runs(held: Sequence[Piece], parts: Sequence[RankGradients]) -> list[tuple[R
 
 
 def _sum_run(out: torch.Tensor, run: Range, parts: Sequence[RankGradients], *, onto: bool) -> None:
-    room = torch.empty(min(BLOCK, len(run)), dtype=out.dtype)
-    weighted = torch.empty_like(room) if any(part.weight != 1.0 for part in parts) else room
+    block = torch.empty(min(BLOCK, len(run)), dtype=out.dtype)
+    weighted = torch.empty_like(block) if any(part.weight != 1.0 for part in parts) else block
     for start in range(run.start, run.stop, BLOCK):
         size = min(BLOCK, run.stop - start)
         target = out.narrow(0, start, size)
-        total = room[:size] if onto else target
+        total = block[:size] if onto else target
         for index, part in enumerate(parts):
             one = part.gradients.narrow(0, start, size)
             if part.weight != 1.0:

@@ -38,10 +38,15 @@ from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, Connecti
 from psctl.transport.protocol.frames import (
     CONTROL,
     COST,
+    KEY,
     MESSAGE,
     PIECE,
     PREFIX,
+    REKEY,
+    Bytes,
+    Cipher,
     FrameOpener,
+    derive,
     read_prefix,
     write_frame,
 )
@@ -53,7 +58,6 @@ from psctl.transport.protocol.message_assembly import (
     ReceiveBufferFor,
     Received,
 )
-from psctl.transport.protocol.sealing import KEY, REKEY, Bytes, Cipher, derive
 from psctl.transport.protocol.send_queue import SMALLEST_WINDOW, Frame
 from psctl.transport.protocol.tls_records import MAX_RECORD, Records
 from psctl.types import Member

@@ -11,8 +11,7 @@ import msgspec
 from psctl.errors import MessageRefused, ProtocolError
 from psctl.permits import SHORT, Permits
 from psctl.transport.protocol.connection_messages import Long
-from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, FrameOpener, Prefix
-from psctl.transport.protocol.sealing import Bytes
+from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Bytes, FrameOpener, Prefix
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 """What msgspec raises for bytes that are no message: text that is no UTF-8 is a ValueError."""

@@ -32,10 +32,11 @@ from psctl.transport.protocol.frames import (
     MESSAGE,
     PIECE,
     PREFIX,
+    TAG,
     WHOLE,
+    Bytes,
     frame_size,
 )
-from psctl.transport.protocol.sealing import TAG, Bytes
 
 BATCH = 64 << 10
 """Small frames are written together up to about this many bytes."""

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from psctl.errors import ProtocolError
 from psctl.transport.protocol.authority import LIFE, issue, make_authority, read_identity
 from psctl.transport.protocol.connection import TABLE, ConnectionState, Ours, Theirs, after
-from psctl.transport.protocol.frames import CONTROL, FIRST, MESSAGE, PIECE
+from psctl.transport.protocol.frames import CONTROL, FIRST, MESSAGE, PIECE, TAG, Cipher, derive
 from psctl.transport.protocol.message_assembly import ReceiveBuffer
-from psctl.transport.protocol.sealing import TAG, Cipher, derive
 from psctl.transport.protocol.send_queue import NOTHING, SendQueue
 from psctl.types import Member
 

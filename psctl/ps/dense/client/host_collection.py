@@ -78,13 +78,13 @@ class HostCollection:
         group: the ranks of its host, two or more, this one included.
         shards: number of shards.
         base: the first clock.
-        room: returns the buffer for the host sum of a clock and shard.
+        sum_buffer: returns the buffer for the host sum of a clock and shard.
     """
 
     def __init__(
-        self, rank: int, group: Sequence[int], shards: int, base: int, room: Callable[[int, int], torch.Tensor]
+        self, rank: int, group: Sequence[int], shards: int, base: int, sum_buffer: Callable[[int, int], torch.Tensor]
     ) -> None:  # fmt: skip
-        self._rank, self._group, self._sum_buffer = rank, tuple(group), room
+        self._rank, self._group, self._sum_buffer = rank, tuple(group), sum_buffer
         self._up: set[int] = set()  # ranks of the group with a connection to this worker
         self._pushed = [base - 1] * shards  # the last clock that this worker pushed, or offered
         self._separate_until = [base - 1] * shards  # clocks up to this one are pushed separately
