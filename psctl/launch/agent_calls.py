@@ -8,51 +8,54 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from psctl import errors
-from psctl.launch.home import HostRecord
+from psctl.launch.home import HostRecord, RankState
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.shell import Process, Shell
 
 
-class _RankDigest(msgspec.Struct):
-    role: str
-    rank: int
-    host: str = ""
-    state: str = ""
-    pid: int | None = None
-    step: int = 0
-    last_error: str | None = None
+class StartedDigest(msgspec.Struct):
+    """The processes that a job was started with."""
+
+    roles: list[RankState]
 
 
-class _StartedDigest(msgspec.Struct):
-    roles: list[_RankDigest]
+class StepDigest(msgspec.Struct):
+    """A step that the job has reached or saved."""
 
-
-class _StepDigest(msgspec.Struct):
     step: int
 
 
-class _SizeDigest(msgspec.Struct):
+class SizeDigest(msgspec.Struct):
+    """The bytes of gradients of a decided plan."""
+
     size: int
 
 
-class _FinishedDigest(msgspec.Struct):
+class FinishedDigest(msgspec.Struct):
+    """How the job ended."""
+
     status: Literal["done", "failed", "stopped"]
     exit: Annotated[int, msgspec.Meta(ge=0, le=255)]
     steps: int
     failure: dict[str, Any] | None = None
 
 
-class _JobDigest(msgspec.Struct):
-    """The parts of a digest that are read."""
+class JobDigest(msgspec.Struct):
+    """The last events of a job's log, and the state of its head's agent.
+
+    `alive` tells whether that agent runs, `waiting` whether orders wait for it. `state` is the job's; `ranks` has the
+    last state of every process by name, "worker/3".
+    """
 
     alive: bool
-    ranks: dict[str, _RankDigest]
+    ranks: dict[str, RankState]
+    waiting: bool = False
     state: str = ""
-    started: _StartedDigest | None = None
-    plan: _SizeDigest | None = None
-    progress: _StepDigest | None = None
-    checkpoint: _StepDigest | None = None
-    finished: _FinishedDigest | None = None
+    started: StartedDigest | None = None
+    plan: SizeDigest | None = None
+    progress: StepDigest | None = None
+    checkpoint: StepDigest | None = None
+    finished: FinishedDigest | None = None
 
 
 def call(
@@ -88,42 +91,45 @@ def call(
 def alive(shell: Shell, host: HostRecord) -> bool:
     """Return whether the agent of a host runs."""
     if not host.started:  # psctl died when it had started the agent
-        return bool(digests(shell, [host])[host.job_dir]["alive"])
+        return digest(shell, host).alive
     return shell.alive(Process(host.pid, host.started))
 
 
-def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
+def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, JobDigest]:
     """Return, by job folder, the digests of the event logs on a head host.
 
-    Later commands use the digests that are kept, so an answer of another form is refused here.
-
     Raises:
-        CommandFailed: the host answers with something else.
+        CommandFailed: the host's answer has another form; later commands read the record that is made from it.
     """
     python = hosts[0].python
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
     answer = run_program(shell, python, HOST_STATE, "digest", question)
     try:
-        told = msgspec.convert(answer, dict[str, _JobDigest])
+        found = msgspec.convert(answer, dict[str, JobDigest])
     except msgspec.ValidationError as error:
         raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"no digest: {error}") from error
-    lacking = next((host.job_dir for host in hosts if host.job_dir not in told), None)
+    lacking = next((host.job_dir for host in hosts if host.job_dir not in found), None)
     if lacking is not None:
-        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"nothing is said of {lacking}")
-    return dict(answer)
+        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"it lacks {lacking}")
+    return found
+
+
+def digest(shell: Shell, host: HostRecord) -> JobDigest:
+    """Return the digest of one job; as `digests`."""
+    return digests(shell, [host])[host.job_dir]
 
 
 def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:
     """Return the error of a job whose agent on its head ended before the job ran."""
-    finished = digests(shell, [host])[host.job_dir].get("finished")
+    finished = digest(shell, host).finished
     if finished:
-        failure = finished.get("failure") or {}
+        failure = finished.failure or {}
         error = errors.JobFailed(
-            f"{job} ended before it ran: {failure.get('exception') or finished['status']}",
+            f"{job} ended before it ran: {failure.get('exception') or finished.status}",
             hint=str(failure.get("hint") or "train again; psctl doctor shows what a host lacks"),
             where=job,
         )
-        error.exit = int(finished["exit"]) or 1
+        error.exit = finished.exit or 1
         error.code = _CODES.get(error.exit, error.code)
         return error
     result = shell.run(["tail", "-n", "5", f"{host.job_dir}/agent.log"], check=False)

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -68,6 +68,18 @@ class HostRecord(msgspec.Struct, frozen=True):
     started: str = ""  # start-time token of the agent; "" when it was not started
 
 
+class RankState(msgspec.Struct, frozen=True):
+    """The last state of one process of a job, as its host reported it."""
+
+    role: str
+    rank: int
+    host: str = ""
+    pid: int | None = None
+    state: str = "starting"
+    step: int = 0
+    last_error: str | None = None
+
+
 class JobRecord(msgspec.Struct, frozen=True):
     """What this machine knows of a job it submitted."""
 
@@ -87,7 +99,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     exit: int | None = None
     step: int = 0
     size: int | None = None  # bytes of gradients, once the run has decided its plan
-    ranks: list[dict[str, Any]] = []  # last known, once the job is over
+    ranks: list[RankState] = []  # last known, once the job is over
     authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
 
     @property

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
+from psctl.launch.agent_calls import JobDigest
+from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, RankState
 from psctl.launch.jobs import job_status
 from psctl.launch.jobs.job_end import settle
 from psctl.remote.fleet import Outcome
@@ -23,6 +24,11 @@ RECORD = JobRecord(
 WORKER = {"role": "worker", "rank": 0, "host": "a", "pid": 7, "state": "running", "step": 5}
 AT_509 = {**WORKER, "step": 509}  # it went on from a checkpoint at step 500
 SERVER = {"role": "server", "rank": 0, "host": "a", "pid": 8, "state": "running", "step": 0}
+
+
+def digested(found: dict[str, Any]) -> JobDigest:
+    """Return a digest as a host answers it."""
+    return msgspec.convert({"alive": False, "ranks": {}, **found}, JobDigest)
 
 
 @pytest.mark.parametrize(
@@ -40,39 +46,39 @@ SERVER = {"role": "server", "rank": 0, "host": "a", "pid": 8, "state": "running"
 def test_a_jobs_end_keeps_its_last_step(
     tmp_path: Path, digest: dict[str, Any], forced: bool, ended: tuple[str, int | None, int]
 ) -> None:
-    settled = settle(Home(tmp_path), RECORD, digest, forced=forced)
+    settled = settle(Home(tmp_path), RECORD, digested(digest), forced=forced)
     assert (settled.state, settled.exit, settled.step) == ended
 
 
 def test_a_worker_is_not_shown_behind_the_job(tmp_path: Path) -> None:
     ranks = {"w": WORKER, "s": SERVER}
     digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 24}, "ranks": ranks}
-    shown = job_status._document(Home(tmp_path), RECORD, digest, None)
+    shown = job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)
     assert shown["step"] == 24
     assert [(rank["role"], rank["step"]) for rank in shown["ranks"]] == [("worker", 24), ("server", 0)]
 
 
 def test_a_job_that_is_over_shows_what_was_written_down(tmp_path: Path) -> None:
-    over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[WORKER])
-    assert job_status._document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
+    over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[msgspec.convert(WORKER, RankState)])
+    assert job_status.job_document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
 
 
 def test_a_jobs_step_is_its_workers_when_they_report_rarely(tmp_path: Path) -> None:
     ranks = {"w": {**WORKER, "step": 180}, "c": {"role": "coordinator", "rank": 0, "state": "running", "step": 0}}
     digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 100}, "ranks": ranks}
-    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] == 180
+    assert job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)["step"] == 180
 
 
 def test_a_job_whose_script_never_calls_prepare_has_no_step(tmp_path: Path) -> None:
     digest: dict[str, Any] = {"alive": True, "state": "running", "ranks": {"w": {**WORKER, "step": 0}}}
-    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+    assert job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)["step"] is None
     digest = {**digest, "alive": False, "finished": {"status": "done", "exit": 0, "steps": 0}}
-    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+    assert job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)["step"] is None
 
 
 def test_a_dead_job_has_no_running_ranks(tmp_path: Path) -> None:
     digest = {"alive": False, "ranks": {"w": WORKER, "s": {**SERVER, "state": "failed"}}}
-    shown = job_status._document(Home(tmp_path), RECORD, digest, None)
+    shown = job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)
     assert (shown["state"], [rank["state"] for rank in shown["ranks"]]) == ("failed", ["lost", "failed"])
 
 
@@ -99,13 +105,13 @@ def test_a_job_whose_psctl_died_is_placing_until_its_host_gives_it_up(tmp_path: 
     placing = msgspec.structs.replace(RECORD, state="placing", created=time.time())
     home.save_record(placing)
     with home.submission_lock(RECORD.job):
-        assert settle(home, placing, {"alive": False}).state == "placing", "psctl is at it"
-    assert settle(home, placing, {"alive": False, "waiting": True}).state == "placing", "the host waits"
-    gone = settle(home, placing, {"alive": False, "waiting": False})
+        assert settle(home, placing, digested({"alive": False})).state == "placing", "psctl is at it"
+    assert settle(home, placing, digested({"alive": False, "waiting": True})).state == "placing", "the host waits"
+    gone = settle(home, placing, digested({"alive": False, "waiting": False}))
     assert (gone.state, gone.exit) == ("failed", 1)
-    shown = job_status._document(home, gone, None, None)
+    shown = job_status.job_document(home, gone, None, None)
     assert shown["problem"] == "psctl ended before it had started the job's agents"
     rebooted = msgspec.structs.replace(placing, created=time.time() - 1000)
-    assert settle(home, rebooted, {"alive": False, "waiting": True}).state == "failed"
+    assert settle(home, rebooted, digested({"alive": False, "waiting": True})).state == "failed"
     told = {"status": "failed", "exit": 5, "steps": 0, "failure": {"exception": "no word from h2"}}
-    assert settle(home, placing, {"alive": False, "finished": told}).reason == "no word from h2"
+    assert settle(home, placing, digested({"alive": False, "finished": told})).reason == "no word from h2"

@@ -77,7 +77,7 @@ def ranks(ctx: typer.Context) -> list[str]:
     records = _home().jobs()
     asked = ctx.params.get("job")
     chosen = [each for each in records if asked in (None, each.job, each.name)][-1:]
-    seen = [f"{rank['role']}:{rank['rank']}" for record in chosen for rank in record.ranks if rank["role"] in ROLES]
+    seen = [f"{rank.role}:{rank.rank}" for record in chosen for rank in record.ranks if rank.role in ROLES]
     return [*ROLES, *seen]
 
 

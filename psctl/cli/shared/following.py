@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,7 +31,7 @@ from psctl.job.events import (
     StateChanged,
 )
 from psctl.launch.clusters import choose_cluster, reference
-from psctl.launch.home import JobRecord
+from psctl.launch.home import JobRecord, RankState
 from psctl.launch.jobs import job_end
 from psctl.launch.jobs.event_stream import EventReader
 from psctl.launch.jobs.host_messages import resumed_by
@@ -84,7 +84,7 @@ class EventOutput:
         self.checkpoint: CheckpointWritten | None = None
         self.plan: Planned | None = None
         self.printed: Log | None = None  # the last line of worker/0, or of the first rank that printed
-        self.ranks: dict[str, dict[str, Any]] = {}
+        self.ranks: dict[str, RankState] = {}
         self.began: float | None = None  # by the head's clock
         self.base = 0  # finished steps of the job before this run
         self.step = 0  # finished steps until now
@@ -107,7 +107,7 @@ class EventOutput:
             case Progress():
                 self.step = event.step
         if isinstance(event, StateChanged) and event.role != "job":
-            self.ranks[f"{event.role}/{event.rank}"] = msgspec.to_builtins(event)
+            self.ranks[f"{event.role}/{event.rank}"] = msgspec.convert(event, RankState, from_attributes=True)
         if self._jsonl and isinstance(event, PROMISED):
             print_json(msgspec.to_builtins(event))
         if self.screen is not None:
@@ -301,7 +301,7 @@ class JobFollower:
     def _record_end(self, last: Finished, output: EventOutput) -> None:
         settled = msgspec.structs.replace(
             self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit,
-            step=job_end.last_step({"ranks": output.ranks}, last.steps),
+            step=max(job_end.worker_steps(output.ranks.values()), default=last.steps),
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
         self.context.home.update_record(settled)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
 from psctl import errors
 from psctl.launch import agent_calls
-from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.launch.agent_calls import JobDigest
+from psctl.launch.home import Home, HostRecord, JobRecord, RankState
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
@@ -69,19 +69,18 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         raise fleet.failed[head]
     was, checkpoint = "unknown", None
     if head in fleet.shells:
-        digest = agent_calls.digests(fleet.shells[head], [record.head])[record.head.job_dir]
-        was = _state(digest, record)
-        if not digest.get("alive") and record.state == "placing":
+        digest = agent_calls.digest(fleet.shells[head], record.head)
+        was = digest.finished.status if digest.finished else digest.state or record.state
+        if not digest.alive and record.state == "placing":
             if home.is_being_submitted(record.job):
                 raise errors.JobRunning(
                     f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
                 )
             force = True  # no agent can be asked, and orders may wait on hosts
-        if digest.get("alive") and not force:
+        if digest.alive and not force:
             digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
         record = settle(home, record, digest, forced=force)
-        written = digest.get("checkpoint")
-        checkpoint = f"{record.job}@{written['step']}" if isinstance(written, dict) else None
+        checkpoint = f"{record.job}@{digest.checkpoint.step}" if digest.checkpoint else None
     left = sweep(fleet, record.hosts, kill=force)
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
@@ -126,78 +125,67 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
     return [line for outcome in found.values() if outcome.ok for line in outcome.value]
 
 
-def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: bool = False) -> JobRecord:
+def settle(home: Home, record: JobRecord, digest: JobDigest, *, forced: bool = False) -> JobRecord:
     """Record how a job ended, from the digest of its event log; return the record."""
-    finished, step = digest.get("finished"), last_step(digest, record.step)
-    if isinstance(finished, dict):
-        state, code, step = str(finished["status"]), int(finished["exit"]), max(step, int(finished["steps"]))
+    finished, step, state, code = digest.finished, last_step(digest, record.step), "failed", 1
+    if finished is not None:
+        state, code, step = finished.status, finished.exit, max(step, finished.steps)
     elif forced:
-        state, code = "stopped", 1
-    elif not digest.get("alive"):
-        state, code = "failed", 1
-    else:
+        state = "stopped"
+    elif digest.alive or _may_start(home, record, digest):
         return record
-    if state == "failed" and not isinstance(finished, dict) and _may_start(home, record, digest):
-        return record
-    ranks, plan = digest.get("ranks"), digest.get("plan")
-    reason = _reason(record, digest) if state == "failed" else ""
     settled = msgspec.structs.replace(
-        record, state=state, exit=code, step=step, ranks=list(ranks.values()) if isinstance(ranks, dict) else [],
-        size=int(plan["size"]) if isinstance(plan, dict) else record.size, reason=reason,
+        record, state=state, exit=code, step=step, ranks=list(digest.ranks.values()),
+        size=digest.plan.size if digest.plan else record.size,
+        reason=_reason(record, digest) if state == "failed" else "",
     )  # fmt: skip
     home.update_record(settled)
     return settled
 
 
-def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
+def last_step(digest: JobDigest, otherwise: int) -> int:
     """Return the last step that a job's workers have reported, including the steps before it resumed from a checkpoint.
 
     Progress is sent with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
 
     Args:
-        digest: what the job's event log holds: the last `progress`, and the last state of every rank in `ranks`.
-        otherwise: what to return when it holds neither.
+        digest: of the job's event log.
+        otherwise: what to return when it has neither progress nor workers.
     """
-    ranks: Mapping[str, Mapping[str, Any]] = digest.get("ranks") or {}
-    steps = [int(rank.get("step") or 0) for rank in ranks.values() if rank["role"] == "worker"]
-    if digest.get("progress"):
-        steps.append(int(digest["progress"]["step"]))
-    return max(steps, default=otherwise)
+    steps = [digest.progress.step] if digest.progress else []
+    return max([*steps, *worker_steps(digest.ranks.values())], default=otherwise)
 
 
-def _may_start(home: Home, record: JobRecord, digest: dict[str, object]) -> bool:
+def worker_steps(ranks: Iterable[RankState]) -> list[int]:
+    """Return the last reported step of each worker."""
+    return [rank.step for rank in ranks if rank.role == "worker"]
+
+
+def _may_start(home: Home, record: JobRecord, digest: JobDigest) -> bool:
     """Return whether the job's first agent may still start: psctl starts it, or the host waits for it (`expire`)."""
-    waits = digest.get("waiting") and time.time() - record.created < record.limit + GIVEN_UP
-    return record.state == "placing" and (home.is_being_submitted(record.job) or bool(waits))
+    waits = digest.waiting and time.time() - record.created < record.limit + GIVEN_UP
+    return record.state == "placing" and (home.is_being_submitted(record.job) or waits)
 
 
-def _reason(record: JobRecord, digest: dict[str, object]) -> str:
+def _reason(record: JobRecord, digest: JobDigest) -> str:
     """Return why a job failed, or "" where a rank reports the reason."""
-    finished, ranks = digest.get("finished"), digest.get("ranks")
-    if isinstance(ranks, dict) and any(rank.get("last_error") for rank in ranks.values()):
+    if any(rank.last_error for rank in digest.ranks.values()):
         return ""
-    if isinstance(finished, dict):
-        return str((finished.get("failure") or {}).get("exception", ""))
+    if digest.finished:
+        return str((digest.finished.failure or {}).get("exception", ""))
     if record.state == "placing":
         return "psctl ended before it had started the job's agents"
-    return f"psctl's agent on {record.head.name} ended without a word"
+    return f"psctl's agent on {record.head.name} ended without a report"
 
 
-def _state(digest: dict[str, object], record: JobRecord) -> str:
-    finished = digest.get("finished")
-    if isinstance(finished, dict):
-        return str(finished["status"])
-    return str(digest.get("state") or record.state)
-
-
-def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> dict[str, object]:
+def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> JobDigest:
     """Ask the head to stop, again while its agent does not listen yet, and wait for its end; return its last digest."""
     deadline = time.monotonic() + PATIENCE
     asked = False
     while time.monotonic() < deadline:
         asked = asked or ask_to_stop(shell, record, save=save, by=by)
-        digest = agent_calls.digests(shell, [record.head])[record.head.job_dir]
-        if not digest.get("alive"):
+        digest = agent_calls.digest(shell, record.head)
+        if not digest.alive:
             return digest
         time.sleep(0.1)
     raise errors.TimedOut(

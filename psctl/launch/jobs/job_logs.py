@@ -114,9 +114,9 @@ def check(shell: Shell, record: JobRecord, selector: RankSelector) -> None:
     """
     if not selector.given:
         return
-    digest = agent_calls.digests(shell, [record.head])[record.head.job_dir]
-    placed = (digest.get("started") or {}).get("roles", [])
-    ranks = sorted({*digest["ranks"], *(f"{role['role']}/{role['rank']}" for role in placed)}, key=_order)
+    digest = agent_calls.digest(shell, record.head)
+    started = digest.started.roles if digest.started else []
+    ranks = sorted({*digest.ranks, *(f"{each.role}/{each.rank}" for each in started)}, key=_order)
     absent = selector.absent(ranks)
     if absent and ranks:
         shown = ", ".join(ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from psctl.launch import agent_calls
+from psctl.launch.agent_calls import JobDigest
 from psctl.launch.checkpoints.checkpoint_listing import by_cluster
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
-from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.launch.home import Home, JobRecord, RankState
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote.fleet import Fleet
@@ -24,13 +25,13 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
     The state of a job whose head is not reached is unknown; `problem` contains the reason.
     """
     open_jobs = [record for record in records if not record.over]
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, JobDigest] = {}
     problems: dict[str, str] = {}
     for cluster, group in by_cluster(open_jobs):
         heads = sorted({record.head.name for record in group})
         with connect(recalled_cluster(home, cluster.cluster), heads) as fleet:
             _ask_heads(fleet, group, answers, problems)
-    return [_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
+    return [job_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
 
 
 def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[str, Any]]:
@@ -54,15 +55,14 @@ def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[
 
 
 def _ask_heads(
-    fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, dict[str, Any]], problems: dict[str, str]
+    fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, JobDigest], problems: dict[str, str]
 ) -> None:
     by_head: dict[str, list[JobRecord]] = {}
     for record in group:
         by_head.setdefault(record.head.name, []).append(record)
 
-    def look(name: HostName, shell: Shell) -> dict[str, dict[str, Any]]:
-        hosts: list[HostRecord] = [record.head for record in by_head[name]]
-        return agent_calls.digests(shell, hosts)
+    def look(name: HostName, shell: Shell) -> dict[str, JobDigest]:
+        return agent_calls.digests(shell, [record.head for record in by_head[name]])
 
     for name, outcome in fleet.each(look, names=[HostName(name) for name in by_head]).items():
         for record in by_head[name]:
@@ -73,16 +73,24 @@ def _ask_heads(
                 answers[record.job] = outcome.value[record.head.job_dir]
 
 
-def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, problem: str | None) -> dict[str, Any]:
+def job_document(home: Home, record: JobRecord, digest: JobDigest | None, problem: str | None) -> dict[str, Any]:
+    """Return the row of one job in `status.jobs`.
+
+    Args:
+        home, record: this machine's record of the job; its end is recorded.
+        digest: of its event log, where its head was asked and answered.
+        problem: why its head did not answer.
+    """
     if digest is not None:
         record = settle(home, record, digest)
         if not record.over:
-            told = int((digest.get("progress") or {}).get("step", 0))
-            ranks = [_moved(rank, told) for rank in digest["ranks"].values()] or _placed(digest)
-            first = "placing" if record.state == "placing" and not digest.get("alive") else "starting"
+            reported = digest.progress.step if digest.progress else 0
+            ranks = [_advanced(rank, reported) for rank in digest.ranks.values()]
+            first = "placing" if record.state == "placing" and not digest.alive else "starting"
             record = msgspec.structs.replace(
-                record, state=str(digest.get("state") or first), step=last_step(digest, record.step), ranks=ranks,
-                size=(digest.get("plan") or {}).get("size"),
+                record, state=digest.state or first, step=last_step(digest, record.step),
+                ranks=ranks or (digest.started.roles if digest.started else []),
+                size=digest.plan.size if digest.plan else None,
             )  # fmt: skip
     counted = record.size is not None  # steps of a script that never calls `prepare` are not counted
     document: dict[str, Any] = {
@@ -94,24 +102,17 @@ def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, prob
     return {**document, "problem": problem} if problem else document
 
 
-def _moved(rank: dict[str, Any], step: int) -> dict[str, Any]:
-    """Return a worker's row with at least the step of the job's progress, which every live worker has reached."""
-    if rank["role"] != "worker" or rank["state"] not in ("running", "waiting"):
+def _advanced(rank: RankState, step: int) -> RankState:
+    """Return a worker's state with at least the step of the job's progress, which every live worker has reached."""
+    if rank.role != "worker" or rank.state not in ("running", "waiting"):
         return rank
-    return {**rank, "step": max(int(rank.get("step") or 0), step)}
+    return msgspec.structs.replace(rank, step=max(rank.step, step))
 
 
-def _placed(digest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the ranks that have not reported yet, from the `started` event."""
-    return [dict(role) for role in (digest.get("started") or {}).get("roles", [])]
-
-
-def _rank(event: dict[str, Any], *, over: bool) -> dict[str, Any]:
-    state = event.get("state", "starting")
-    if over and state in ("starting", "running", "waiting"):
-        state = "lost"  # its job ended before the end of this rank was reported
-    return {
-        "role": event["role"], "rank": event["rank"], "host": event.get("host", ""), "pid": event.get("pid") or None,
-        "state": state, "step": event.get("step", 0),
-        "last_error": event.get("last_error") or None,
-    }  # fmt: skip
+def _rank(rank: RankState, *, over: bool) -> dict[str, Any]:
+    # the job ended before the end of this rank was reported
+    lost = over and rank.state in ("starting", "running", "waiting")
+    row = msgspec.structs.replace(
+        rank, pid=rank.pid or None, last_error=rank.last_error or None, state="lost" if lost else rank.state
+    )
+    return dict(msgspec.to_builtins(row))

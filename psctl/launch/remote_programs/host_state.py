@@ -337,7 +337,7 @@ def digest_one(folder: str, pid: int, started: str) -> Question:
     """
     alive = identity(pid) == started if started else bool(processes(folder))
     waiting = bool(orders_for(folder))
-    out: Question = {"alive": alive, "waiting": waiting, "known": os.path.isdir(folder), "ranks": {}}
+    out: Question = {"alive": alive, "waiting": waiting, "ranks": {}}
     try:
         file = open(os.path.join(folder, "events.jsonl"), "rb")  # noqa: SIM115 - closed below
     except OSError:
