@@ -12,7 +12,7 @@ import msgspec
 from psctl import errors
 from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.manifest import Manifest
-from psctl.checkpoint.reader import folder_name, open_checkpoint, verify
+from psctl.checkpoint.reader import folder_name, open_checkpoint, read_manifest, verify
 from psctl.checkpoint.writer import partial_path
 
 _STEP_NAME = re.compile(r"[0-9]{10,18}")
@@ -21,22 +21,20 @@ Metrics = Mapping[str, float | None]
 
 
 class ListedCheckpoint(msgspec.Struct, frozen=True):
-    """One checkpoint in a listing; `problem` says why it is not complete, else it is ""."""
+    """One checkpoint in a listing; `problem` is why it is not complete, "" where it is. `job` is "" if not known."""
 
     job: str
     step: int
     time: float
     bytes: int
     metrics: dict[str, float | None]
-    folder: str
+    folder: str = ""
     problem: str = ""
 
     def document(self) -> dict[str, Any]:
         """Return its row of `checkpoint list -o json`."""
-        return {
-            "id": f"{self.job}@{self.step}", "job": self.job, "step": self.step, "time": self.time,
-            "bytes": self.bytes, "complete": not self.problem, "metrics": self.metrics,
-        }  # fmt: skip
+        name = f"{self.job}@{self.step}" if self.job else self.folder
+        return {"id": name, "complete": not self.problem, **msgspec.to_builtins(self)}
 
 
 def list_checkpoints(root: Path, job: str | None = None) -> list[ListedCheckpoint]:
@@ -55,14 +53,15 @@ def is_step_folder(folder: Path) -> bool:
 
 
 def read_entry(folder: Path) -> ListedCheckpoint:
-    """Return the listing's row of one checkpoint in its job's folder."""
-    job, step = folder.parent.name, int(folder.name)
+    """Return the listing's row of one checkpoint: in its job's folder, or in any other one, such as one pulled."""
+    listed = is_step_folder(folder) and folder.is_dir()
     try:
-        manifest = open_checkpoint(folder)
+        manifest = open_checkpoint(folder) if listed else read_manifest(folder)
     except errors.PsctlError as error:
-        return ListedCheckpoint(
-            job, step, folder.stat().st_mtime, 0, {}, str(folder), error.message.removeprefix(f"{folder}: ")
-        )
+        job, time = (folder.parent.name, folder.stat().st_mtime) if listed else ("", 0.0)
+        step = int(folder.name) if folder.name.isdecimal() else 0
+        return ListedCheckpoint(job, step, time, 0, {}, str(folder), error.message.removeprefix(f"{folder}: "))
+    job, step = (folder.parent.name, int(folder.name)) if listed else (manifest.job, manifest.step)
     return ListedCheckpoint(job, step, manifest.time, manifest.bytes, manifest.metrics, str(folder))
 
 

@@ -12,15 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from psctl import errors
 from psctl.checkpoint import catalog, reader
-from psctl.checkpoint.copies import file_sizes
 from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.export import export_model
-from psctl.checkpoint.manifest import Manifest, whole_tensors
-from psctl.checkpoint.reader import open_checkpoint, read_manifest
+from psctl.checkpoint.reader import open_checkpoint
 from psctl.checkpoint.writer import publish, remove_abandoned
 
 Question = Mapping[str, Any]
@@ -30,39 +26,25 @@ Answer = dict[str, Any]
 def listing(question: Question) -> Answer:
     """Return the checkpoints of a job, or of all jobs, each with its folder."""
     found = catalog.list_checkpoints(Path(question["root"]), question.get("job"))
-    return {"checkpoints": [_row(each) for each in found]}
+    return {"checkpoints": [each.document() for each in found]}
 
 
 def show(question: Question) -> Answer:
-    """Return one checkpoint: its row, its manifest without the slices, and its files with their sizes."""
-    folder = _folder(question)
-    manifest = open_checkpoint(folder)
-    return brief(manifest, str(folder), file_sizes(folder, manifest))
-
-
-def brief(manifest: Manifest, folder: str, sizes: Mapping[str, int]) -> Answer:
-    """Return what `checkpoint show` prints of a checkpoint in a folder; `sizes` are its files' bytes."""
-    body = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
-    tensors = [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)]
-    return {
-        **body, "id": manifest.id, "folder": folder, "bytes": manifest.bytes, "complete": True, "tensors": tensors,
-        "files": dict(sizes),
-    }  # fmt: skip
+    """Return the step of one checkpoint, for a caller that reads its manifest itself."""
+    return {"step": open_checkpoint(_folder(question)).step}
 
 
 def verify(question: Question) -> Answer:
     """Read every byte of a checkpoint; return its row with its problems."""
     folder = _folder(question)
     problems = reader.verify(folder)
-    row = _row(catalog.read_entry(folder)) if catalog.is_step_folder(folder) and folder.is_dir() else bare_row(folder)
-    return {**row, "verified": not problems, "problems": problems}
+    return {**catalog.read_entry(folder).document(), "verified": not problems, "problems": problems}
 
 
 def newest(question: Question) -> Answer:
     """Return a job's newest checkpoint whose bytes are all correct, and why newer ones were skipped."""
     found = catalog.find_newest_verified(Path(question["root"]), question["job"])
-    step = found.manifest.step if found.manifest is not None else None
-    return {"step": step, "folder": str(found.folder) if found.folder else None, "skipped": list(found.skipped)}
+    return {"step": found.manifest.step if found.manifest is not None else None, "skipped": list(found.skipped)}
 
 
 def export(question: Question) -> Answer:
@@ -77,7 +59,7 @@ def prune(question: Question) -> Answer:
     remove_abandoned(Path(question["root"]))
     best = question.get("keep_best")
     removed = catalog.prune(Path(question["root"]), question["job"], question["keep"], tuple(best) if best else None)
-    return {"removed": [_row(each) for each in removed]}
+    return {"removed": [each.document() for each in removed]}
 
 
 def adopt(question: Question) -> Answer:
@@ -86,22 +68,6 @@ def adopt(question: Question) -> Answer:
     _refuse_damaged(partial)
     publish(partial, folder, Disk())
     return {"folder": str(folder)}
-
-
-def bare_row(folder: Path) -> Answer:
-    """Return the row of a checkpoint in any folder, such as one that was pulled."""
-    try:
-        manifest = read_manifest(folder)
-    except errors.PsctlError:
-        step = int(folder.name) if folder.name.isdecimal() else 0
-        return {
-            "id": str(folder), "job": "", "step": step, "time": 0.0, "bytes": 0, "complete": False, "metrics": {},
-            "folder": str(folder),
-        }  # fmt: skip
-    return {
-        "id": manifest.id, "job": manifest.job, "step": manifest.step, "time": manifest.time, "bytes": manifest.bytes,
-        "complete": True, "metrics": manifest.metrics, "folder": str(folder),
-    }  # fmt: skip
 
 
 def _folder(question: Question) -> Path:
@@ -116,10 +82,6 @@ def _refuse_damaged(folder: Path) -> None:
     if problems:
         open_checkpoint(folder)  # torn: an error of its own
         raise errors.CheckpointCorrupt(f"{folder}: {problems[0]}", hint="psctl checkpoint list", where=str(folder))
-
-
-def _row(found: catalog.ListedCheckpoint) -> Answer:
-    return {**found.document(), "folder": found.folder, "problem": found.problem}
 
 
 VERBS: Mapping[str, Callable[[Question], Answer]] = {

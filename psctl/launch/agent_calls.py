@@ -72,8 +72,8 @@ def call(
     Raises:
         CommandFailed: the agent refused; psctl's fault.
     """
-    program = ["env", f"PYTHONPATH={host.code}", host.python, "-m", "psctl.agent.control_client", host.job_dir, command]
-    result = shell.run([*program, json.dumps(arguments or {})], check=False, timeout=30)
+    program = host.module("psctl.agent.control_client", host.job_dir, command, json.dumps(arguments or {}))
+    result = shell.run(program, check=False, timeout=30)
     try:
         answer = json.loads(result.stdout)
     except ValueError:

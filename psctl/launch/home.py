@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,6 +67,10 @@ class HostRecord(msgspec.Struct, frozen=True):
     pid: int = 0
     started: str = ""  # start-time token of the agent; "" when it was not started
 
+    def module(self, name: str, *words: str) -> list[str]:
+        """Return the command that runs a module of psctl on the host."""
+        return ["env", f"PYTHONPATH={self.code}", self.python, "-m", name, *words]
+
 
 class RankState(msgspec.Struct, frozen=True):
     """The last state of one process of a job, as its host reported it."""
@@ -111,6 +115,14 @@ class JobRecord(msgspec.Struct, frozen=True):
     def over(self) -> bool:
         """Whether the job was seen to end."""
         return self.state in ("done", "failed", "stopped")
+
+
+def by_cluster(records: Sequence[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
+    """Return records grouped by their cluster, each group with its first."""
+    groups: dict[tuple[str, str], list[JobRecord]] = {}
+    for record in records:
+        groups.setdefault((record.cluster.name, record.cluster.text), []).append(record)
+    return [(group[0], group) for group in groups.values()]
 
 
 def split_job(reference: str) -> tuple[str, int] | None:

@@ -19,13 +19,11 @@ def ask(capsys):
 
 
 def test_a_host_lists_shows_and_verifies_its_checkpoints(save, ask, tmp_path):
-    folder, manifest = save(tmp_path)
+    folder, _ = save(tmp_path)
     status, answer = ask("list", root=str(tmp_path), job="digits-3")
     assert (status, [row["id"] for row in answer["checkpoints"]]) == (0, ["digits-3@500"])
     _, shown = ask("show", root=str(tmp_path), job="digits-3", which="latest")
-    assert (shown["id"], shown["bytes"], shown["folder"]) == ("digits-3@500", manifest.bytes, str(folder))
-    assert {"name": "param/w", "dtype": "float32", "shape": [3, 4]} in shown["tensors"]
-    assert sorted(shown["files"]) == sorted(path.name for path in folder.iterdir())
+    assert shown == {"step": 500}
     _, verified = ask("verify", folder=str(folder))
     assert (verified["id"], verified["verified"], verified["problems"]) == ("digits-3@500", True, [])
 
@@ -48,7 +46,7 @@ def test_the_newest_good_one_is_named_with_what_was_skipped(save, ask, tmp_path)
     _, answer = ask("newest", root=str(tmp_path), job="digits-3")
     assert answer["step"] == 100
     assert answer["skipped"][0].startswith("digits-3@200 skipped: it has no manifest.json")
-    assert ask("newest", root=str(tmp_path), job="other-1")[1] == {"step": None, "folder": None, "skipped": []}
+    assert ask("newest", root=str(tmp_path), job="other-1")[1] == {"step": None, "skipped": []}
 
 
 def test_old_ones_are_pruned_and_brought_ones_adopted(save, ask, tmp_path):

@@ -57,7 +57,12 @@ def test_a_checkpoint_is_found_by_step_latest_and_best(shell: LocalShell, tmp_pa
     job = record(tmp_path)
     for step, accuracy in ((10, 0.9), (20, 0.8), (30, 0.7)):
         save(tmp_path, step, accuracy)
-    assert checkpoint_actions.locate(shell, job, "20").id == "digits-1@20"
+    found = checkpoint_actions.locate(shell, job, "20")
+    folder = Path(found.folder)
+    assert found.id == "digits-1@20"
+    assert {"name": "param/w", "dtype": "float32", "shape": [4]} in found.brief["tensors"]
+    assert sorted(found.brief["files"]) == sorted(path.name for path in folder.iterdir())
+    assert (found.brief["bytes"], found.brief["folder"]) == (found.manifest.bytes, str(folder))
     assert checkpoint_actions.locate(shell, job, "latest").step == 30
     assert checkpoint_actions.locate(shell, job, "best").step == 10
     with pytest.raises(errors.NoSuchCheckpoint, match="there are steps: 10, 20, 30"):

@@ -204,7 +204,7 @@ def prune(
 ) -> None:
     """Remove a job's older checkpoints; keep the best one too."""
     from psctl.launch.checkpoints import checkpoint_actions
-    from psctl.launch.checkpoints.checkpoint_listing import rows_of
+    from psctl.launch.checkpoints.checkpoint_listing import rows_on
     from psctl.view.tables import draw_pruned
 
     own = Context.of(context)
@@ -214,7 +214,7 @@ def prune(
         if removed:
             own.confirm(f"remove {len(removed)} of {record.job}'s checkpoints: {', '.join(removed)}")
         rows = checkpoint_actions.prune(shell, record, keep) if removed else []
-        kept = rows_of(shell, record.head, record)
+        kept = rows_on(shell, record.head, record)
     own.print_result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
     if rows and len(record.hosts) > 1:
         own.tell("copies on the job's other hosts were not removed")

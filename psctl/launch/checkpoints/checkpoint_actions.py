@@ -22,14 +22,11 @@ from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.catalog import steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver
 from psctl.checkpoint.export import ExportReceiver
-from psctl.checkpoint.manifest import MANIFEST, Manifest
-from psctl.checkpoint.tool import brief
+from psctl.checkpoint.manifest import MANIFEST, Manifest, whole_tensors
 from psctl.checkpoint.writer import EXPORT_SUFFIX, remove_abandoned_for
 from psctl.launch.archive import Archive, prove
 from psctl.launch.checkpoints import manifest_trust
-from psctl.launch.checkpoints.checkpoint_queries import (
-    AdoptAnswer,
-    ExportAnswer,
+from psctl.launch.checkpoints.checkpoint_listing import (
     ListAnswer,
     NewestAnswer,
     PruneAnswer,
@@ -88,7 +85,15 @@ class LocatedCheckpoint(msgspec.Struct, frozen=True):
     @property
     def brief(self) -> dict[str, Any]:
         """What `checkpoint show` prints."""
-        return brief(self.manifest, self.folder, self.sizes) | {"signed": manifest_trust.signer(self.record, self.data)}
+        manifest = self.manifest
+        found = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
+        return found | {
+            "id": self.id, "folder": self.folder, "bytes": manifest.bytes, "complete": True,
+            "tensors": [
+                {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)
+            ],
+            "files": self.sizes, "signed": manifest_trust.signer(self.record, self.data),
+        }  # fmt: skip
 
 
 def split(reference: str) -> tuple[str, str]:
@@ -194,11 +199,13 @@ def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
     """Return the row of `checkpoint verify` with its `problems`."""
     body = {"root": record.checkpoints, "job": record.job, "which": which, "keep_best": keep_best(record)}
     row = question(shell, record.head, "verify", body, VerifyAnswer)
-    data = _manifest_file(shell, record.head, record.job, row.step) if row.complete else b""
-    wrong = manifest_trust.fault(record, data) if row.complete else ""
+    data = b"" if row.problem else _manifest_file(shell, record.head, record.job, row.step)
+    wrong = "" if row.problem else manifest_trust.fault(record, data)
     problems = [*row.problems, *([wrong] if wrong else [])]
-    told = rows_of(record.head, record.job, [row])[0]
-    return told | {"verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}
+    document = rows_of(record.head, record.job, [row])[0]
+    return document | {
+        "verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data),
+    }  # fmt: skip
 
 
 def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
@@ -209,7 +216,7 @@ def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
     """
     there = f"{found.folder}.{os.getpid()}{EXPORT_SUFFIX}"
     try:
-        question(shell, found.host, "export", {"folder": found.folder, "out": there}, ExportAnswer)
+        question(shell, found.host, "export", {"folder": found.folder, "out": there}, dict)
         with ExportReceiver(found.manifest, out) as exported:
             shell.fetch(there, exported.write, exported.size)
             exported.finish()
@@ -221,7 +228,7 @@ def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
 def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
     """Return the names of what `prune` would remove, oldest first; nothing is changed."""
     rows = question(shell, record.head, "list", {"root": record.checkpoints, "job": record.job}, ListAnswer).checkpoints
-    whole = [(row.step, row.metrics) for row in rows if row.complete]
+    whole = [(row.step, row.metrics) for row in rows if not row.problem]
     return [f"{record.job}@{step}" for step in steps_to_remove(whole, keep, keep_best(record))]
 
 
@@ -267,7 +274,7 @@ def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostReco
         partial = f"{folder}.carried.{os.getpid()}.partial"
         for name in found.sizes:
             target.put(proved / name, f"{partial}/{name}")
-    question(target, host, "adopt", {"partial": partial, "folder": folder}, AdoptAnswer)
+    question(target, host, "adopt", {"partial": partial, "folder": folder}, dict)
     return folder
 
 

@@ -1,26 +1,123 @@
-"""Lists jobs' checkpoints: those on each job's head, and where that is not reached the copies on its other hosts."""
+"""Calls of the checkpoint tool on hosts, and the lists of checkpoints made from them.
+
+A list has the checkpoints on each job's head; where that is not reached, the copies on its other hosts.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from psctl import errors
-from psctl.launch.checkpoints import checkpoint_queries
+from psctl.checkpoint.catalog import ListedCheckpoint
+from psctl.checkpoint.reader import folder_name
 from psctl.launch.clusters import Connect, recalled_cluster
-from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName
+
+A = TypeVar("A")
+
+_KINDS: dict[str, type[errors.PsctlError]] = {
+    kind.code: kind
+    for kind in (
+        errors.NoSuchCheckpoint, errors.CheckpointIncomplete, errors.CheckpointCorrupt, errors.DiskFull,
+        errors.UsageError, errors.VersionMismatch, errors.PythonMissing,
+    )
+}  # fmt: skip
+
+
+class _ReportedError(msgspec.Struct):
+    """An error as a host's tool reports it."""
+
+    code: str
+    message: str
+    hint: str = ""
+    where: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _ReportedError
+
+
+class ListAnswer(msgspec.Struct):
+    """Answer to `list`."""
+
+    checkpoints: list[ListedCheckpoint]
+
+
+class NewestAnswer(msgspec.Struct):
+    """Answer to `newest`; None: the job has no sound one."""
+
+    step: int | None
+    skipped: list[str]
+
+
+class ShowAnswer(msgspec.Struct):
+    """Answer to `show`, as far as it is used: all else is read from the manifest."""
+
+    step: int
+
+
+class VerifyAnswer(ListedCheckpoint, frozen=True, kw_only=True):
+    """Answer to `verify`."""
+
+    verified: bool
+    problems: list[str]
+
+
+class PruneAnswer(msgspec.Struct):
+    """Answer to `prune`."""
+
+    removed: list[ListedCheckpoint]
+
+
+def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], kind: type[A]) -> A:
+    """Call the checkpoint tool on a host; its errors are raised unchanged.
+
+    Args:
+        shell, host: the host.
+        verb, body: the question.
+        kind: what the answer must be.
+
+    Raises:
+        CommandFailed: the tool's output is no such answer.
+    """
+    result = shell.run(host.module("psctl.checkpoint.tool", verb, json.dumps(body)), check=False, timeout=None)
+    try:
+        if result.status == 0:
+            return msgspec.json.decode(result.stdout, type=kind)
+        refused = msgspec.json.decode(result.stdout, type=_Refusal).error
+    except (msgspec.DecodeError, RecursionError):
+        tail = (result.stderr or result.stdout).decode(errors="replace")
+        raise errors.CommandFailed(shell.name, f"psctl.checkpoint.tool {verb}", result.status, tail) from None
+    raise _KINDS.get(refused.code, errors.PsctlError)(refused.message, refused.hint, refused.where)
+
+
+def folder_on(host: HostRecord, job: str, step: int) -> str:
+    """Return the folder of a checkpoint on a host; it does not depend on the host's answers."""
+    return f"{host.workdir}/checkpoints/{job}/{folder_name(step)}"
+
+
+def rows_of(host: HostRecord, job: str, listed: Sequence[ListedCheckpoint]) -> list[dict[str, Any]]:
+    """Return rows of a job as they are printed; job and folder do not depend on the host's answers."""
+    return [
+        ListedCheckpoint(
+            job, row.step, row.time, row.bytes, row.metrics, folder_on(host, job, row.step), row.problem
+        ).document()
+        for row in listed
+    ]
 
 
 class ListedCheckpoints(msgspec.Struct, frozen=True):
     """The checkpoints of some jobs.
 
-    `rows` are those of `checkpoint list`, each with the host that holds it; `notes` say whose copies were listed
-    instead; `missing` tells of which jobs no host was reached, and why its head was not.
+    `rows` are those of `checkpoint list`, each with the host that holds it. `notes` name the jobs whose copies were
+    listed instead. `missing` has the jobs of which no host was reached, each with the error of its head.
     """
 
     rows: list[dict[str, Any]]
@@ -50,14 +147,6 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
     return ListedCheckpoints([row for record in records for row in found.get(record.job, [])], notes, failed)
 
 
-def by_cluster(records: Sequence[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
-    """Return records grouped by their cluster, each group with its first."""
-    groups: dict[tuple[str, str], list[JobRecord]] = {}
-    for record in records:
-        groups.setdefault((record.cluster.name, record.cluster.text), []).append(record)
-    return [(group[0], group) for group in groups.values()]
-
-
 def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[dict[str, Any]], list[str]] | None:
     """Return what a job's other hosts hold, and which of them answered; None when none did."""
     others = record.hosts[1:]
@@ -79,11 +168,11 @@ def _on(fleet: Fleet, host: HostRecord, record: JobRecord) -> list[dict[str, Any
     name = HostName(host.name)
     if name in fleet.failed:
         raise fleet.failed[name]
-    return rows_of(fleet.shells[name], host, record)
+    return rows_on(fleet.shells[name], host, record)
 
 
-def rows_of(shell: Shell, host: HostRecord, record: JobRecord) -> list[dict[str, Any]]:
+def rows_on(shell: Shell, host: HostRecord, record: JobRecord) -> list[dict[str, Any]]:
     """Return the checkpoints of a job that one of its hosts holds."""
     body = {"root": f"{host.workdir}/checkpoints", "job": record.job}
-    rows = checkpoint_queries.question(shell, host, "list", body, checkpoint_queries.ListAnswer).checkpoints
-    return [{**row, "host": host.name} for row in checkpoint_queries.rows_of(host, record.job, rows)]
+    listed = question(shell, host, "list", body, ListAnswer).checkpoints
+    return [{**row, "host": host.name} for row in rows_of(host, record.job, listed)]

@@ -9,9 +9,8 @@ import msgspec
 
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
-from psctl.launch.checkpoints.checkpoint_listing import by_cluster
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
-from psctl.launch.home import Home, JobRecord, RankState
+from psctl.launch.home import Home, JobRecord, RankState, by_cluster
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote.fleet import Fleet
