@@ -54,6 +54,14 @@ def test_every_command_has_help_that_names_it(tmp_path: Path) -> None:
         assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("words", [(), ("checkpoint",)])
+def test_no_summary_of_a_command_is_cut_on_a_terminal_of_80_columns(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = psctl(tmp_path, *words, "--help", COLUMNS="80")
+    listed = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) >= 7
+    assert not [line for line in listed if line.endswith("...") or len(line) > 80]
+
+
 def test_help_is_fast_and_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom psctl.cli.app import run\nrun(['--help'])\n"

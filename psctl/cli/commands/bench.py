@@ -36,7 +36,9 @@ def bench(
         ),
     ] = None,
 ) -> int:
-    """Measure strategies on a cluster beside their predictions; later plans use the measured cost of messages.
+    """Measure strategies on a cluster beside their predictions.
+
+    Later plans use the measured cost of messages.
 
     allreduce: each strategy sums a vector over all workers. pushpull: workers push it to parameter servers and
     pull the sum. A time is the slowest worker's, from a barrier on. --congestion then repeats the largest size under

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 checkpoint = typer.Typer(
     name="checkpoint",
-    help="List, show, verify, restore, export, pull and prune checkpoints.",
+    help="List, show, verify, restore, export, pull, prune checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -91,7 +91,7 @@ def verify(
         ),
     ],
 ) -> None:
-    """Read every byte of a checkpoint and compare it with its manifest."""
+    """Compare every byte of a checkpoint with its manifest."""
     from psctl import errors
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_checkpoints
@@ -135,7 +135,10 @@ def restore(
     dry_run: DryRunOption = False,
     on_interrupt: OnInterruptOption = None,
 ) -> int:
-    """Verify a checkpoint, then continue from it as a new job, on any number of workers and servers."""
+    """Verify a checkpoint, then continue from it as a new job.
+
+    The new job may have other numbers of workers and servers.
+    """
     from psctl.cli.shared import launching
     from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
     from psctl.launch.jobs.prepare import load_requested_job
@@ -166,7 +169,7 @@ def export(
     checkpoint: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
 ) -> None:
-    """Write the model of a checkpoint as one safetensors file with the model's own names."""
+    """Write a checkpoint's model as one safetensors file. Tensors have the model's own names."""
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 

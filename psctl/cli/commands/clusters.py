@@ -8,7 +8,7 @@ from psctl.cli.shared.context import Context
 
 
 def clusters(context: typer.Context) -> None:
-    """List the known clusters from this machine's records; contact no host."""
+    """List the clusters that this machine knows; contact no host."""
     import msgspec
 
     from psctl.launch.clusters import cluster_rows

@@ -9,7 +9,7 @@ from psctl.cli.shared.parameters import ClusterArgument
 
 
 def doctor(context: typer.Context, cluster: ClusterArgument = None) -> None:
-    """Check every host in parallel, from its name to the network between hosts; change nothing."""
+    """Check every host, from its name to its network. Change nothing."""
     from psctl.launch.hosts.converge import verdict
     from psctl.launch.setup import doctor
     from psctl.view.tables import draw_doctor

@@ -31,7 +31,7 @@ def init(
         typer.Option("--from-hostfile", metavar="F", help="Take the hosts from an MPI or DeepSpeed hostfile."),
     ] = None,
 ) -> None:
-    """Copy a job template into DIR and write a cluster.yaml beside it; nothing is overwritten without --yes."""
+    """Copy a job template and a cluster file into DIR. Nothing is overwritten without --yes."""
     from psctl.launch import scaffold
     from psctl.view.tables import draw_fields
 

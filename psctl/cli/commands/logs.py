@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,7 @@ def _from_events(
     from psctl.clock import SystemClock
     from psctl.job.events import Log, RoleOf, Started, StateChanged
     from psctl.launch.jobs.event_stream import EventReader
-    from psctl.launch.jobs.job_logs import LogLine, check, pattern_of, tail_of
+    from psctl.launch.jobs.job_logs import LogLine, check, pattern_of
 
     after = _moment_of(since) if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
@@ -103,12 +104,13 @@ def _from_events(
         shell = head_of(fleet, record)
         check(shell, record, selector)
         follower = EventReader(record, lambda: shell, SystemClock(), own.warn, shell)
-        held: list[LogLine] | None = []  # lines of the past, until --tail has been applied to them
-        one_document = follow and own.options.output == "json"  # printed at the job's end
+        one_document = own.options.output == "json"
+        # lines of the past that are held back: for one document, or because only the last ones are printed
+        held: deque[LogLine] | None = deque(maxlen=tail) if one_document or tail is not None else None
         for event in follower.events():
             if event is None:
-                if held is not None and not one_document:
-                    _print(own, tail_of(held, tail))
+                if held is not None and not (follow and one_document):
+                    _print(own, held)
                     held = None
                 if not follow:
                     return
@@ -126,7 +128,7 @@ def _from_events(
             else:
                 held.append(line)
         if held is not None:
-            _print(own, tail_of(held, tail))
+            _print(own, held)
 
 
 def _print(own: Context, lines: Iterable[LogLine], more: Mapping[str, Any] | None = None) -> None:

@@ -31,7 +31,7 @@ def plan(
         int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may be servers.")
     ] = None,
 ) -> None:
-    """Predict the time of every strategy, and print which is chosen and why; change nothing."""
+    """Predict the time of every strategy. Print which is chosen and why; change nothing."""
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
     from psctl.launch.hosts.converge import inspect

@@ -18,7 +18,7 @@ def scale(
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
     servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
 ) -> None:
-    """Change the number of workers and servers of a job that runs under ps."""
+    """Change the numbers of workers and servers of a job under ps."""
     import msgspec
 
     from psctl.errors import NoSuchJob, UsageError

@@ -17,7 +17,7 @@ def status(
         typer.Argument(help="One job; without it all running jobs, else the newest.", autocompletion=completion.jobs),
     ] = None,
 ) -> None:
-    """Show running jobs rank by rank, and the hosts of their cluster."""
+    """Show running jobs rank by rank, and their cluster's hosts."""
     from psctl.launch.jobs import job_status
     from psctl.view.tables import draw_status
 

@@ -16,7 +16,7 @@ def stop(
     save: Annotated[bool, typer.Option("--save", help="Write a checkpoint first, whatever the job file says.")] = False,
     force: Annotated[bool, typer.Option("--force", help="End the processes now, without asking the job.")] = False,
 ) -> None:
-    """End a job, and verify that none of its processes is left on any host."""
+    """End a job; verify that none of its processes is left."""
     import msgspec
 
     from psctl.errors import UsageError

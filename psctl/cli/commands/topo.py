@@ -31,7 +31,7 @@ def topo(
         ),
     ] = None,
 ) -> None:
-    """Show the devices and links of the hosts, the rate of each link, and the strategy that suits them."""
+    """Show devices, links and rates of the hosts. Suggest the strategy that suits them."""
     from psctl.errors import UsageError
 
     own = Context.of(context)

@@ -24,7 +24,10 @@ def validate(
         bool, typer.Option("--schema", help="Print the JSON Schema of both kinds of file, or of the kinds of FILE...")
     ] = False,
 ) -> None:
-    """Check cluster and job files and the script; print every error with line, column and nearest valid name."""
+    """Check cluster and job files and the job's script.
+
+    Every error is printed with line, column and the nearest valid name.
+    """
     from psctl.errors import UsageError
     from psctl.spec.schema import cluster_schema, job_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from psctl import errors
@@ -134,13 +134,11 @@ def read_logs(
         record, fleet: the job and connections to its hosts.
         selector: whose.
         tail: last lines of each file; None: all.
-        grep: regular expression that lines must match.
+        grep: regular expression that lines must match (`pattern_of` has accepted it).
 
     Returns:
-        lines, by rank and stream, each in the order it was printed; which are not kept; and why hosts are missing.
+        lines, by rank and stream, each in the order it was printed; those removed; and the errors of missing hosts.
     """
-    if grep is not None:
-        pattern_of(grep)
     by_name = {host.name: host for host in record.hosts}
     question: dict[str, object] = {"prefixes": selector.prefixes(), "tail": tail, "grep": grep}
 
@@ -202,8 +200,3 @@ def _ranks(text: str, whole: str) -> set[int]:
             raise errors.UsageError(f'-r {whole}: "{part}" is too many ranks', hint=f"at most {MOST_RANKS} at once")
         found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-def tail_of(lines: Sequence[LogLine], count: int | None) -> Sequence[LogLine]:
-    """Return the last `count` lines; all for None."""
-    return lines if count is None else lines[len(lines) - min(count, len(lines)) :]
