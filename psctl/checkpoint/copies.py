@@ -14,9 +14,9 @@ from pathlib import Path
 from psctl import errors
 from psctl.checkpoint.disk import CHUNK, Disk, Unfit, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, MAX_FILES, Manifest
-from psctl.checkpoint.partial_files import Buffer, FolderLock, OpenFile, ReceivedRanges
+from psctl.checkpoint.partial_files import Buffer, OpenFile, ReceivedRanges
 from psctl.checkpoint.reader import open_checkpoint, verify
-from psctl.checkpoint.writer import partial_path, publish
+from psctl.checkpoint.writer import PartialFolder
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.(?:safetensors|json)")
 
@@ -54,22 +54,20 @@ class CheckpointReceiver:
 
     def __init__(self, folder: Path, files: Mapping[str, int], disk: Disk | None = None) -> None:
         self.folder = folder
-        self._disk = disk or Disk()
-        self._partial = partial_path(folder)
+        disk = disk or Disk()
         self._open: dict[str, OpenFile] = {}
         self._arrivals = {name: ReceivedRanges(size) for name, size in files.items()}
         for name, size in files.items():
             if not _FILE_NAME.fullmatch(name) or size < 0 or len(files) > MAX_FILES:
                 raise errors.CheckpointCorrupt(f"a copy of a checkpoint cannot hold a file {name!r} of {size} bytes")
-        self._disk.remove(self._partial)
-        self._at = FolderLock(self._disk.make_folder(self._partial))
-        wanted, free = sum(files.values()), shutil.disk_usage(self._partial).free
+        self._partial = PartialFolder(folder, disk)
+        wanted, free = sum(files.values()), shutil.disk_usage(self._partial.path).free
         if wanted > free:
             self.discard()
             raise errors.DiskFull(f"{folder} needs {wanted} bytes, the disk has {free} left", hint="free space there")
         try:
             for name in files:
-                self._open[name] = OpenFile(self._partial / name, self._at.descriptor, self._disk)
+                self._open[name] = OpenFile(self._partial.path / name, self._partial.descriptor, disk)
         except errors.PsctlError:
             self.discard()
             raise
@@ -107,17 +105,15 @@ class CheckpointReceiver:
                 )
             self._open[name].sync()
             self._open[name].close()
-        open_checkpoint(self._partial)
-        faults = verify(self._partial)
+        open_checkpoint(self._partial.path)
+        faults = verify(self._partial.path)
         if faults:
             raise errors.CheckpointCorrupt(f"the copy of {self.folder} is damaged: {faults[0]}", where=str(self.folder))
-        publish(self._partial, self.folder, self._disk)
-        self._at.close()
+        self._partial.publish()
         return open_checkpoint(self.folder)
 
     def discard(self) -> None:
         """Remove what was received; harmless after finish."""
         for file in self._open.values():
             file.close()
-        self._disk.remove(self._partial)
-        self._at.close()
+        self._partial.discard()

@@ -68,19 +68,6 @@ class ReceivedRanges:
         return self._running.hexdigest()
 
 
-class FolderLock:
-    """The descriptor of a folder that is being written, and thereby its lock; closing it twice is harmless."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def close(self) -> None:
-        """Close it, which releases the lock."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
 class OpenFile:
     """A new file that parts are written to; safe for several threads. `folder` is the descriptor of its folder."""
 

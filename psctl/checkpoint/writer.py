@@ -29,7 +29,7 @@ from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.disk import Disk, checksum, locked
 from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
-from psctl.checkpoint.partial_files import Buffer, FolderLock, PartialTensorFile
+from psctl.checkpoint.partial_files import Buffer, PartialTensorFile
 from psctl.checkpoint.reader import verify
 from psctl.checkpoint.state_file import encode_state
 from psctl.types import TensorSlice
@@ -120,6 +120,36 @@ def _abandoned(path: Path) -> bool:
     return bool(time.time() - max(changed) > QUIET)
 
 
+class PartialFolder:
+    """The new folder in which a checkpoint is written until it gets its final name; it is locked until then.
+
+    Args:
+        folder: the final name.
+        disk: where it is written.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.path = partial_path(folder)
+        self._folder, self._disk = folder, disk
+        disk.remove(self.path)
+        self.descriptor = disk.make_folder(self.path)
+
+    def publish(self) -> None:
+        """Give it its final name; see `publish`."""
+        publish(self.path, self._folder, self._disk)
+        self._unlock()
+
+    def discard(self) -> None:
+        """Remove it; harmless after `publish`."""
+        self._disk.remove(self.path)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class CheckpointWriter:
     """Writes one checkpoint while its parts arrive from several senders, interleaved; safe for one thread a sender.
 
@@ -134,12 +164,10 @@ class CheckpointWriter:
     def __init__(self, folder: Path, job: str, step: int, disk: Disk | None = None) -> None:
         self.folder, self.job, self.step = folder, job, step
         self._disk = disk or Disk()
-        self._partial = partial_path(folder)
+        self._partial = PartialFolder(folder, self._disk)
         self._lock = threading.Lock()
         self._partials: dict[str, PartialTensorFile] = {}
         self._files: dict[str, TensorFile] = {}
-        self._disk.remove(self._partial)
-        self._at = FolderLock(self._disk.make_folder(self._partial))
 
     def open_file(self, source: str, slices: Sequence[TensorSlice]) -> None:
         """Make the file of a sender ("worker/0", "server/1") for the slices that it will send.
@@ -153,9 +181,11 @@ class CheckpointWriter:
         with self._lock:
             if source in self._partials:
                 raise errors.CheckpointCorrupt(f"{source} began the checkpoint of step {self.step} twice")
-            path = self._partial / (source.replace("/", "-") + ".safetensors")
+            path = self._partial.path / (source.replace("/", "-") + ".safetensors")
             metadata = {"format": "pt", "psctl": f"{self.job}@{self.step} {source}"}
-            self._partials[source] = PartialTensorFile(source, path, self._at.descriptor, slices, metadata, self._disk)
+            self._partials[source] = PartialTensorFile(
+                source, path, self._partial.descriptor, slices, metadata, self._disk
+            )
 
     def write_part(self, source: str, index: int, offset: int, data: Buffer) -> None:
         """Write bytes of slice number `index` of a sender, from byte `offset` of that slice."""
@@ -217,10 +247,9 @@ class CheckpointWriter:
             metrics={name: value if isfinite(value) else None for name, value in metrics.items()},
             job_file=job_file, state=StateFile(len(text), checksum(text)), files=entries,
         )  # fmt: skip
-        self._disk.put(self._partial / manifests.STATE, text, self._at.descriptor)
-        self._disk.put(self._partial / manifests.MANIFEST, manifests.encode(manifest, sign), self._at.descriptor)
-        publish(self._partial, self.folder, self._disk)
-        self._at.close()
+        for name, data in ((manifests.STATE, text), (manifests.MANIFEST, manifests.encode(manifest, sign))):
+            self._disk.put(self._partial.path / name, data, self._partial.descriptor)
+        self._partial.publish()
         return manifest
 
     def discard(self) -> None:
@@ -229,5 +258,4 @@ class CheckpointWriter:
             partials = list(self._partials.values())
         for file in partials:
             file.file.close()
-        self._disk.remove(self._partial)
-        self._at.close()
+        self._partial.discard()

@@ -140,24 +140,23 @@ class Fleet:
         self.close()
 
 
+def target_of(cluster: ClusterSpec, host: HostSpec, config: Path | None = None) -> Target:
+    """Resolve a host of a cluster file; raises as `resolve`."""
+    ssh = cluster.ssh
+    return resolve(
+        host.name, host.address, user=host.user or ssh.user, port=host.port or ssh.port,
+        identity_file=ssh.identity_file, proxy_jump=ssh.proxy_jump, policy=ssh.host_key_policy,
+        connect_timeout=ssh.connect_timeout, config=config,
+    )  # fmt: skip
+
+
 def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | None, timeout: float | None) -> Shell:
     if host.local:
         return LocalShell(host.name)
     from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    ssh = cluster.ssh
-    target = resolve(
-        host.name,
-        host.address,
-        user=host.user or ssh.user,
-        port=host.port or ssh.port,
-        identity_file=ssh.identity_file,
-        proxy_jump=ssh.proxy_jump,
-        policy=ssh.host_key_policy,
-        connect_timeout=ssh.connect_timeout,
-        config=config,
-    )
+    target = target_of(cluster, host, config)
     gate = gates.of(target)
     if not gate.acquire(timeout=None if deadline is None else max(0.0, deadline - time.monotonic())):
         raise TimedOut(

@@ -265,7 +265,7 @@ def test_the_listing_shows_whole_and_torn_ones_and_no_temporary_ones(save, tmp_p
     assert (first.step, first.problem, second.step, second.problem) == (100, "", 200, "state.json is missing")
     assert first.document() == {
         "id": "digits-3@100", "job": "digits-3", "step": 100, "time": 1700000000.5, "bytes": first.bytes,
-        "complete": True, "metrics": {"loss": 0.25},
+        "complete": True, "metrics": {"loss": 0.25}, "folder": first.folder, "problem": "",
     }  # fmt: skip
     assert second.document()["complete"] is False
     assert list_checkpoints(tmp_path) == [first, second]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,7 @@ from psctl.cli.shared.parameters import (
 if TYPE_CHECKING:
     from psctl.launch.checkpoints.checkpoint_actions import LocatedCheckpoint
     from psctl.launch.home import JobRecord
+    from psctl.remote.shell import Shell
 
 checkpoint = typer.Typer(
     name="checkpoint",
@@ -70,13 +73,9 @@ def list_(
 @checkpoint.command()
 def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
     """Show what a checkpoint holds."""
-    from psctl.launch.checkpoints import checkpoint_actions
-
     own = Context.of(context)
-    record, which = _record(own, checkpoint)
-    with own.head_shell(record) as shell:
-        found = checkpoint_actions.locate(shell, record, which)
-    own.print_result(found.brief, _draw_brief)
+    with _located(own, checkpoint) as (_, found):
+        own.print_result(found.brief, _draw_brief)
 
 
 @checkpoint.command()
@@ -174,9 +173,7 @@ def export(
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
-    record, which = _record(own, checkpoint)
-    with own.head_shell(record) as shell:
-        found = checkpoint_actions.locate(shell, record, which)
+    with _located(own, checkpoint) as (shell, found):
         size = checkpoint_actions.export(shell, found, out)
     own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 
@@ -192,9 +189,7 @@ def pull(
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
-    record, which = _record(own, checkpoint)
-    with own.head_shell(record) as shell:
-        found = checkpoint_actions.locate(shell, record, which)
+    with _located(own, checkpoint) as (shell, found):
         target = checkpoint_actions.pull(shell, found, folder)
     own.print_result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
 
@@ -228,6 +223,16 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
     job, which = checkpoint_actions.split(reference)
     return own.home.job(job), which
+
+
+@contextlib.contextmanager
+def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheckpoint]]:
+    """Give a shell on the head of a checkpoint's job, and the checkpoint there."""
+    from psctl.launch.checkpoints import checkpoint_actions
+
+    record, which = _record(own, reference)
+    with own.head_shell(record) as shell:
+        yield shell, checkpoint_actions.locate(shell, record, which)
 
 
 def _verify_here(own: Context, folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import typer
 from typer.core import TyperGroup, TyperOption
 
@@ -19,64 +20,46 @@ PICTURES = ("dot", "svg")
 """Formats of -o that only `topo` has."""
 
 
-class GlobalOptions:
-    """The global options of one call.
-
-    Args:
-        output: --output.
-        no_color: --no-color.
-        quiet: --quiet.
-        verbose: how often --verbose was given.
-        debug: --debug.
-        yes: --yes.
-        no_input: --no-input.
-        timeout: --timeout, a duration.
-        forks: --forks.
-        verb: the command; "" when it is not known.
+class GlobalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The global options of one call, by their names; `verb` is the command, "" when it is not known.
 
     Raises:
-        UsageError: the format is unknown or this command does not have it, or a number or duration is invalid.
+        UsageError: the format is unknown or this command does not have it, or a number is invalid.
     """
 
-    def __init__(
-        self,
-        *,
-        output: str = "table",
-        no_color: bool = False,
-        quiet: bool = False,
-        verbose: int = 0,
-        debug: bool = False,
-        yes: bool = False,
-        no_input: bool = False,
-        timeout: str | None = None,
-        forks: int = 16,
-        verb: str = "",
-    ) -> None:
-        self.output = output
-        self.no_color = no_color
-        self.quiet = quiet
-        self.verbose = verbose
-        self.debug = debug
-        self.yes = yes
-        self.no_input = no_input
-        self.forks = forks
-        if output in PICTURES and verb != "topo":
-            raise UsageError(f"-o {output}: only topo draws pictures", hint=f"one of {', '.join(FORMATS)}")
-        if output not in (*FORMATS, *PICTURES):
-            every = ", ".join((*FORMATS, *PICTURES) if verb == "topo" else FORMATS)
-            raise UsageError(f"-o {output}: unknown format", hint=f"one of {every}")
-        if forks < 1:
-            raise UsageError(f"--forks {forks}: at least 1", hint="--forks 16 is the default")
-        try:
-            self.timeout = None if timeout is None else parse_duration(timeout)
-        except ValueError as error:
-            raise UsageError(f"--timeout {error}", hint="such as --timeout 30s") from None
+    output: str = "table"
+    no_color: bool = False
+    quiet: bool = False
+    verbose: int = 0  # how often it was given
+    debug: bool = False
+    yes: bool = False
+    no_input: bool = False
+    timeout: float | None = None  # seconds
+    forks: int = 16
+    verb: str = ""
+
+    def __post_init__(self) -> None:
+        if self.output in PICTURES and self.verb != "topo":
+            raise UsageError(f"-o {self.output}: only topo draws pictures", hint=f"one of {', '.join(FORMATS)}")
+        if self.output not in (*FORMATS, *PICTURES):
+            every = ", ".join((*FORMATS, *PICTURES) if self.verb == "topo" else FORMATS)
+            raise UsageError(f"-o {self.output}: unknown format", hint=f"one of {every}")
+        if self.forks < 1:
+            raise UsageError(f"--forks {self.forks}: at least 1", hint="--forks 16 is the default")
 
     @classmethod
     def of(cls, context: typer.Context) -> GlobalOptions:
-        """Return the options of a command line that has been parsed."""
+        """Return the options of a command line that has been parsed.
+
+        Raises:
+            UsageError: as the class; or --timeout is no duration.
+        """
         root = context.find_root()
         values = {name: value for name, value in root.params.items() if name != "version"}
+        try:
+            values["timeout"] = None if values["timeout"] is None else parse_duration(values["timeout"])
+        except ValueError as error:
+            raise UsageError(f"--timeout {error}", hint="such as --timeout 30s") from None
         return cls(**values, verb=root.invoked_subcommand or "")
 
     @property

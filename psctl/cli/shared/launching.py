@@ -75,9 +75,7 @@ class JobLaunch:
             return follow(self.context, record, signals, on_interrupt, reached.fleet)
 
     def _request(self) -> JobRequest:
-        if self._code is None:
-            return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress)
-        return prepare.request_by_hash(self.wanted, self.chosen, os.environ, self._code)
+        return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress, self._code)
 
     def _reach(self, request: JobRequest) -> contextlib.AbstractContextManager[ReachedCluster]:
         own = self.context

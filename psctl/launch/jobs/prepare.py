@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.archive import pack_folder
+from psctl.launch.archive import Archive, pack_folder
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.home import Home, JobRecord
@@ -49,38 +49,46 @@ class RequestedJob(msgspec.Struct, frozen=True):
         return script_entry.folder_of(self.job, self.source)
 
 
-def request_of(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], progress: Progress) -> JobRequest:
+def request_of(
+    wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], progress: Progress, code: str | None = None
+) -> JobRequest:
     """Pack the job's folder and collect its variables.
+
+    Args:
+        wanted, chosen: the job and the cluster.
+        shell: the variables of the user's shell.
+        progress: shows progress.
+        code: hash of code that hosts have, as a checkpoint's manifest names it; None packs the job's folder.
 
     Raises:
         InvalidFile: the script or the folder is not there, or cannot travel; the user's fault.
         UsageError: a variable is not set in the user's shell.
     """
-    job, folder = wanted.job, wanted.folder
-    if error := script_entry.missing(job.script, folder, _place(wanted, "script")):
+    job, archive = wanted.job, None
+    if code is None:
+        archive = _pack(wanted)
+        code = archive.hash
+        if archive.warning:
+            progress("", archive.warning + "; `exclude:` leaves data out")
+    return JobRequest(
+        job=job, text=wanted.text, source=wanted.source, folder=wanted.folder if archive else None, code=code,
+        archive=archive, environment=variables(job, chosen.spec.runtime.env, wanted.env, shell),
+        secrets=secrets_of(job, shell),
+    )  # fmt: skip
+
+
+def _pack(wanted: RequestedJob) -> Archive:
+    job, where = wanted.job, script_entry.place(wanted.text, wanted.source, "script")
+    if error := script_entry.missing(job.script, wanted.folder, where):
         raise error
-    archive = pack_folder(folder, job.exclude)
+    archive = pack_folder(wanted.folder, job.exclude)
     if job.script is not None and job.script not in archive.files:
         raise errors.InvalidFile(
             f"script: {job.script} is left out by .gitignore or `exclude:`, so no host would get it",
             hint="exclude: ['!" + job.script + "'] lets it in",
-            where=_place(wanted, "script"),
+            where=where,
         )
-    if archive.warning:
-        progress("", archive.warning + "; `exclude:` leaves data out")
-    return JobRequest(
-        job=job, text=wanted.text, source=wanted.source, folder=folder, code=archive.hash, archive=archive,
-        environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
-    )  # fmt: skip
-
-
-def request_by_hash(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], code: str) -> JobRequest:
-    """Return a request for code that hosts have by its hash: what a checkpoint's manifest names."""
-    job = wanted.job
-    return JobRequest(
-        job=job, text=wanted.text, source=wanted.source, folder=None, code=code,
-        environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
-    )  # fmt: skip
+    return archive
 
 
 @contextlib.contextmanager
@@ -206,10 +214,6 @@ def load_requested_job(text: str, source: str, overrides: list[str], env: list[s
     notes += [f"{NOTE}--env {each}" for each in env]
     whole = text if not notes else "\n".join([text.rstrip("\n"), *notes, ""])
     return RequestedJob(load_job(text, source, overrides), whole, source, given)
-
-
-def _place(wanted: RequestedJob, key: str) -> str:
-    return script_entry.place(wanted.text, wanted.source, key)
 
 
 def split_notes(text: str) -> tuple[str, list[str], list[str]]:

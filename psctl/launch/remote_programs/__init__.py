@@ -4,6 +4,6 @@ gpu_copies: measures copies between GPUs and memory
 host_files: writes and removes psctl's files
 host_state: reports the state of a host and of its jobs
 link_probe: measures the link between two hosts
-network_checks: tests ports and connections
+network_checks: finds free and taken ports
 pending_orders: orders that wait for their agent; part of host_files and host_state
 """

@@ -1,4 +1,4 @@
-"""A program that tests ports and connections for `doctor` and `network.ports`; it is sent like host_state.py."""
+"""A program that finds free and taken ports of a host, for `network.ports`; it is sent like host_state.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import sys
-import time
 from typing import Any
 
 Question = dict[str, Any]
@@ -64,46 +63,9 @@ def program(pid: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def listen(question: Question) -> Question:
-    """Accept `peers` connections on a port, for `seconds` at most; for the reach test of doctor."""
-    family = socket.AF_INET6 if ":" in question["host"] else socket.AF_INET
-    met = 0
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((question["host"], question["port"]))
-        listener.listen(64)
-        end = time.monotonic() + question["seconds"]
-        while met < question["peers"] and time.monotonic() < end:
-            listener.settimeout(max(0.01, end - time.monotonic()))
-            try:
-                listener.accept()[0].close()
-                met += 1
-            except TimeoutError:
-                break
-    return {"met": met}
-
-
-def reach(question: Question) -> Question:
-    """Try to connect to every address until `seconds` are over; return for each "" or what went wrong."""
-    answers = {}
-    end = time.monotonic() + question["seconds"]
-    for name, (host, port) in question["to"].items():
-        while True:
-            try:
-                with socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())):
-                    answers[name] = ""
-            except OSError as error:
-                answers[name] = error.strerror or str(error)
-            # Refused may only mean that the listener is still starting.
-            if not answers[name] or time.monotonic() >= end:
-                break
-            time.sleep(0.05)
-    return answers
-
-
 def main() -> int:
     verb, question = sys.argv[1], json.loads(sys.argv[2])
-    print(json.dumps({"ports": ports, "listen": listen, "reach": reach}[verb](question)))
+    print(json.dumps({"ports": ports}[verb](question)))
     return 0
 
 

@@ -6,8 +6,6 @@ then Python, GPUs, disk and clock, then whether hosts reach each other. A host t
 
 from __future__ import annotations
 
-import contextlib
-import random
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +15,18 @@ import msgspec
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster, Connect
 from psctl.launch.home import Home
-from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.actions import missing, torch_of
 from psctl.launch.hosts.converge import ReachedCluster, inspect
 from psctl.launch.hosts.site import HostSite
 from psctl.launch.measure import reach
+from psctl.launch.measure.measurement_servers import ProbeSettings, serving
 from psctl.launch.placement import ports
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import any_job
 from psctl.launch.placement.roster import Machine, assign_workers, idle
-from psctl.remote.fleet import Fleet
+from psctl.remote.fleet import Fleet, target_of
 from psctl.remote.shell import Shell
 from psctl.remote.ssh import SshShell
-from psctl.remote.target import resolve
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.types import HostName
 from psctl.units import format_bytes, format_count, format_seconds
@@ -46,8 +43,11 @@ FEW = 10_000
 DRIVERS = {"11": 450, "12": 525, "13": 580}
 """The first branch of the driver for each major version of CUDA, as NVIDIA's notes on compatibility list them."""
 
-REACH = 8.0
-"""Seconds for the reach test."""
+REACH = 6.0
+"""Seconds after which an address that does not answer is not reached."""
+
+SERVING = 60.0
+"""Seconds after which the servers of the reach test end by themselves."""
 
 
 class HostCheck(msgspec.Struct, frozen=True):
@@ -129,10 +129,7 @@ def _check_names_and_ports(cluster: ClusterSpec, reports: Mapping[str, HostRepor
 
 def _check_first_sshd(cluster: ClusterSpec, host: HostSpec, report: HostReport) -> None:
     try:
-        target = resolve(
-            host.name, host.address, user=host.user or cluster.ssh.user, port=host.port or cluster.ssh.port,
-            identity_file=cluster.ssh.identity_file, proxy_jump=cluster.ssh.proxy_jump,
-        )  # fmt: skip
+        target = target_of(cluster, host)
     except errors.PsctlError as error:
         report.bad("resolve", error)
         return
@@ -144,25 +141,17 @@ def _check_first_sshd(cluster: ClusterSpec, host: HostSpec, report: HostReport) 
     try:
         found = socket.getaddrinfo(first.address, first.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        report.bad(
-            "resolve",
-            errors.HostUnreachable(
-                f"{first.address}{via}: {error.strerror or error}", "check the name, or write its address"
-            ),
-        )
+        why = f"{first.address}{via}: {error.strerror or error}"
+        report.bad("resolve", errors.HostUnreachable(why, "check the name, or write its address"))
         return
     report.good("resolve", f"{first.given} is {found[0][4][0]}{via}")
     try:
         with socket.create_connection((first.address, first.port), timeout=cluster.ssh.connect_timeout):
             report.good("tcp", f"port {first.port} answers")
     except OSError as error:
-        report.bad(
-            "tcp",
-            errors.HostUnreachable(
-                f"{first.address} port {first.port}{via}: {error.strerror or error}",
-                "is the machine on, sshd running, and no firewall between?",
-            ),
-        )
+        why = f"{first.address} port {first.port}{via}: {error.strerror or error}"
+        cure = "is the machine on, sshd running, and no firewall between?"
+        report.bad("tcp", errors.HostUnreachable(why, cure))
 
 
 def _note_refusal(report: HostReport, error: errors.PsctlError) -> None:
@@ -285,7 +274,7 @@ def _network(reached: ReachedCluster, reports: Mapping[str, HostReport]) -> None
     if span is not None:
         _ports(span, reached, machines, reports)
     if len(machines) > 1:
-        _reach(span, reached, machines, reports)
+        _reach(reached, machines, reports)
 
 
 def _ports(
@@ -312,42 +301,32 @@ def _ports(
             reports[name].good("ports", detail)
 
 
-def _reach(
-    span: tuple[int, int] | None,
-    reached: ReachedCluster,
-    machines: Mapping[str, Machine],
-    reports: Mapping[str, HostReport],
-) -> None:
-    """Every host connects to every other where it would listen: one listener a host, for a few seconds."""
-    low, high = span or (20000, 60000)
-    at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
+def _reach(reached: ReachedCluster, machines: Mapping[str, Machine], reports: Mapping[str, HostReport]) -> None:
+    """Every host connects to every other at the address where it would listen."""
+    at = {name: machine.address for name, machine in machines.items()}
     names = [HostName(name) for name in machines]
-    all_hosts = Fleet(reached.fleet.shells, reached.fleet.failed, len(names))  # all listen while all connect
+    all_hosts = Fleet(reached.fleet.shells, reached.fleet.failed, len(names))  # all connect at once
+    settings = ProbeSettings.of(reached)
+    with serving(all_hosts, settings, {name: [address] for name, address in at.items()}, SERVING) as servers:
 
-    def listen(name: HostName, shell: Shell) -> None:
-        host, port = at[name]
-        question = {"host": host, "port": port, "peers": len(names) - 1, "seconds": REACH}
-        # A port that is taken shows in the other hosts' rows; the listener ends by itself either way.
-        with contextlib.suppress(errors.CommandFailed):
-            run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "listen", question)
+        def connect_to_others(name: HostName, shell: Shell) -> dict[str, str]:
+            others = [other for other in names if other != name]
+            to = {other: [at[other], port] for other in others for port in servers.ports.get(other, {}).values()}
+            question = {"to": to, "seconds": REACH, "pings": 1}
+            answers = settings.ask(shell, "reach", question, servers.token, REACH + SERVING)
+            silent = {other: servers.failed.get(other, "it does not listen") for other in others if other not in to}
+            return {**{other: answer.get("error", "") for other, answer in answers.items()}, **silent}
 
-    def connect_to_others(name: HostName, shell: Shell) -> dict[str, str]:
-        others = {other: at[other] for other in names if other != name}
-        question = {"to": others, "seconds": REACH - 2}
-        return dict(run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "reach", question))
-
-    listening = threading.Thread(target=lambda: all_hosts.each(listen, names=names), daemon=True)
-    listening.start()
-    for name, outcome in all_hosts.each(connect_to_others, names=names).items():
+        answered = all_hosts.each(connect_to_others, names=names)
+    for name, outcome in answered.items():
         for row in _reach_rows(name, outcome.value if outcome.ok else {}, outcome.error, at):
             reports[name].checks.append(row)
             if not row.ok:
                 reports[name].error = reports[name].error or errors.HostUnreachable(row.detail, row.cure, name)
-    listening.join(REACH + 5)
 
 
 def _reach_rows(
-    name: str, answers: Mapping[str, str], error: errors.PsctlError | None, at: Mapping[str, tuple[str, int]]
+    name: str, answers: Mapping[str, str], error: errors.PsctlError | None, at: Mapping[str, str]
 ) -> Iterator[HostCheck]:
     if error is not None:
         yield HostCheck("reach", False, error.message, error.hint)
@@ -357,7 +336,7 @@ def _reach_rows(
         yield HostCheck("reach", True, f"{len(answers)} other host{' answers' if len(answers) == 1 else 's answer'}")
     for other, why in failed.items():
         cure = "open the firewall between them, or set network.interface or internal_address"
-        yield HostCheck("reach", False, f"{name} does not reach {other} at {at[other][0]}: {why}", cure)
+        yield HostCheck("reach", False, f"{name} does not reach {other} at {at[other]}: {why}", cure)
 
 
 def document(reports: Sequence[HostReport]) -> dict[str, object]:
