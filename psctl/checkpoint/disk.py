@@ -53,7 +53,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise errors.DiskFull(
-                f"no room left to write {path}", hint="free space there, or set checkpoint.to and checkpoint.keep"
+                f"no space left to write {path}", hint="free space there, or set checkpoint.to and checkpoint.keep"
             ) from error
         raise errors.CheckpointIncomplete(
             f"could not write {path}: {os.strerror(error.errno or 0)}", hint="look at the disk and the folder's rights"

@@ -66,16 +66,16 @@ class ExportReceiver:
     def __init__(self, manifest: Manifest, out: Path, disk: Disk | None = None) -> None:
         header, tensors = _laid_out(manifest)
         slices = slices_by_name(manifest.files)
-        stretches = [(len(header), checksum(header), "its header")]
+        ranges = [(len(header), checksum(header), "its header")]
         for tensor, _ in sorted(tensors, key=lambda pair: pair[1]):
             pieces = [piece for _, piece in slices[tensor.name]]
             found = pieces[:1] if tensor.shape == () else pieces
-            stretches += [(piece.size, piece.checksum, tensor.name) for piece in found if piece.size]
-        self.size = sum(size for size, _, _ in stretches)
+            ranges += [(piece.size, piece.checksum, tensor.name) for piece in found if piece.size]
+        self.size = sum(size for size, _, _ in ranges)
         self._id, self._out, self._disk = manifest.id, out, disk or Disk()
         self._partial = partial_path(out)
-        self._left = iter(stretches)
-        self._stretch, self._missing, self._running = next(self._left), len(header), new_checksum()
+        self._left = iter(ranges)
+        self._range, self._missing, self._running = next(self._left), len(header), new_checksum()
         self._offset = 0
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ class ExportReceiver:
             self._running.update(part)
             self._missing -= len(part)
             if self._missing == 0:
-                _, expected, what = self._stretch
+                _, expected, what = self._range
                 if self._running.hexdigest() != expected:
                     raise errors.CheckpointCorrupt(
                         f"the exported model of {self._id} is not the checkpoint's: {what} differs", where=self._id
                     )
-                self._stretch = next(self._left, (0, "", ""))
-                self._missing, self._running = self._stretch[0], new_checksum()
+                self._range = next(self._left, (0, "", ""))
+                self._missing, self._running = self._range[0], new_checksum()
 
     def finish(self) -> None:
         """Sync the file and give it its name. CheckpointIncomplete when bytes are missing."""
@@ -126,7 +126,7 @@ class ExportReceiver:
 
 
 def _laid_out(manifest: Manifest) -> tuple[bytes, list[tuple[TensorSlice, int]]]:
-    """Return the header of an exported file, and each tensor of the checkpoint with its place in it."""
+    """Return the header of an exported file, and each tensor of the checkpoint with its byte offset in it."""
     tensors = _named(manifest)
     if not tensors:
         raise errors.UsageError(f"{manifest.id} holds no parameters", where=manifest.id)

@@ -42,7 +42,7 @@ _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors")
 
 
 Sign = Callable[[bytes], bytes]
-"""Signs what it is given with the key of a job's authority."""
+"""Signs bytes with the key of a job's authority."""
 
 
 class StoredSlice(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
 
     @property
     def slice(self) -> TensorSlice:
-        """The slice without its place."""
+        """The slice without its position in the file."""
         return TensorSlice(self.name, self.dtype, self.shape, self.start, self.stop)
 
 

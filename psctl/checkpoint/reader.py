@@ -95,13 +95,13 @@ def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
-    stretches = [(STATE, 0, manifest.state.size, manifest.state.checksum, "")]
+    ranges = [(STATE, 0, manifest.state.size, manifest.state.checksum, "")]
     for file in manifest.files:
-        stretches.append((file.name, 0, file.header, file.header_checksum, "header"))
+        ranges.append((file.name, 0, file.header, file.header_checksum, "header"))
         for piece in file.slices:
             label = tensorfile.entry_name(piece.slice)
-            stretches.append((file.name, piece.offset, piece.offset + piece.size, piece.checksum, label))
-    for name, start, stop, expected, label in stretches:
+            ranges.append((file.name, piece.offset, piece.offset + piece.size, piece.checksum, label))
+    for name, start, stop, expected, label in ranges:
         running = new_checksum()
         try:
             for data in pieces(folder / name, start, stop):
@@ -114,7 +114,7 @@ def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def verify(folder: Path) -> list[str]:
-    """Return what is wrong with a checkpoint, reading every byte of it; empty means whole and unchanged."""
+    """Return the faults of a checkpoint, reading every byte of it; empty: it is complete and unchanged."""
     try:
         manifest = read_manifest(folder)
         return [problem.text for problem in problems(folder, manifest)]

@@ -1,7 +1,7 @@
-"""The safetensors format: which dtype is called what there, and the header of a file whose tensors are not there yet.
+"""The safetensors format: its names of dtypes, and the header of a file that is written before its tensors arrive.
 
 A file is 8 bytes with the header's length (little-endian), the header as JSON, and the tensors' bytes without holes. As
-sizes are known before the bytes come, the header is written first and each part goes straight to its place. Wider
+sizes are known before the bytes arrive, the header is written first and each part at its own offset. Wider
 dtypes lie first, so every tensor starts at a multiple of its element's size. A slice of a tensor is an entry of its
 own, named `NAME[start:stop]`; a whole tensor has its plain name and its shape.
 

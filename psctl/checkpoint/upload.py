@@ -1,7 +1,7 @@
 """Checkpoints at a job's `checkpoint.to`: a folder or a URL that fsspec knows (s3://, gs://, file:// ...).
 
-There they lie as on a host, `<to>/<job>/<step>/`; an object store has no rename, so the manifest goes up last: a
-checkpoint without it is not there. What is removed here for `keep` is removed there.
+The layout is that of a host, `<to>/<job>/<step>/`. An object store has no rename, so the manifest is uploaded last: a
+checkpoint without it does not exist. A checkpoint that `keep` removes on the head is removed there too.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def upload_checkpoint(folder: Path, target: str) -> str:
     """
     manifest = open_checkpoint(folder)
     system, path = _open_target(target)
-    place = f"{path}/{manifest.job}/{folder_name(manifest.step)}"
+    remote_folder = f"{path}/{manifest.job}/{folder_name(manifest.step)}"
     with _reaching(f"{target} ({manifest.id})"):
-        system.makedirs(place, exist_ok=True)
-        if system.exists(f"{place}/{MANIFEST}"):
-            system.rm_file(f"{place}/{MANIFEST}")
+        system.makedirs(remote_folder, exist_ok=True)
+        if system.exists(f"{remote_folder}/{MANIFEST}"):
+            system.rm_file(f"{remote_folder}/{MANIFEST}")
         for name, size in file_sizes(folder, manifest).items():
-            system.put_file(str(folder / name), f"{place}/{name}")
-            found = system.size(f"{place}/{name}")
+            system.put_file(str(folder / name), f"{remote_folder}/{name}")
+            found = system.size(f"{remote_folder}/{name}")
             if found != size:
                 raise errors.CheckpointIncomplete(f"{target}: {name} has {found} bytes there, it has {size} here")
-    return str(system.unstrip_protocol(place))
+    return str(system.unstrip_protocol(remote_folder))
 
 
 def remove_uploaded(target: str, job: str, steps: Iterable[int]) -> None:
@@ -72,9 +72,9 @@ def remove_uploaded(target: str, job: str, steps: Iterable[int]) -> None:
     """
     system, path = _open_target(target)
     for step in steps:
-        place = f"{path}/{job}/{folder_name(step)}"
+        remote_folder = f"{path}/{job}/{folder_name(step)}"
         with _reaching(f"{target} ({job}@{step})"):
-            if system.exists(f"{place}/{MANIFEST}"):
-                system.rm_file(f"{place}/{MANIFEST}")
-            if system.exists(place):
-                system.rm(place, recursive=True)
+            if system.exists(f"{remote_folder}/{MANIFEST}"):
+                system.rm_file(f"{remote_folder}/{MANIFEST}")
+            if system.exists(remote_folder):
+                system.rm(remote_folder, recursive=True)

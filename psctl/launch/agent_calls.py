@@ -133,9 +133,9 @@ def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:
         error.code = _CODES.get(error.exit, error.code)
         return error
     result = shell.run(["tail", "-n", "5", f"{host.job_dir}/agent.log"], check=False)
-    said = result.stdout.decode(errors="replace").strip().splitlines()
+    lines = result.stdout.decode(errors="replace").strip().splitlines()
     return errors.JobFailed(
-        f"{shell.name}: the agent of {job} ended before it ran: {said[-1] if said else 'its log is empty'}",
+        f"{shell.name}: the agent of {job} ended before it ran: {lines[-1] if lines else 'its log is empty'}",
         hint="psctl doctor shows what the host lacks",
         where=shell.name,
     )

@@ -25,10 +25,10 @@ from psctl.launch.pins import CONSTRAINTS
 from psctl.units import format_bytes
 
 WARN = 100_000_000
-"""Bytes of files from which on a folder is worth a word of warning."""
+"""Bytes of files from which on a folder is sent with a warning."""
 
 LIMIT = 2_000_000_000
-"""Bytes of files from which on a folder is refused: data does not travel with code."""
+"""Bytes of files from which on a folder is refused: data is not sent with code."""
 
 
 UNPACKED_LIMIT = 2 * LIMIT
@@ -92,7 +92,7 @@ def prove(data: bytes, name: str) -> None:
 
 
 def pack_psctl() -> Archive:
-    """Pack psctl's own package, without templates: what travels to hosts in place of an installation."""
+    """Pack psctl's own package, without templates; it is sent to hosts in place of an installation."""
     root = Path(psctl.__file__).resolve().parent
     entries = [
         (f"psctl/{name}", path)

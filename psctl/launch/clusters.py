@@ -24,7 +24,7 @@ MOST_BYTES = 4 * LARGEST
 
 
 class ChosenCluster(msgspec.Struct, frozen=True):
-    """A cluster, and what is remembered of it. `embedded_cluster`: this machine, without a file."""
+    """A cluster, and this machine's record of it."""
 
     spec: ClusterSpec
     known: KnownCluster
@@ -80,7 +80,7 @@ def choose_cluster(
     """Return the cluster that a command means.
 
     Args:
-        home: what is remembered on this machine.
+        home: the records of this machine.
         asked: --cluster, or CLUSTER on the command line.
         job_cluster: the job file's `cluster:`; a path in it is relative to `job_folder`.
         environment: for PSCTL_CLUSTER.
@@ -136,7 +136,7 @@ def cluster_rows(home: Home) -> list[ClusterRow]:
 
 
 def _state(chosen: ChosenCluster) -> str:
-    """Return the state that was kept, unless the file is no longer what was kept of it."""
+    """Return the recorded state, unless the cluster's file differs from the recorded text."""
     if chosen.embedded:
         return READY
     try:
@@ -173,7 +173,7 @@ def reference(home: Home, chosen: ChosenCluster) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as one types it here: relative where it lies below this folder, quoted where it must be."""
+    """Return a path as a shell in this folder takes it: relative below the folder, quoted where needed."""
     short = os.path.relpath(path)
     if short.startswith(".."):
         short = str(path)

@@ -85,7 +85,7 @@ class RankState(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """What this machine knows of a job it submitted."""
+    """The record of a job that this machine submitted."""
 
     job: str
     name: str
@@ -211,11 +211,11 @@ class Home:
         return msgspec.json.decode(data, type=KnownCluster)
 
     def save_measurement(self, what: str, name: str, value: msgspec.Struct) -> None:
-        """Keep what was measured of a cluster; `what` is one of MEASURED."""
+        """Save a measurement of a cluster; `what` is one of MEASURED."""
         write_atomic(self._measured(what, name), msgspec.json.encode(value))
 
     def load_measurement(self, what: str, name: str, kind: type[S]) -> S | None:
-        """Return what was measured of a cluster, None when nothing was.
+        """Return a saved measurement of a cluster; None when there is none.
 
         Raises:
             InvalidFile: the file is damaged.
@@ -227,7 +227,7 @@ class Home:
             return None
         except msgspec.DecodeError as error:
             raise errors.InvalidFile(
-                f"{path}: what was measured is damaged: {error}", hint=f"remove {path}", where=str(path)
+                f"{path}: this measurement is damaged: {error}", hint=f"remove {path}", where=str(path)
             ) from error
 
     def _measured(self, what: str, name: str) -> Path:

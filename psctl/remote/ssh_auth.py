@@ -49,7 +49,7 @@ class KeyLogin:
     def __init__(self, host: str, endpoint: Endpoint) -> None:
         self._host, self._endpoint = host, endpoint
         self._tried: list[str] = []
-        self._passed: list[str] = []
+        self._skipped: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> None:
         """Log in with the first key that sshd accepts.
@@ -81,10 +81,10 @@ class KeyLogin:
     def _failed(self, end: str) -> AuthFailed:
         user, address = self._endpoint.user, self._endpoint.address
         tried = ", ".join(self._tried) or "nothing, for no usable key was found"
-        passed = f" (not used: {', '.join(self._passed)})" if self._passed else ""
+        skipped = f" (not used: {', '.join(self._skipped)})" if self._skipped else ""
         port = f" -p {self._endpoint.port}" if self._endpoint.port != 22 else ""
         return AuthFailed(
-            f"{self._host}: {user}@{address} was not let in; tried {tried}{passed}{end}",
+            f"{self._host}: sshd at {address} accepts no key of {user}; tried {tried}{skipped}{end}",
             f"psctl logs in with keys only: `ssh-copy-id{port} {user}@{address}`, or name another identity_file",
             where=self._host,
         )
@@ -95,7 +95,7 @@ class KeyLogin:
         try:
             return _Agent(self._endpoint.agent)
         except (OSError, paramiko.SSHException) as error:
-            self._passed.append(f"agent {self._endpoint.agent}: {error}")
+            self._skipped.append(f"agent {self._endpoint.agent}: {error}")
             return None
 
     def _keys(self, agent: _Agent | None) -> Iterator[tuple[str, paramiko.PKey]]:
@@ -124,9 +124,9 @@ class KeyLogin:
                 if Path(certificate).name.startswith(Path(file).name) and os.path.exists(certificate):
                     key.load_certificate(certificate)
         except TypeError:  # cryptography's word for "needs a passphrase"
-            self._passed.append(f"{file}: has a passphrase, `ssh-add` it to an agent")
+            self._skipped.append(f"{file}: has a passphrase, `ssh-add` it to an agent")
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-            self._passed.append(f"{file}: {error}")
+            self._skipped.append(f"{file}: {error}")
         else:
             return key
         return None

@@ -17,7 +17,7 @@ class HostKeyCheck:
 
     Args:
         host: the cluster's name of the host, for messages.
-        endpoint: which sshd, and which known_hosts files count for it.
+        endpoint: the sshd, and the known_hosts files that count for it.
         policy: strict, or accept-new (the key of a host without a known key is added to the first file).
         jumped: it is reached through a jump host, so ssh-keyscan cannot see it.
     """
@@ -73,7 +73,7 @@ class HostKeyCheck:
         if known_hosts.judge(self._lines(), self._names, blob).verdict is not KeyVerdict.KNOWN:
             raise self._unknown(blob)
 
-    def _who(self) -> str:
+    def _shown_name(self) -> str:
         given, address, port = self._endpoint.given, self._endpoint.address, self._endpoint.port
         at = address if port == 22 else f"{address} port {port}"
         return at if given == self._host or given == address else f"{given} ({at})"
@@ -86,7 +86,7 @@ class HostKeyCheck:
             "" if self._jumped else f" or run `ssh-keyscan{port} -t {_short(kind)} {self._endpoint.address} >> {file}`"
         )
         return HostKeyUnknown(
-            f"{self._host}: the host key of {self._who()} is not in known_hosts: {kind} {shown}",
+            f"{self._host}: the host key of {self._shown_name()} is not in known_hosts: {kind} {shown}",
             f"compare that fingerprint with the host's own, then log in once with `{self._endpoint.login}`{scan}; "
             "or set host_key_policy: accept-new",
             where=self._host,
@@ -95,7 +95,7 @@ class HostKeyCheck:
     def _revoked(self, blob: bytes, place: str) -> PsctlError:
         kind, shown = known_hosts.kind_of(blob), known_hosts.fingerprint(blob)
         return HostKeyChanged(
-            f"{self._host}: the host key of {self._who()} ({kind} {shown}) is revoked by {place}",
+            f"{self._host}: the host key of {self._shown_name()} ({kind} {shown}) is revoked by {place}",
             "do not log in there before its administrator says why",
             where=self._host,
         )
@@ -107,7 +107,7 @@ class HostKeyCheck:
         if judgement.verdict is KeyVerdict.REVOKED:
             return self._revoked(blob, f"{place} (@revoked)")
         return HostKeyChanged(
-            f"{self._host}: {self._who()} shows the key {kind} {shown}, but {place} has "
+            f"{self._host}: {self._shown_name()} shows the key {kind} {shown}, but {place} has "
             f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or "
             "another machine answers in its place",
             f"ask who runs the host; if the new key is right: `ssh-keygen -f {line.file} -R '{self._names[0]}'`",

@@ -125,7 +125,7 @@ def test_a_full_disk_at_any_operation_is_said_and_leaves_nothing(save, disks, tm
         if number > total - 3:  # folder's names, rename, folder's names: the room was there already
             save(root, step=500, disk=disk)
             continue
-        with pytest.raises(errors.DiskFull, match="no room left to write"):
+        with pytest.raises(errors.DiskFull, match="no space left to write"):
             save(root, step=500, disk=disk)
         assert [p.name for p in (root / "digits-3").iterdir()] == ["0000000400"]
 

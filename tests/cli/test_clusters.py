@@ -148,7 +148,7 @@ def test_checkpoints_are_pruned_only_when_someone_says_yes(tmp_path: Path) -> No
     )  # fmt: skip
     Home(tmp_path / "state").save_record(record)
     refused = psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "1", code=2).stderr
-    assert "remove 2 of digits-3's checkpoints: digits-3@100, digits-3@200: nobody is there" in refused
+    assert "remove 2 of digits-3's checkpoints: digits-3@100, digits-3@200: not asked" in refused
     assert "hint: psctl checkpoint prune digits --keep 1 --yes" in refused
     assert len(os.listdir(f"{folder}/checkpoints/digits-3")) == 3
     psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "3")  # nothing is lost, so nothing is asked

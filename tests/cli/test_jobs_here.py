@@ -118,7 +118,7 @@ def test_a_detached_job_is_seen_refused_twice_read_and_stopped(user: User) -> No
     assert "wait-1" in held["message"]
     assert user.document("down", code=7)["error"]["code"] == "job-running"
     asked = user.document("down", "--force", code=2)["error"]
-    assert "end running jobs: wait-1 on local: nobody is there to be asked" in asked["message"]
+    assert "end running jobs: wait-1 on local: not asked" in asked["message"]
     assert running(user, job)
     until(lambda: "rank 0" in user.run("logs", "-r", "worker:0"))
     stopped = user.document("stop")

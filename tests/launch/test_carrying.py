@@ -97,7 +97,7 @@ def test_it_is_brought_here_whole(shell: LocalShell, tmp_path: Path) -> None:
     target = checkpoint_actions.pull(shell, found, tmp_path / "mine")
     assert target == tmp_path / "mine" / "digits-1@10"
     assert verify(target) == []
-    with pytest.raises(errors.UsageError, match="there already"):
+    with pytest.raises(errors.UsageError, match="exists already"):
         checkpoint_actions.pull(shell, found, tmp_path / "mine")
     out = tmp_path / "model.safetensors"
     assert checkpoint_actions.export(shell, found, out) == out.stat().st_size

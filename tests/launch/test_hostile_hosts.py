@@ -195,7 +195,7 @@ def test_an_answer_that_is_none_is_said(hostile: Hostile, answer: bytes) -> None
 
 def test_a_link_that_waits_here_is_not_followed(hostile: Hostile, here: Path, tmp_path: Path) -> None:
     (here / "digits-1@10").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.UsageError, match="is there already"):
+    with pytest.raises(errors.UsageError, match="exists already"):
         pull(hostile, here)
     assert not (tmp_path / "elsewhere").exists()
 

@@ -119,7 +119,7 @@ def test_names_alone_have_no_rows_of_integers() -> None:
 
 
 def test_a_job_that_is_over_and_too_many_keys_are_refused() -> None:
-    with pytest.raises(errors.NoSuchJob, match="words-1 runs no more"):
+    with pytest.raises(errors.NoSuchJob, match="words-1 has ended"):
         Host({"error": {"code": "gone", "message": ""}}).read("w")
     host = Host(both())
     with pytest.raises(errors.UsageError, match="10001 keys"):

@@ -133,7 +133,7 @@ def test_where_nothing_is_to_be_said_nothing_is_made_up() -> None:
     assert "nothing to synchronise" in sound(alone(HostGraph())).reason
     found = suggest(ClusterGraph((HostNode("a", HostGraph()), HostNode("b", HostGraph()))))
     assert found is not None
-    assert found.name == "native" and "no way between the ranks" in found.reason
+    assert found.name == "native" and "no path between the ranks" in found.reason
 
 
 def test_hosts_that_can_be_reached_are_planned_with_what_messages_cost_there() -> None:

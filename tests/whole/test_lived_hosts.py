@@ -100,7 +100,7 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
     job.until(lambda: job.of("checkpoint"), "a checkpoint that fits")
     hosts.exec("h1", ["sh", "-c", "cat /dev/zero > /root/.psctl/host/checkpoints/full"], check=False)
     (problem, *_) = job.until(lambda: job.notices("was not written"), "word of the full disk")
-    assert "no room left" in problem, problem
+    assert "no space left" in problem, problem
     host, pid = job.processes("server")[0]
     job.signal(host, pid, "KILL")
     job.until(lambda: job.notices("takes part"), "another server")
@@ -112,7 +112,7 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
     stopped = job.psctl.run("stop", job.job, timeout=LONG)
     assert stopped.code == 0, stopped
     last = job.of("finished")[-1]
-    assert "no room left" in last["failure"]["exception"], last
+    assert "no space left" in last["failure"]["exception"], last
     found = job.values()
     assert {epoch: found[epoch] for epoch in found.keys() & reference.keys()} == {
         epoch: reference[epoch] for epoch in found.keys() & reference.keys()

@@ -98,7 +98,7 @@ def test_a_manifest_is_believed_as_far_as_its_job_signed_it_and_gives_no_job_fil
         ended = psctl.run(*restore)
         assert ended.code == 2, ended
         assert "+secrets: [AWS_SECRET_ACCESS_KEY]" in ended.err
-        assert "nobody is there to be asked" in ended.err
+        assert "not asked, because" in ended.err
         ended = psctl.run(*restore, "--trust-manifest")
         assert ended.code == 2, ended
         assert "asks for variables of your shell (AWS_SECRET_ACCESS_KEY)" in ended.err

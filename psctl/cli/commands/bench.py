@@ -55,12 +55,12 @@ def bench(
         raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
     if congestion is not None and operation != "pushpull":
         raise UsageError("--congestion: psctl's own connections are measured by pushpull", hint="psctl bench pushpull")
-    wish = bench_runs.BenchRequest(
+    bench_request = bench_runs.BenchRequest(
         "allreduce" if operation == "allreduce" else "pushpull", bench_runs.sizes_of(sizes),
         bench_runs.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
         controls_of(congestion),
     )  # fmt: skip
-    call = BenchCall(own, own.cluster(cluster), wish)
+    call = BenchCall(own, own.cluster(cluster), bench_request)
     code = call.run()
     own.print_result(call.document(), draw_bench)
     return code

@@ -30,7 +30,7 @@ def scale(
         raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
     record = own.home.job(job)
     if record.over:
-        raise NoSuchJob(f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job)
+        raise NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)
     with own.head_shell(record, acts=True) as shell:
         done = request_scale(shell, record, workers, servers)
     lines = {

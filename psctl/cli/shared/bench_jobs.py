@@ -30,13 +30,13 @@ class BenchCall:
     Args:
         context: the call.
         chosen: the cluster.
-        wish: what to measure.
+        bench_request: the options of the command line.
     """
 
-    def __init__(self, context: Context, chosen: ChosenCluster, wish: bench_runs.BenchRequest) -> None:
+    def __init__(self, context: Context, chosen: ChosenCluster, bench_request: bench_runs.BenchRequest) -> None:
         self._context = context
         self._chosen = chosen
-        self._wish = wish
+        self._bench_request = bench_request
         self._results: list[bench_runs.BenchResult] = []
         self._outlook: bench_runs.BenchPlan | None = None
         self._controls: list[str] = []
@@ -52,7 +52,7 @@ class BenchCall:
         with SignalQueue() as signals:
             reached = self._predict()
             assert self._outlook is not None, "set by _predict"
-            jobs = self._outlook.jobs(self._wish)
+            jobs = self._outlook.jobs(self._bench_request)
             turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
             for job, self._control in [*((job, None) for job in jobs), *turns]:
                 code = self._measure(job, signals)
@@ -78,18 +78,18 @@ class BenchCall:
         """Connect to all hosts, make them ready and predict the times."""
         own, say = self._context, self._context.progress
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
-            asked = bench_runs.wanted(Path(folder), self._wish, bench_runs.whole_job(self._wish))
+            asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
             prepare.make_ready(reached, say, own.warn)
             self._outlook = bench_runs.BenchPlan(reached, asked)
-            self._controls = congestion.allowed(reached, self._wish.controls)
+            self._controls = congestion.allowed(reached, self._bench_request.controls)
             return reached
 
     def _measure(self, job: bench_runs.BenchJob, signals: SignalQueue) -> int:
         own, control = self._context, self._control
         chosen = self._chosen if control is None else congestion.under(self._chosen, control)
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
-            asked = bench_runs.wanted(Path(folder), self._wish, job)
+            asked = bench_runs.wanted(Path(folder), self._bench_request, job)
             request = prepare.request_of(asked, chosen, os.environ, self._detail)
             with own.home.start_lock():
                 reached = stack.enter_context(

@@ -163,7 +163,8 @@ class Context:
             UsageError: stdin is no terminal, or --no-input; with `note` and `hint`.
         """
         if self.options.no_input or not sys.stdin.isatty():
-            raise UsageError(f"{question}: nobody is there to be asked{note}", hint=hint)
+            why = "--no-input forbids it" if self.options.no_input else "standard input is no terminal"
+            raise UsageError(f"{question}: not asked, because {why}{note}", hint=hint)
         sys.stderr.write(f"{question}? [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")

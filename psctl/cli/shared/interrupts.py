@@ -35,7 +35,7 @@ _FIRST: dict[tuple[str, bool], tuple[FollowState, Action]] = {
 
 
 class InterruptPolicy:
-    """Decides what a signal does from the signals before it.
+    """Decides the action on a signal from the signals before it.
 
     Args:
         terminal: whether psctl runs at a terminal.

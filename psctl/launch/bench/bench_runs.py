@@ -16,7 +16,7 @@ import msgspec
 from psctl import errors
 from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
 from psctl.launch.hosts.converge import ReachedCluster
-from psctl.launch.jobs.prepare import RequestedJob, load_requested_job, seats_of
+from psctl.launch.jobs.prepare import RequestedJob, job_hosts_of, load_requested_job
 from psctl.launch.measure import calibration
 from psctl.launch.measure.calibration import FittedCosts
 from psctl.launch.placement.job_planning import order_for_plan
@@ -32,7 +32,7 @@ from psctl.types import STRATEGIES
 from psctl.units import parse_size
 
 NAME = "bench"
-"""What the jobs are called: bench-1, bench-2 ..."""
+"""The name of the jobs: bench-1, bench-2 ..."""
 
 SMALLEST, LARGEST = 1_000, 256_000_000
 """The default range of sizes, in bytes."""
@@ -65,7 +65,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
 
 
 class BenchJob(msgspec.Struct, frozen=True):
-    """One job of a bench: what it is asked, and under which strategy it runs."""
+    """One job of a bench: its question, and the strategy under which it runs."""
 
     question: BenchQuestion
     strategy: Literal["native", "ps", "auto"]
@@ -103,7 +103,7 @@ def bus_factor(operation: Operation, world: int) -> float:
     return 2 * (world - 1) / world if operation == "allreduce" else 1.0
 
 
-# ---- what is asked ---------------------------------------------------------------------------------------------------
+# ---- options and jobs ------------------------------------------------------------------------------------------------
 
 
 def sizes_of(text: str | None) -> list[int]:
@@ -131,7 +131,7 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
     """Read --strategy: `all` or names. Empty: all.
 
     Raises:
-        UsageError: a name is unknown, or pushpull is asked of what does not push.
+        UsageError: a name is unknown, or it is no strategy of pushpull.
     """
     names = [] if text in (None, "all") else [name.strip() for name in str(text).split(",")]
     for name in names:
@@ -142,17 +142,17 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
     return ["ps"] if operation == "pushpull" else list(dict.fromkeys(names))
 
 
-def whole_job(wish: BenchRequest) -> BenchJob:
-    """Return a job that takes workers and all hosts that may serve: what predictions are made for."""
-    return BenchJob(BenchQuestion(wish.operation, []), "auto")
+def whole_job(bench_request: BenchRequest) -> BenchJob:
+    """Return the job that predictions are made for: with workers, and all hosts that may serve."""
+    return BenchJob(BenchQuestion(bench_request.operation, []), "auto")
 
 
-def wanted(folder: Path, wish: BenchRequest, job: BenchJob) -> RequestedJob:
+def wanted(folder: Path, bench_request: BenchRequest, job: BenchJob) -> RequestedJob:
     """Write a job's folder and return the job as the user might have asked for it.
 
     Args:
         folder: an empty one; the question goes there.
-        wish: the command line.
+        bench_request: the command line.
         job: what is to be measured.
     """
     (folder / FILE).write_bytes(msgspec.json.encode(job.question))
@@ -161,7 +161,7 @@ def wanted(folder: Path, wish: BenchRequest, job: BenchJob) -> RequestedJob:
         "checkpoint: {every: null, on_stop: false}", "timeouts: {stall: 30d}",
         f"sync: {{strategy: {job.strategy}, update: worker}}", "replicas: 0",
     ]  # fmt: skip
-    given = {"workers": wish.workers, "servers": wish.servers if job.strategy != "native" else None}
+    given = {"workers": bench_request.workers, "servers": bench_request.servers if job.strategy != "native" else None}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     return load_requested_job("\n".join(lines) + "\n", str(folder / "job.yaml"), overrides, [])
 
@@ -178,7 +178,7 @@ class BenchPlan:
     """
 
     def __init__(self, reached: ReachedCluster, wanted: RequestedJob) -> None:
-        self.order: JobOrder = order_for_plan(reached, NAME, wanted.job, seats_of(reached, wanted.job))
+        self.order: JobOrder = order_for_plan(reached, NAME, wanted.job, job_hosts_of(reached, wanted.job))
         self.inputs: PlanInput = plan_input_of_job(self.order)
         self._planner = Planner(
             self.inputs,
@@ -203,26 +203,28 @@ class BenchPlan:
             next(row.params for row in self.plan(size).candidates if row.strategy == strategy), ScheduleOptions
         )
 
-    def jobs(self, wish: BenchRequest) -> list[BenchJob]:
-        """Return the jobs that measure what is wished for.
+    def jobs(self, bench_request: BenchRequest) -> list[BenchJob]:
+        """Return the jobs that measure the requested strategies and sizes.
 
         Raises:
             UsageError: a strategy that was named can't be played here; the message says why.
         """
         rounds, served = [], []
-        for size in wish.sizes:
+        for size in bench_request.sizes:
             rows = {row.strategy: row for row in self.plan(size).candidates}
-            for name in wish.strategies:
+            for name in bench_request.strategies:
                 if not rows[name].feasible:
                     raise errors.UsageError(f"--strategy {name}: {rows[name].why_not}", hint="--strategy all leaves it")
-            names = [name for name in STRATEGIES if rows[name].feasible and name in (wish.strategies or STRATEGIES)]
+            names = [
+                name for name in STRATEGIES if rows[name].feasible and name in (bench_request.strategies or STRATEGIES)
+            ]
             played = {name: rows[name].params for name in names if name != "ps"}
             if played:
                 rounds.append(BenchRound(size, played))
             if "ps" in names:
-                served.append(BenchJob(BenchQuestion(wish.operation, [BenchRound(size, {"ps": {}})]), "ps"))
+                served.append(BenchJob(BenchQuestion(bench_request.operation, [BenchRound(size, {"ps": {}})]), "ps"))
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        collectives = [BenchJob(BenchQuestion(wish.operation, rounds), strategy)] if rounds else []
+        collectives = [BenchJob(BenchQuestion(bench_request.operation, rounds), strategy)] if rounds else []
         return [*collectives, *served]
 
 
@@ -288,7 +290,7 @@ class _Predictor:
         return self._search.predict(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
 
     def fitted(self, engine: str, results: Sequence[BenchResult], flowing: Mapping[str, float]) -> FittedCosts:
-        """Fit an engine's costs; they stay in place for what is asked next."""
+        """Fit an engine's costs; later predictions use them."""
         some = _some(results)
 
         def predict(index: int, costs: Costs) -> float:
@@ -343,7 +345,7 @@ def _some(results: Sequence[BenchResult]) -> list[BenchResult]:
 
 
 def describe(found: Mapping[str, FittedCosts]) -> list[str]:
-    """Return what was found of each engine, a line each, for people."""
+    """Return the fitted costs of each engine, a line each, for people."""
     return [
         f"{engine}: {each.costs.alpha * 1e6:.0f} us a message, {each.costs.overhead * 1e6:.0f} us of processor at "
         f"each end, {each.costs.gamma * 1e9:.2f} ns a byte summed; predictions were off by {each.before:.0%}, "

@@ -245,11 +245,11 @@ def pull(shell: Shell, found: LocatedCheckpoint, folder: Path) -> Path:
         folder: gets a folder JOB@STEP in it; made when it is missing.
 
     Raises:
-        UsageError: something of that name is there already.
+        UsageError: a file or folder of that name exists already.
     """
     target = folder / f"{found.record.job}@{found.step}"
     if os.path.lexists(target):
-        raise errors.UsageError(f"{target} is there already", hint="name another folder, or remove it")
+        raise errors.UsageError(f"{target} exists already", hint="name another folder, or remove it")
     _receive(shell, found, target)
     return target
 

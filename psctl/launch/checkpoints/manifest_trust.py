@@ -66,7 +66,7 @@ def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]]
         record: what this machine knows of the checkpoint's job.
         manifest: of the checkpoint.
         agree: shown the lines in which the manifest differs from the record; returns whether the operator takes the
-            manifest's. It raises where nobody is there to be asked.
+            manifest's. It raises where no question can be asked.
 
     Raises:
         UsageError: the operator does not; the manifest names no code.

@@ -20,7 +20,7 @@ from psctl.launch.hosts.site import NEEDED, HostSite
 from psctl.launch.pins import version_of
 from psctl.units import format_bytes, hide_credentials
 
-ROOM = 200_000_000
+SPARE_BYTES = 200_000_000
 """Bytes that must be free before anything is installed, so that no installation ends on a full disk."""
 
 FILES, INSTALLED_FILES = 1_000, 20_000
@@ -97,7 +97,7 @@ class FindNetwork(Action, frozen=True):
 
 
 class MeasureLinks(Action, frozen=True):
-    """With all other hosts: measure what moves between them."""
+    """With all other hosts: measure the links between them."""
 
     others: int
 
@@ -124,7 +124,7 @@ class HostNeeds(msgspec.Struct, frozen=True):
 
 
 def decide(site: HostSite, wants: HostNeeds) -> list[AnyAction]:
-    """Return what is to be done on a host, in order; empty when it is as wanted.
+    """Return the actions for a host, in order; none when it has all that it needs.
 
     Raises:
         DiskFull, PythonMissing: it cannot be done there.
@@ -144,7 +144,7 @@ def decide(site: HostSite, wants: HostNeeds) -> list[AnyAction]:
     if (site.ready or {}) != msgspec.to_builtins(ready) or actions:
         actions.append(ready)
     if actions:
-        _check_room(site, actions)
+        _check_disk(site, actions)
     return actions
 
 
@@ -234,7 +234,7 @@ def _check_private(site: HostSite) -> None:
         )  # fmt: skip
 
 
-def _check_room(site: HostSite, actions: list[AnyAction]) -> None:
+def _check_disk(site: HostSite, actions: list[AnyAction]) -> None:
     if not site.writable:
         raise errors.DiskFull(
             f"{site.name}: {site.workdir} cannot be written", hint="set runtime.workdir to a folder of yours",
@@ -242,7 +242,7 @@ def _check_room(site: HostSite, actions: list[AnyAction]) -> None:
         )  # fmt: skip
     installs = any(isinstance(action, Install) for action in actions)
     sent = sum(action.size for action in actions if isinstance(action, (SendCode, SendWheels)))
-    if site.free < 2 * sent + (ROOM if installs else 0) + 1_000_000:
+    if site.free < 2 * sent + (SPARE_BYTES if installs else 0) + 1_000_000:
         raise errors.DiskFull(
             f"{site.name}: {format_bytes(site.free)} left where {site.workdir} is: too little for psctl",
             hint="free space there, or set runtime.workdir to another disk",

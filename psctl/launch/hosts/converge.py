@@ -56,7 +56,7 @@ class HostOutcome(msgspec.Struct, frozen=True):
 
 
 class ReachedCluster(msgspec.Struct):
-    """A cluster whose hosts were connected and inspected: what was found, what is to be done, what failed."""
+    """A cluster whose hosts were connected and inspected: sites found, actions planned, errors of hosts."""
 
     home: Home
     chosen: ChosenCluster
@@ -83,7 +83,7 @@ class ReachedCluster(msgspec.Struct):
 
 
 def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
-    """Return what the hosts of a cluster are to have, and the archives that carry it.
+    """Return the needs of a cluster's hosts, and the archives that are sent to meet them.
 
     Raises:
         InvalidFile: the wheelhouse is not there; the user's fault.
@@ -270,7 +270,7 @@ def _beside(chosen: ChosenCluster, path: str) -> Path:
 
 
 def _torch_here() -> str:
-    """This machine's version without the label of its build: what is installed from decides the build."""
+    """Return this machine's version of torch without its build: the index or wheelhouse decides the build."""
     try:
         return importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

@@ -1,9 +1,9 @@
 """Installs packages into an environment on a host: the runs of pip, and how they get requirements with passwords.
 
 What psctl itself needs comes in the versions that it is tested with, and pip checks their hashes. torch comes in the
-version that was asked for; where that is the tested one, so does what it brings. What the user requires is the user's:
-it comes last, unpinned, and may replace the others within the ranges that psctl works with. From a wheelhouse all comes
-as it lies there: its content was chosen on the operator's machine, and is proved by its hash.
+version that was asked for; where that is the tested one, so does what it brings. The user's requirements
+are installed last, unpinned, and may replace the others within the ranges that psctl works with. A wheelhouse is
+installed as it is: its content was chosen on the operator's machine, and the host verifies its hash.
 
 Requirements and the index go over standard input, for either may hold a password.
 """
@@ -85,8 +85,8 @@ def install(
         try:
             shell.run(["sh", "-c", _PIP, "sh", *command], stdin=text.encode(), timeout=INSTALL_TIMEOUT)
         except errors.CommandFailed as error:
-            said = hide_credentials(error.tail)
-            clean = errors.CommandFailed(error.host, hide_credentials(error.command), error.status, said)
+            tail = hide_credentials(error.tail)
+            clean = errors.CommandFailed(error.host, hide_credentials(error.command), error.status, tail)
             raise _failed(shell.name, clean) from clean
 
 
@@ -101,9 +101,9 @@ def _failed(host: str, error: errors.CommandFailed) -> errors.PsctlError:
             hint="is the index to be trusted? runtime: {wheelhouse: FOLDER} installs files that you chose",
             where=host,
         )
-    said = [line for line in error.tail.splitlines() if line.startswith("ERROR")] or [error.message]
+    failures = [line for line in error.tail.splitlines() if line.startswith("ERROR")] or [error.message]
     return errors.PythonMissing(
-        f"{host}: packages could not be installed: {said[-1].removeprefix('ERROR: ')}",
+        f"{host}: packages could not be installed: {failures[-1].removeprefix('ERROR: ')}",
         hint="no network there? runtime: {wheelhouse: FOLDER} sends wheels from this machine",
         where=host,
     )

@@ -144,16 +144,16 @@ def interpreter(shell: Shell, cluster: ClusterSpec) -> str:
     return expand(cluster.runtime.python, shell.home)
 
 
-def _python_missing(host: str, python: str, said: str) -> errors.PythonMissing:
+def _python_missing(host: str, python: str, output: str) -> errors.PythonMissing:
     oldest = ".".join(map(str, OLDEST))
-    if said[:1].isdigit():
+    if output[:1].isdigit():
         return errors.PythonMissing(
-            f"{host}: {python} is Python {said}, psctl needs {oldest} or newer",
+            f"{host}: {python} is Python {output}, psctl needs {oldest} or newer",
             hint=f"install Python {oldest} there, or name another one: runtime: {{python: /path/to/python3}}",
             where=host,
         )
     return errors.PythonMissing(
-        f"{host}: no Python runs as `{python}` there ({said or 'no output'})",
+        f"{host}: no Python runs as `{python}` there ({output or 'no output'})",
         hint="install python3 there, or say where it is: runtime: {python: /path/to/python3}",
         where=host,
     )

@@ -156,8 +156,8 @@ class EventReader:
                 time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
             )
         result = shell.run(["tail", "-n", "3", f"{self._record.head.job_dir}/agent.log"], check=False)
-        said = result.stdout.decode(errors="replace").strip().splitlines()
-        text = f"the agent on {shell.name} ended without a word" + (f"; its log: {said[-1]}" if said else "")
+        lines = result.stdout.decode(errors="replace").strip().splitlines()
+        text = f"the agent on {shell.name} ended without a report" + (f"; its log: {lines[-1]}" if lines else "")
         return finished_by_failure(self._clock.wall(), 1, None, text)
 
     def _wait(self, error: errors.PsctlError) -> Iterator[None]:

@@ -32,7 +32,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<top>\w+)[\w.]*
 MOST = 20_000
 """Folders that are looked through for the module's file at most."""
 
-_PASSED = {".git", "__pycache__", "node_modules", "site-packages", ".venv", "venv"}
+_SKIPPED = {".git", "__pycache__", "node_modules", "site-packages", ".venv", "venv"}
 
 
 class SourcePaths:
@@ -119,7 +119,7 @@ def _as_file(name: str, record: JobRecord) -> str:
     if not record.job_folder or not folder.is_dir():
         return ""
     job = load_job(record.job_file, record.job_source)
-    place = (folder / job.script).parent if job.script else folder
+    script_folder = (folder / job.script).parent if job.script else folder
     try:
         sent = {each for each, _ in walk(folder, job.exclude)}
         inside = sorted(_below(folder, name), key=lambda path: (str(path.relative_to(folder)) not in sent, str(path)))
@@ -134,7 +134,7 @@ def _as_file(name: str, record: JobRecord) -> str:
                 f"`exclude: ['!{left_out}']` in the job file lets it in"
             )
         base = os.path.relpath(path.parent, folder)
-        if path.parent == place:
+        if path.parent == script_folder:
             return f"{path} was sent; what is asked of it is not in it"
         return f"{path} was sent, but Python does not look in its folder: `env: {{PYTHONPATH: {base}}}` in the job file"
     near = [Path(record.job_source).parent, *itertools.islice(folder.parents, 2)]
@@ -146,7 +146,7 @@ def _as_file(name: str, record: JobRecord) -> str:
 
 def _below(folder: Path, name: str) -> Iterator[Path]:
     for number, (at, folders, _) in enumerate(os.walk(folder)):
-        folders[:] = [each for each in folders if each not in _PASSED]
+        folders[:] = [each for each in folders if each not in _SKIPPED]
         yield from _in(Path(at), name)
         if number > MOST:
             return

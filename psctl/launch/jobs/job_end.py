@@ -43,7 +43,7 @@ def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool
 
     Args:
         save: write a checkpoint first, whatever `checkpoint.on_stop` says.
-        by: who wants it, for the event log.
+        by: the origin of the request ("psctl stop", "Ctrl-C"), for the event log.
     """
     arguments = {"save": save, "force": False, "by": by}
     return agent_calls.call(shell, record.head, "stop", arguments) is not None

@@ -26,7 +26,7 @@ class Scaled(msgspec.Struct, frozen=True):
 
 
 def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | None) -> Scaled:
-    """Ask for other numbers of workers and servers; None: as it is.
+    """Ask a job for other numbers of workers and servers; None keeps a number.
 
     Args:
         shell: of the job's head.
@@ -38,9 +38,7 @@ def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | N
     """
     answer = agent_calls.call(shell, record.head, "scale", {"workers": workers, "servers": servers})
     if answer is None:
-        raise errors.NoSuchJob(
-            f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job
-        )
+        raise errors.NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)
     if answer["problem"]:
         raise errors.UsageError(f"{record.job}: {answer['problem']}", hint=str(answer["hint"]), where=record.job)
     had = int(answer["workers"]), int(answer["servers"])

@@ -43,11 +43,11 @@ def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[
             problems = [finding.what for finding in site.facts.findings] if site else []
             if error is not None:
                 problems.insert(0, error.message)
-            word = "unreachable" if site is None else "failed" if error else "busy" if site.jobs else "ready"
-            if word == "ready" and reached.plans.get(host.name):
-                word = "not set up"
+            state = "unreachable" if site is None else "failed" if error else "busy" if site.jobs else "ready"
+            if state == "ready" and reached.plans.get(host.name):
+                state = "not set up"
             rows.append({
-                "name": host.name, "state": word, "cores": site.cores if site else None,
+                "name": host.name, "state": state, "cores": site.cores if site else None,
                 "gpus": len(site.facts.gpus) if site else None, "problems": problems, "labels": dict(host.labels),
             })  # fmt: skip
         return rows

@@ -78,7 +78,7 @@ def request_of(
 
 
 def _pack(wanted: RequestedJob) -> Archive:
-    job, where = wanted.job, script_entry.place(wanted.text, wanted.source, "script")
+    job, where = wanted.job, script_entry.position(wanted.text, wanted.source, "script")
     if error := script_entry.missing(job.script, wanted.folder, where):
         raise error
     archive = pack_folder(wanted.folder, job.exclude)
@@ -116,7 +116,7 @@ def make_ready(reached: ReachedCluster, progress: Progress, warn: Warn) -> None:
         raise _of_all(reached.failed, error)
 
 
-def seats_of(reached: ReachedCluster, job: JobSpec) -> JobHosts:
+def job_hosts_of(reached: ReachedCluster, job: JobSpec) -> JobHosts:
     """Assign workers to hosts; raises InvalidFile or JobRunning when there are too few slots."""
     return assign_workers(reached.chosen.spec, machines_of(reached), job)
 
@@ -136,19 +136,19 @@ def run(
         resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
         progress, warn: show progress, and warnings about the hosts' links.
     """
-    seats = seats_of(reached, request.job)  # too few slots or ports are refused before anything is touched
-    ports.check(reached, seats, request.job)
-    planner_for_job(order_for_plan(reached, request.job.name, request.job, seats, request.code)).check()
+    job_hosts = job_hosts_of(reached, request.job)  # too few slots or ports are refused before anything is touched
+    ports.check(reached, job_hosts, request.job)
+    planner_for_job(order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)).check()
     make_ready(reached, progress, warn)
-    seats = seats_of(reached, request.job)  # the links' rates may have been measured since
+    job_hosts = job_hosts_of(reached, request.job)  # the links' rates may have been measured since
     resumed = None
     if resume is not None:
         with source_of(reached, resume.record, resume.host.name) as source:
             if request.archive is None:
                 archive = checkpoint_actions.bring_code(source, resume, reached.sites, request.code)
                 request = msgspec.structs.replace(request, archive=archive)
-            resumed = Resumed(_bring(reached, seats, source, resume, progress), resume.id)
-    return submit(reached, request, seats, resumed, progress)
+            resumed = Resumed(_bring(reached, job_hosts, source, resume, progress), resume.id)
+    return submit(reached, request, job_hosts, resumed, progress)
 
 
 @contextlib.contextmanager
@@ -165,21 +165,21 @@ def source_of(reached: ReachedCluster, record: JobRecord, name: str) -> Iterator
 
 def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
-    seats = seats_of(reached, request.job)
-    ports.check(reached, seats, request.job)
-    order = order_for_plan(reached, request.job.name, request.job, seats, request.code)
+    job_hosts = job_hosts_of(reached, request.job)
+    ports.check(reached, job_hosts, request.job)
+    order = order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)
     plan, document = plan_of(order, size)
     span = order.ports
     return {
         "job": request.job.name,
         "cluster": reached.chosen.spec.name,
-        "processes": _processes(seats, plan),
+        "processes": _processes(job_hosts, plan),
         "hosts": [
             {
                 "name": host.name, "address": host.address, "interface": host.interface,
                 "actions": [*map(str, reached.plans[host.name]), *_sends(reached, request, host.name)],
             }
-            for host in seats.hosts
+            for host in job_hosts.hosts
         ],
         "ports": f"{span[0]}-{span[1]}" if span else "any free port of each host's address",
         "files": _files(request),
@@ -227,12 +227,12 @@ def split_notes(text: str) -> tuple[str, list[str], list[str]]:
 
 def _bring(
     reached: ReachedCluster,
-    seats: JobHosts,
+    job_hosts: JobHosts,
     source: Shell,
     resume: checkpoint_actions.LocatedCheckpoint,
     progress: Progress,
 ) -> str:
-    head = seats.hosts[0].name
+    head = job_hosts.hosts[0].name
     host = reached.record(resume.record.job, head)
     folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
     same = _same_cluster(reached, resume.record) and resume.host.name == head
@@ -257,12 +257,12 @@ def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -
     return first
 
 
-def _processes(seats: JobHosts, plan: Plan) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [{"role": "coordinator", "rank": 0, "host": seats.hosts[0].name}]
-    rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(seats.hosts)]
-    rows += [{"role": "server", "rank": rank, "host": seats.hosts[at].name} for rank, at in enumerate(plan.servers)]
-    sitting = [host.name for host in seats.hosts for _ in range(host.workers)]
-    return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(sitting)]
+def _processes(job_hosts: JobHosts, plan: Plan) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"role": "coordinator", "rank": 0, "host": job_hosts.hosts[0].name}]
+    rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(job_hosts.hosts)]
+    rows += [{"role": "server", "rank": rank, "host": job_hosts.hosts[at].name} for rank, at in enumerate(plan.servers)]
+    ranked = [host.name for host in job_hosts.hosts for _ in range(host.workers)]
+    return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(ranked)]
 
 
 def _sends(reached: ReachedCluster, request: JobRequest, name: str) -> list[str]:

@@ -24,7 +24,7 @@ def folder_of(job: JobSpec, source: str) -> Path:
     return (Path(source).parent / Path(job.workdir).expanduser()).resolve()
 
 
-def place(text: str, source: str, key: str) -> str:
+def position(text: str, source: str, key: str) -> str:
     """Return the position of a key of a job file: file:line:column; the file alone when --set gave it."""
     node = yaml_nodes.parse(text, source)
     found = node.get(key) if isinstance(node, yaml_nodes.Mapping) else None
@@ -32,7 +32,7 @@ def place(text: str, source: str, key: str) -> str:
 
 
 def problems(text: str, source: str) -> list[errors.PsctlError]:
-    """Return what is wrong with the script of a job file, which may be wrong itself elsewhere."""
+    """Return the errors of the script that a job file names; the file may have further errors of its own."""
     node = yaml_nodes.parse(text, source, [])
     words = {key: node.get(key) if isinstance(node, yaml_nodes.Mapping) else None for key in ("script", "workdir")}
     script, workdir = words["script"], words["workdir"]
@@ -48,7 +48,7 @@ def missing(script: str | None, folder: Path, where: str) -> errors.InvalidFile 
 
     Args:
         script, folder: the script, and the folder that the job's hosts get.
-        where: the place of `script:`.
+        where: the position of `script:` in the job file.
     """
     if script is None or (folder / script).is_file():
         return None

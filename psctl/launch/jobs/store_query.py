@@ -105,7 +105,7 @@ class StoreReader:
             yield answer, batch
         elif len(batch) == 1:
             raise errors.UsageError(
-                f"{self._said(batch[0])} has more bytes than an answer to a reader may (512 KiB a server)",
+                f"{self._key_name(batch[0])} has more bytes than an answer to a reader may (512 KiB a server)",
                 hint=f"have a worker print a part of it, or psctl checkpoint export {self._record.job}@latest OUT",
                 where=self._record.job,
             )
@@ -116,16 +116,16 @@ class StoreReader:
     def _settled(self, batch: list[Key]) -> StoreAnswer | None:
         """Ask until all shards have answered; None: the answer would be too long."""
         for _ in range(TRIES):
-            told = self._ask(batch)
-            if told["servers"] == 0:
+            reply = self._ask(batch)
+            if reply["servers"] == 0:
                 raise self._no_store([])
-            answers = [msgspec.convert(each, ReadRows) for each in told["answers"]]
+            answers = [msgspec.convert(each, ReadRows) for each in reply["answers"]]
             problems = {each.problem for each in answers}
             if "large" in problems:
                 return None
-            payloads = [b64decode(each["payload"]) for each in told["answers"]]
+            payloads = [b64decode(each["payload"]) for each in reply["answers"]]
             shards = max((each.shards for each in answers), default=0)
-            if told["servers"] == len(answers) and not shards:
+            if reply["servers"] == len(answers) and not shards:
                 raise self._no_store([])
             if shards and not problems - {""} and set().union(*(each.led for each in answers)) == set(range(shards)):
                 return merged(answers, payloads)
@@ -139,10 +139,10 @@ class StoreReader:
     def _ask(self, batch: list[Key]) -> dict[str, Any]:
         names = [key for key in batch if isinstance(key, str)]
         arguments = {"store": self._store, "names": names, "keys": [key for key in batch if isinstance(key, int)]}
-        told = agent_calls.call(self._shell, self._record.head, "read", arguments)
-        if told is None:
+        reply = agent_calls.call(self._shell, self._record.head, "read", arguments)
+        if reply is None:
             raise over(self._record)
-        return told
+        return reply
 
     def _check(self, batch: list[Key], answer: StoreAnswer) -> None:
         """Refuse keys and stores that do not exist, by name."""
@@ -166,14 +166,14 @@ class StoreReader:
             where=self._record.job,
         )
 
-    def _said(self, key: Key) -> str:
+    def _key_name(self, key: Key) -> str:
         return f"key {key!r} of store {self._store!r}"
 
 
 def over(record: JobRecord) -> errors.NoSuchJob:
     """Return the error of a job that has ended, and its store with it."""
     return errors.NoSuchJob(
-        f"{record.job} runs no more, and its store ended with it",
+        f"{record.job} has ended, and its store with it",
         hint=f"psctl checkpoint export {record.job}@latest OUT, if it wrote checkpoints",
         where=record.job,
     )

@@ -83,25 +83,25 @@ def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit(
-    reached: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, progress: Progress
+    reached: ReachedCluster, request: JobRequest, job_hosts: JobHosts, resume: Resumed | None, progress: Progress
 ) -> JobRecord:
     """Start a job and return its record; when this returns, all agents were started.
 
     Args:
         reached: the cluster, made ready.
         request: what is to run.
-        seats: who runs where.
+        job_hosts: its hosts, and the workers of each.
         resume: where it goes on from; the folder is the head's.
         progress: shows progress.
 
     Raises:
         PsctlError: a host failed; nothing of the job is left anywhere.
     """
-    _send_code(reached, request, seats, progress)
+    _send_code(reached, request, job_hosts, progress)
     above = _highest(reached, request.job.name)
     while True:
         name = reached.home.reserve_name(request.job.name, above)
-        launch = _Submission(reached, request, seats, name, resume, progress)
+        launch = _Submission(reached, request, job_hosts, name, resume, progress)
         with reached.home.submission_lock(name):
             try:
                 record = launch.run() if launch.claim_head() else None
@@ -123,17 +123,23 @@ class _Submission:
         self,
         reached: ReachedCluster,
         request: JobRequest,
-        seats: JobHosts,
+        job_hosts: JobHosts,
         name: str,
         resume: Resumed | None,
         progress: Progress,
     ) -> None:
-        self.reached, self.request, self.seats, self.name, self.progress = reached, request, seats, name, progress
-        self.hosts = {host.name: reached.record(name, host.name) for host in seats.hosts}
+        self.reached, self.request, self.job_hosts, self.name, self.progress = (
+            reached,
+            request,
+            job_hosts,
+            name,
+            progress,
+        )
+        self.hosts = {host.name: reached.record(name, host.name) for host in job_hosts.hosts}
         self.order: JobOrder = job_order(
-            name, reached.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
+            name, reached.chosen.spec, request.job, job_hosts, code_hash=request.code, job_file=request.text,
             environment=request.environment, resume=resume,
-            topology=machines_document(reached, seats.names),
+            topology=machines_document(reached, job_hosts.names),
             costs=calibration.recall(reached),
         )  # fmt: skip
         self.now = time.time()
@@ -144,7 +150,7 @@ class _Submission:
 
     @property
     def head(self) -> str:
-        return self.seats.hosts[0].name
+        return self.job_hosts.hosts[0].name
 
     def claim_head(self) -> bool:
         """Write the head's orders, and with them take the job's name there; False when it is taken.
@@ -159,11 +165,11 @@ class _Submission:
         head = self.reached.fleet.shells[HostName(self.head)]
         self._start_agent(head)
         self.reached.home.save_record(self._record("placing"))
-        others = [HostName(host.name) for host in self.seats.hosts[1:]]
+        others = [HostName(host.name) for host in self.job_hosts.hosts[1:]]
         if others:
             self.progress(self.head, "waiting for the coordinator's address")
             coordinator = self._wait_for_coordinator(head)
-            index = {host.name: number for number, host in enumerate(self.seats.hosts)}
+            index = {host.name: number for number, host in enumerate(self.job_hosts.hosts)}
 
             def start_on(name: HostName, shell: Shell) -> None:
                 self._write_orders(shell, index[name], coordinator)
@@ -264,9 +270,9 @@ class _Submission:
         )  # fmt: skip
 
 
-def _send_code(reached: ReachedCluster, request: JobRequest, seats: JobHosts, progress: Progress) -> None:
+def _send_code(reached: ReachedCluster, request: JobRequest, job_hosts: JobHosts, progress: Progress) -> None:
     """Send the job's folder to every host that lacks it, in parallel."""
-    lacking = [HostName(name) for name in seats.names if not reached.sites[name].codes.get(request.code)]
+    lacking = [HostName(name) for name in job_hosts.names if not reached.sites[name].codes.get(request.code)]
     archive = request.archive
     if not lacking:
         return

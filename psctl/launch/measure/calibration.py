@@ -63,7 +63,7 @@ def recall(reached: ReachedCluster) -> dict[str, dict[str, float]]:
 
 
 def machines_of(reached: ReachedCluster) -> dict[str, str]:
-    """Return by what hosts are known again: a change of these makes old costs worthless."""
+    """Return what identifies each host; old costs hold only while it is unchanged."""
     try:
         at = {name: one.address for name, one in reach.addresses(reached).items()}
     except errors.PsctlError:  # a host has no address that others could use: callers that need one raise

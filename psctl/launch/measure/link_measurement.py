@@ -70,7 +70,7 @@ class MeasurementEffort(msgspec.Struct, frozen=True):
 
     @property
     def round(self) -> float:
-        """Seconds of a round, without what starting it takes."""
+        """Seconds of a round, without its start."""
         return 2 * self.repeats * (self.seconds + self.burn)
 
 
@@ -96,7 +96,7 @@ class Measurements(msgspec.Struct, frozen=True):
     machines: dict[str, str] = {}
 
     def fabric(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
-        """Return what lies between these hosts, as far as it was measured."""
+        """Return the network between these hosts, as far as it was measured."""
         found = infer_fabric(list(self.addresses), self.series, labels)
         edges = tuple(edge for edge in found.between if edge.a in hosts or edge.a not in self.addresses)
         return msgspec.structs.replace(found, between=edges)
@@ -264,7 +264,7 @@ def keep(reached: ReachedCluster, measured: Measurements) -> None:
 
 
 def recall(reached: ReachedCluster) -> Measurements | None:
-    """Return what is kept, when it was measured of these very machines at the addresses that they have now; else None.
+    """Return the saved measurements if they are of these machines at their present addresses; else None.
 
     Call `reach.find` or `reach.settled` before. Sets `reached.rates`.
     """
@@ -333,7 +333,7 @@ def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str,
     return {name: links for name, links in before.inside.items() if name in same}
 
 
-# ---- what it means ---------------------------------------------------------------------------------------------------
+# ---- links and warnings ----------------------------------------------------------------------------------------------
 
 
 def between(reached: ReachedCluster, measured: Measurements | None) -> tuple[Between, ...]:
@@ -378,7 +378,7 @@ def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float
 
 
 def warnings(chosen: ChosenCluster, measured: Measurements) -> tuple[Finding, ...]:
-    """Return what is not as it should be: repeats that scatter, pairs that could not be measured, odd fabrics."""
+    """Return the faults of a measurement: rates that varied, pairs that could not be measured, odd networks."""
     wide = sorted(
         (each for each in fastest_samples(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread
     )

@@ -40,7 +40,7 @@ Candidates = Mapping[HostName, tuple[AddressCandidate, ...]]
 
 
 class KeptAddresses(msgspec.Struct, frozen=True):
-    """What a probe decided, and of what."""
+    """The addresses that a probe chose, and a fingerprint of the machines and candidates it chose from."""
 
     fingerprint: str
     chosen: dict[str, ChosenAddress]

@@ -145,14 +145,14 @@ def _unread(name: str, why: str) -> Finding:
 
 
 def _bytes(path: Path, *, named: bool = False) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Args:
         path: the file.
-        named: a person named it: then it may be a pipe, as a shell's `<(command)` is.
+        named: it was named on the command line: then it may be a pipe, as a shell's `<(command)` is.
 
     Raises:
-        Refused: it is no file, is too large or cannot be read.
+        UnreadableOutput: it is no file, is too large or cannot be read.
     """
     try:
         mode = path.stat().st_mode
@@ -172,7 +172,7 @@ def _whole(descriptor: int, *, closing: bool) -> bytes:
 
 
 def _understand(data: bytes, outputs: SavedOutputs) -> None:
-    """Find out what one file is, and add it; Refused when it is nothing that is known."""
+    """Recognise one file by its content and add it; UnreadableOutput when its kind is unknown."""
     text = recognise.decode(data)
     if text.lstrip().startswith("{"):
         outputs.documents.append(_document(data))
@@ -190,7 +190,7 @@ def _document(data: bytes) -> SavedMachines:
     """Read a document of `topo -o json`, or one host of it.
 
     Raises:
-        Refused: it is no JSON, or some other document.
+        UnreadableOutput: it is no JSON, or some other document.
     """
     try:
         body = msgspec.json.decode(data)

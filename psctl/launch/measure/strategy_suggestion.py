@@ -18,7 +18,7 @@ from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.units import format_bytes
 
 Named = tuple[tuple[str, ...], ...]
-_UNLINKED = "no way between the ranks is known: it is left to the engine"
+_UNLINKED = "no path between the ranks is known, so the engine decides"
 
 Trees = tuple[tuple[tuple[str, str], ...], ...]
 
@@ -26,7 +26,7 @@ Trees = tuple[tuple[tuple[str, str], ...], ...]
 def suggest(
     cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None = None, size: int = UNKNOWN
 ) -> Suggestion | None:
-    """Return which strategy suits machines: what `plan` chooses there for `size` bytes of gradients.
+    """Return the strategy that `plan` chooses on these machines for `size` bytes of gradients.
 
     Args:
         cluster: hosts and what lies between them.
@@ -75,16 +75,16 @@ def _groups(plan: Plan, inputs: PlanInput) -> tuple[Named, tuple[float, ...], Tr
     known: dict[str, Any] = {
         key: value for key, value in row.params.items() if key in ScheduleOptions.__struct_fields__
     }
-    told = msgspec.convert(known, ScheduleOptions)
-    if told.rings:
-        rings = tuple(tuple(name[rank] for rank in order) for order, _ in told.rings)
-        return rings, _parts(weight for _, weight in told.rings), ()
-    if told.trees:
-        grown = tuple((root, *(child for _, child in edges)) for root, edges, _ in told.trees)
-        trees = tuple(tuple((name[a], name[b]) for a, b in edges) for _, edges, _ in told.trees)
+    options = msgspec.convert(known, ScheduleOptions)
+    if options.rings:
+        rings = tuple(tuple(name[rank] for rank in order) for order, _ in options.rings)
+        return rings, _parts(weight for _, weight in options.rings), ()
+    if options.trees:
+        grown = tuple((root, *(child for _, child in edges)) for root, edges, _ in options.trees)
+        trees = tuple(tuple((name[a], name[b]) for a, b in edges) for _, edges, _ in options.trees)
         named = tuple(tuple(name[rank] for rank in ranks) for ranks in grown)
-        return named, _parts(weight for _, _, weight in told.trees), trees
-    groups = told.groups or (told.order or tuple(range(inputs.world)),)
+        return named, _parts(weight for _, _, weight in options.trees), trees
+    groups = options.groups or (options.order or tuple(range(inputs.world)),)
     return tuple(tuple(name[rank] for rank in group) for group in groups), _parts([1] * len(groups)), ()
 
 

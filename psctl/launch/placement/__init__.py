@@ -1,4 +1,4 @@
-"""Which processes of a job run on which hosts, and the plan for them.
+"""Placement of a job's processes on hosts, and the plan for them.
 
 cluster_snapshot: the inspected hosts as placement and plan need them
 job_planning: `psctl plan`

@@ -33,7 +33,7 @@ def job_of(text: str, source: str) -> JobSpec:
 
 
 def any_job() -> JobSpec:
-    """Return a job that takes what it can get."""
+    """Return a job with all defaults, which fits every cluster."""
     return JobSpec(name="any", script="train.py")
 
 
@@ -63,7 +63,7 @@ def model_of(text: str) -> Model:
 def with_capacity(
     document: dict[str, Any], model: Model, job: JobSpec | None, rate: float, workers: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the document of a plan with what the model asks of its servers: `capacity`, null where there are none.
+    """Return the document of a plan with the servers' memory for a model: `capacity`, null where there are none.
 
     Args:
         document: as `plan` or `on_paper` returned it, for the model's size.
@@ -103,8 +103,8 @@ def plan(
     reach.settled(reached)
     link_measurement.recall(reached)  # sets the rates of ports
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
-    seats = assign_workers(reached.chosen.spec, idle(machines_of(reached)), asked)
-    order = order_for_plan(reached, job.name, asked, seats)
+    job_hosts = assign_workers(reached.chosen.spec, idle(machines_of(reached)), asked)
+    order = order_for_plan(reached, job.name, asked, job_hosts)
     made, document = plan_of(order, size)
     if model is None:
         return made, document
@@ -112,11 +112,13 @@ def plan(
     return made, with_capacity(document, model, job, order.hosts[0].rate, workers)
 
 
-def order_for_plan(reached: ReachedCluster, name: str, job: JobSpec, seats: JobHosts, code_hash: str = "") -> JobOrder:
+def order_for_plan(
+    reached: ReachedCluster, name: str, job: JobSpec, job_hosts: JobHosts, code_hash: str = ""
+) -> JobOrder:
     """Return a job's order as far as a plan needs it: its hosts, and what was measured of them."""
     return job_order(
-        name, reached.chosen.spec, job, seats, code_hash=code_hash,
-        topology=machines_document(reached, seats.names), costs=calibration.recall(reached),
+        name, reached.chosen.spec, job, job_hosts, code_hash=code_hash,
+        topology=machines_document(reached, job_hosts.names), costs=calibration.recall(reached),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec
 from psctl.types import HostName
 
-ROOM = 100
+SUGGESTED = 100
 """Ports of a range that hints suggest."""
 
 SHOWN = 4
@@ -50,12 +50,12 @@ class PortUse(msgspec.Struct, frozen=True):
     taken: list[TakenPort] = []
 
 
-def needed(job: JobSpec, seats: JobHosts) -> dict[str, Needs]:
+def needed(job: JobSpec, job_hosts: JobHosts) -> dict[str, Needs]:
     """Return the ports that a job needs on each of its hosts, by role; what its plan may choose counts at its most.
 
     Where the strategy is still to be chosen, workers and servers do not listen at the same time.
     """
-    strategy, hosts = job.sync.strategy, seats.hosts
+    strategy, hosts = job.sync.strategy, job_hosts.hosts
     found: dict[str, Needs] = {host.name: {} for host in hosts}
     found[hosts[0].name] = {"coordinator": 1} | ({"torch's store": 1} if len(hosts) > 1 else {})
     for host in hosts:
@@ -66,8 +66,8 @@ def needed(job: JobSpec, seats: JobHosts) -> dict[str, Needs]:
     if strategy not in ("native", "ps") and sum(bool(host.workers) for host in hosts) > 1 and _on_processors(hosts):
         workers.update({host.name: host.workers for host in hosts})
     if strategy in ("auto", "ps"):
-        for way in server_placements(hosts, servers_of(job, sum(host.may_serve for host in hosts))):
-            servers |= Counter(hosts[at].name for at in way)
+        for placement in server_placements(hosts, servers_of(job, sum(host.may_serve for host in hosts))):
+            servers |= Counter(hosts[at].name for at in placement)
     for name, needs in found.items():
         if servers[name] or workers[name]:
             most = max(("servers", servers[name]), ("workers", workers[name]), key=lambda each: each[1])
@@ -95,7 +95,7 @@ def look(
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}
 
 
-def check(reached: ReachedCluster, seats: JobHosts, job: JobSpec) -> None:
+def check(reached: ReachedCluster, job_hosts: JobHosts, job: JobSpec) -> None:
     """Refuse a job whose listeners do not fit into `network.ports`; without a range there is nothing to ask.
 
     Raises:
@@ -106,13 +106,13 @@ def check(reached: ReachedCluster, seats: JobHosts, job: JobSpec) -> None:
     span = chosen.spec.network.ports
     if span is None:
         return
-    at = {host.name: host.address for host in seats.hosts}
+    at = {host.name: host.address for host in job_hosts.hosts}
     seen: dict[str, PortUse] = {}
     for name, answer in look(span, reached, at).items():
         if isinstance(answer, errors.PsctlError):
             raise answer
         seen[name] = answer
-    if error := lacking(span, needed(job, seats), seen, at, chosen.known.source):
+    if error := lacking(span, needed(job, job_hosts), seen, at, chosen.known.source):
         raise error
 
 
@@ -142,9 +142,9 @@ def lacking(
             short.append(_say(", ".join(names), together, span_here))
     if not short:
         return None
-    first = min(span[0], 65536 - max(most, ROOM))
+    first = min(span[0], 65536 - max(most, SUGGESTED))
     hint = f"give network.ports at least {most} ports{f' in {file}' if file else ''}, "
-    hint += f"such as {first}-{first + max(most, ROOM) - 1}, or end what holds them"
+    hint += f"such as {first}-{first + max(most, SUGGESTED) - 1}, or end what holds them"
     return errors.PortTaken(f"network.ports {span[0]}-{span[1]} is too small: {'; '.join(short)}", hint, file)
 
 

@@ -187,7 +187,7 @@ def job_order(
     name: str,
     cluster: ClusterSpec,
     job: JobSpec,
-    seats: JobHosts,
+    job_hosts: JobHosts,
     *,
     code_hash: str = "",
     job_file: str = "",
@@ -200,7 +200,7 @@ def job_order(
 
     Args:
         name: "digits-3".
-        cluster, job, seats: what was asked for, and where it runs.
+        cluster, job, job_hosts: what was asked for, and where it runs.
         code_hash: of the job's folder.
         job_file: its text, for the checkpoint's manifest.
         environment: variables for every process, secrets left out.
@@ -212,8 +212,8 @@ def job_order(
     return JobOrder(
         name=name,
         argv=[*argv, *job.args],
-        hosts=seats.hosts,
-        servers=servers_of(job, sum(host.may_serve for host in seats.hosts)),
+        hosts=job_hosts.hosts,
+        servers=servers_of(job, sum(host.may_serve for host in job_hosts.hosts)),
         strategy=job.sync.strategy,
         update=job.sync.update,
         staleness=staleness_of(job),

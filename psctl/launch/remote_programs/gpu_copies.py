@@ -18,7 +18,7 @@ from typing import Any
 Question = dict[str, Any]
 
 LARGE = 64 << 20
-"""Bytes of a copy that tells the rate: far above what a launch costs, far below any GPU's memory."""
+"""Bytes of a copy that shows the rate: large beside the cost of a launch, small beside any GPU's memory."""
 
 BEHIND = 4
 REPEATS = 5

@@ -162,7 +162,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 def remove_part(part: str) -> None:
-    """Remove a folder for which `begin_part` was called, and what lies beside it."""
+    """Remove a folder for which `begin_part` was called, and the packed archive beside it."""
     shutil.rmtree(part, ignore_errors=True)
     unlink(f"{part}.tar.gz")
 

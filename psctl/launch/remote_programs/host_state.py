@@ -31,11 +31,11 @@ Question = dict[str, Any]
 FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints")
 """Folders of a workdir that must not be open to other users, as the workdir itself."""
 
-# ---- what the host is like ---------------------------------------------------------------------------------------
+# ---- state of the host -------------------------------------------------------------------------------------------
 
 
 def probe(question: Question) -> Question:
-    """Return versions, free space, what psctl has put here, and which jobs run."""
+    """Return versions, free space, psctl's files here, and the jobs that run."""
     workdir = os.path.expanduser(question["workdir"])
     sweep_unread(workdir)
     codes = {name: os.path.isdir(os.path.join(workdir, "code", name)) for name in question["codes"]}
@@ -280,7 +280,7 @@ def processes(folder: str) -> dict[int, str]:
 
 
 def sweep(question: Question) -> Question:
-    """Return what still runs of a job after `seconds`; with `kill` it is killed, and only what is the job's own.
+    """Return the processes of a job that still run after `seconds`; with `kill` those, and no others, are killed.
 
     What a killed supervisor could not remove, secrets and keys among it, is removed then.
     """

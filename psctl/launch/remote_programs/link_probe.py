@@ -69,7 +69,7 @@ class JsonLines:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_line(self) -> Any:
-        """Return the next line; it is read byte by byte, for what follows is none of ours."""
+        """Return the next line; it is read byte by byte, because measured bytes follow it."""
         line = bytearray()
         while not line.endswith(b"\n"):
             byte = self.socket.recv(1)
@@ -331,7 +331,7 @@ def latency(line: JsonLines, count: int) -> float:
 
 
 def outward(question: Question, token: str, seconds: float) -> Counted:
-    """Send for so long; return what the server counted."""
+    """Send for `seconds`; return the server's counts."""
     with connect_line(question, token) as line:
         request(line, {"do": "take", "seconds": seconds})
         line.flood(seconds + PATIENCE)
@@ -339,7 +339,7 @@ def outward(question: Question, token: str, seconds: float) -> Counted:
 
 
 def inward(question: Question, token: str, seconds: float) -> Counted:
-    """Have the server send for so long; return what was counted here."""
+    """Receive for `seconds`; return the counts of this side."""
     with connect_line(question, token) as line:
         request(line, {"do": "give", "seconds": seconds})
         return line.count(seconds)

@@ -99,13 +99,13 @@ def waiting_orders(workdir: str) -> list[str]:
 
 
 def orders_for(folder: str) -> list[str]:
-    """Return what waits for the agent of the job in `folder`, WORKDIR/jobs/JOB/HOST."""
+    """Return the orders that wait for the agent of the job in `folder`, WORKDIR/jobs/JOB/HOST."""
     found = waiting_orders(os.path.dirname(os.path.dirname(os.path.dirname(folder))))
     return [path for path in found if os.path.basename(path).startswith(f"{ORDERS}{key_of(folder)}-")]
 
 
 def discard_orders(folder: str) -> None:
-    """Remove what waits for the agent of a job."""
+    """Remove the orders that wait for the agent of a job."""
     for path in orders_for(folder):
         drop_orders(path)
 

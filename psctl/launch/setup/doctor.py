@@ -51,7 +51,7 @@ SERVING = 60.0
 
 
 class HostCheck(msgspec.Struct, frozen=True):
-    """One row of `doctor`. `cure` says what to do when it is not ok."""
+    """One row of `doctor`; `cure` is the remedy when it is not ok."""
 
     check: str
     ok: bool
@@ -283,7 +283,7 @@ def _ports(
     machines: Mapping[str, Machine],
     reports: Mapping[str, HostReport],
 ) -> None:
-    """Compare what is free with what a job of no particular wishes needs, on hosts where no job holds ports already."""
+    """Compare free ports with the needs of a job with all defaults, on hosts where no job holds ports."""
     at = {name: machine.address for name, machine in machines.items()}
     chosen, seen = reached.chosen, ports.look(span, reached, at)
     needs = ports.needed(any_job(), assign_workers(chosen.spec, idle(machines), any_job()))
@@ -340,5 +340,5 @@ def _reach_rows(
 
 
 def document(reports: Sequence[HostReport]) -> dict[str, object]:
-    """Return what `doctor -o json` promises."""
+    """Return the document of `doctor -o json`."""
     return {"hosts": [{"name": each.name, "checks": msgspec.to_builtins(each.checks)} for each in reports]}

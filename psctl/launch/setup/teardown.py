@@ -91,7 +91,7 @@ def _refusal(running: dict[str, list[RunningJob]]) -> errors.JobRunning:
 
 
 def _settle(home: Home, running: dict[str, list[RunningJob]], failed: dict[str, errors.PsctlError]) -> None:
-    """Write down that this machine's own jobs were stopped."""
+    """Record that this machine's own jobs were stopped."""
     stopped = {job.job for name, jobs in running.items() if name not in failed for job in jobs}
     for record in home.jobs():
         if record.job in stopped and not record.over:
