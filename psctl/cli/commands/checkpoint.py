@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context
+from psctl.cli.shared.context import Console, Context
 from psctl.cli.shared.parameters import (
     CheckpointArgument,
     ClusterOption,
@@ -266,7 +266,7 @@ def _agree(own: Context, found: LocatedCheckpoint, lines: list[str], trusted: bo
     )
 
 
-def _draw_brief(console: Any, brief: Any) -> None:
+def _draw_brief(console: Console, brief: Mapping[str, Any]) -> None:
     from psctl.units import format_bytes
     from psctl.view.tables import SIGNED, draw_fields
     from psctl.view.text import date_time, number

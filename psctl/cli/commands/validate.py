@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context, print_json
+from psctl.cli.shared.context import Console, Context, print_json
 
 if TYPE_CHECKING:
     from psctl.errors import PsctlError
@@ -90,7 +91,7 @@ def _problems(kind: str, text: str, source: str) -> list[PsctlError]:
     return found
 
 
-def _draw(console: Any, document: Any) -> None:
+def _draw(console: Console, document: Mapping[str, Any]) -> None:
     from psctl.view.console import say
 
     for row in document["files"]:
