@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from psctl import errors
-from psctl.launch.home import HostRecord, RankState
+from psctl.launch.home import HostRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.shell import Process, Shell
 
@@ -16,7 +16,7 @@ from psctl.remote.shell import Process, Shell
 class StartedDigest(msgspec.Struct):
     """The processes that a job was started with."""
 
-    roles: list[RankState]
+    roles: list[ReportedRank]
 
 
 class StepDigest(msgspec.Struct):
@@ -48,7 +48,7 @@ class JobDigest(msgspec.Struct):
     """
 
     alive: bool
-    ranks: dict[str, RankState]
+    ranks: dict[str, ReportedRank]
     waiting: bool = False
     state: str = ""
     started: StartedDigest | None = None

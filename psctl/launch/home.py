@@ -72,7 +72,7 @@ class HostRecord(msgspec.Struct, frozen=True):
         return ["env", f"PYTHONPATH={self.code}", self.python, "-m", name, *words]
 
 
-class RankState(msgspec.Struct, frozen=True):
+class ReportedRank(msgspec.Struct, frozen=True):
     """The last state of one process of a job, as its host reported it."""
 
     role: str
@@ -103,7 +103,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     exit: int | None = None
     step: int = 0
     size: int | None = None  # bytes of gradients, once the run has decided its plan
-    ranks: list[RankState] = []  # last known, once the job is over
+    ranks: list[ReportedRank] = []  # last known, once the job is over
     authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psctl.cli.shared.completion import rejoined
-from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, RankState
+from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, ReportedRank
 from psctl.types import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def record(job: str, created: float, cluster: KnownCluster, checkpoints: str) -> JobRecord:
     host = HostRecord("h1", "/w", f"/w/jobs/{job}/h1", "python3", "/w/code")
-    ranks = [*(RankState("worker", rank) for rank in (0, 1)), RankState("agent", 0)]
+    ranks = [*(ReportedRank("worker", rank) for rank in (0, 1)), ReportedRank("agent", 0)]
     name = job.rpartition("-")[0]
     return JobRecord(job, name, created, cluster, [host], "", "job.yaml", ".", "c0de", checkpoints, ranks=ranks)
 

@@ -11,7 +11,7 @@ import pytest
 
 from psctl import errors
 from psctl.launch.agent_calls import JobDigest
-from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, RankState
+from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, ReportedRank
 from psctl.launch.jobs import job_status
 from psctl.launch.jobs.job_end import settle
 from psctl.remote.fleet import Outcome
@@ -59,7 +59,7 @@ def test_a_worker_is_not_shown_behind_the_job(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_over_shows_what_was_written_down(tmp_path: Path) -> None:
-    over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[msgspec.convert(WORKER, RankState)])
+    over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[msgspec.convert(WORKER, ReportedRank)])
     assert job_status.job_document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
 
 

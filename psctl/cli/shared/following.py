@@ -31,7 +31,7 @@ from psctl.job.events import (
     StateChanged,
 )
 from psctl.launch.clusters import choose_cluster, reference
-from psctl.launch.home import JobRecord, RankState
+from psctl.launch.home import JobRecord, ReportedRank
 from psctl.launch.jobs import job_end
 from psctl.launch.jobs.event_stream import EventReader
 from psctl.launch.jobs.host_messages import resumed_by
@@ -84,7 +84,7 @@ class EventOutput:
         self.checkpoint: CheckpointWritten | None = None
         self.plan: Planned | None = None
         self.printed: Log | None = None  # the last line of worker/0, or of the first rank that printed
-        self.ranks: dict[str, RankState] = {}
+        self.ranks: dict[str, ReportedRank] = {}
         self.began: float | None = None  # by the head's clock
         self.base = 0  # finished steps of the job before this run
         self.step = 0  # finished steps until now
@@ -107,7 +107,7 @@ class EventOutput:
             case Progress():
                 self.step = event.step
         if isinstance(event, StateChanged) and event.role != "job":
-            self.ranks[f"{event.role}/{event.rank}"] = msgspec.convert(event, RankState, from_attributes=True)
+            self.ranks[f"{event.role}/{event.rank}"] = msgspec.convert(event, ReportedRank, from_attributes=True)
         if self._jsonl and isinstance(event, PROMISED):
             print_json(msgspec.to_builtins(event))
         if self.screen is not None:

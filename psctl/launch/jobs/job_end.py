@@ -11,7 +11,7 @@ import msgspec
 from psctl import errors
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
-from psctl.launch.home import Home, HostRecord, JobRecord, RankState
+from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
@@ -156,7 +156,7 @@ def last_step(digest: JobDigest, otherwise: int) -> int:
     return max([*steps, *worker_steps(digest.ranks.values())], default=otherwise)
 
 
-def worker_steps(ranks: Iterable[RankState]) -> list[int]:
+def worker_steps(ranks: Iterable[ReportedRank]) -> list[int]:
     """Return the last reported step of each worker."""
     return [rank.step for rank in ranks if rank.role == "worker"]
 

@@ -10,7 +10,7 @@ import msgspec
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
-from psctl.launch.home import Home, JobRecord, RankState, by_cluster
+from psctl.launch.home import Home, JobRecord, ReportedRank, by_cluster
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote.fleet import Fleet
@@ -101,14 +101,14 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
     return {**document, "problem": problem} if problem else document
 
 
-def _advanced(rank: RankState, step: int) -> RankState:
+def _advanced(rank: ReportedRank, step: int) -> ReportedRank:
     """Return a worker's state with at least the step of the job's progress, which every live worker has reached."""
     if rank.role != "worker" or rank.state not in ("running", "waiting"):
         return rank
     return msgspec.structs.replace(rank, step=max(rank.step, step))
 
 
-def _rank(rank: RankState, *, over: bool) -> dict[str, Any]:
+def _rank(rank: ReportedRank, *, over: bool) -> dict[str, Any]:
     # the job ended before the end of this rank was reported
     lost = over and rank.state in ("starting", "running", "waiting")
     row = msgspec.structs.replace(
