@@ -386,7 +386,7 @@ def test_keys_and_secrets_are_on_no_disk_even_when_all_processes_are_killed(clus
             for each in ("PRIVATE KEY", "QUJDREVG", job.preauth_secret, *job.authority.key_pem.splitlines())
         ]
         files = [path for path in job.folder.rglob("*") if path.is_file()]
-        assert len(files) > 10
+        assert {"agent.log", "events.jsonl", "worker-0.stdout.log"} <= {path.name for path in files}  # these stay
         return [f"{path}: {word!r}" for path in files for word in words if word in path.read_bytes()]
 
     assert shown() == []
