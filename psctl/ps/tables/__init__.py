@@ -4,7 +4,7 @@ reductions: commutative monoids on rows
 row_index: rows by 64-bit key
 table_bytes: entries and shards of tables as bytes
 table_kinds: a table's description with its functions
-table_packing: keys and rows as the bytes of a payload, and payloads in parts
+table_packing: keys and rows as the bytes of a payload
 table_state: a shard of a store as a state machine
 client: a worker's end
 server: a server's end
