@@ -4,7 +4,7 @@ Clocks count from 0: clock c is the c-th step of the job. *Version* v of a shard
 is the start values and a pull at clock c is answered by version c-s or newer (s: staleness, 0 under bsp).
 The docstring of a message states its payload, if it has one. A message carries all of its bytes, however many: the
 transport sends them in pieces, into the receiver's buffer. If the connection breaks, the whole message is sent again.
-Only a copy of a shard's state has parts: its data lies in many buffers, and may be larger than memory in one stretch.
+Only a copy of a shard's state has parts, because its data lies in many buffers.
 
 A push is sent to the shard's *primary*. When all of it has arrived there, the primary sends PushStaged; when it is
 applied on every member of the shard's chain of replicas, the primary sends Pushed (Values of a version that holds the
