@@ -9,6 +9,7 @@ is one or the assignment drops the server. Dialling has no deadline; a thread th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ FIRST_PAUSE = 0.05
 """Seconds between the first two attempts to reach a server; each further pause is twice as long."""
 
 LONGEST_PAUSE = 1.0
-"""Seconds between two attempts at most."""
+"""Seconds between two attempts at most. A connection that ended sooner counts as an attempt that failed."""
 
 Dial = Callable[[Member, Address, ConnectionHandler], object]
 """Connects to (member, address) with a handler, and returns when the connection is made; raises ConnectionFailed."""
@@ -52,6 +53,8 @@ class ServerConnections:
         self._wanted: dict[int, ServerAt] = {}
         self._dialling: set[ServerAt] = set()
         self._errors: dict[int, ConnectionFailed] = {}
+        self._used_since: dict[ServerAt, float] = {}  # monotonic time at which its connection was taken into use
+        self._pauses: dict[ServerAt, float] = {}  # seconds before the next attempt, after attempts that failed
         self._closed_bytes = 0  # moved by connections that are closed
         self._closed = False
 
@@ -63,6 +66,9 @@ class ServerConnections:
             dropped = [self.in_use.pop(rank) for rank in unwanted]
             for rank in [rank for rank in self._errors if before.get(rank) != self._wanted.get(rank)]:
                 del self._errors[rank]
+            for mapping in (self._used_since, self._pauses):
+                for at in [at for at in mapping if at not in servers]:
+                    del mapping[at]
             for at in servers:
                 if before.get(at.rank) != at:
                     self._start_dialling(at)
@@ -150,6 +156,7 @@ class ServerConnections:
             if self._closed or at is None or member_of(at) != peer.member or rank in self.in_use:
                 raise ProtocolError(f"{peer.member} is not of the newest assignment, or has a connection already")
             self.in_use[rank] = peer
+            self._used_since[at] = time.monotonic()
             self._errors.pop(rank, None)
             self._changed.notify_all()
         self._user.on_connected(peer)
@@ -166,6 +173,10 @@ class ServerConnections:
             at = self._wanted.get(rank)
             if at is not None and not self._closed:
                 self._errors[rank] = error
+                if time.monotonic() - self._used_since.pop(at) < LONGEST_PAUSE:
+                    self._lengthen_pause(at)
+                else:
+                    self._pauses.pop(at, None)
                 self._start_dialling(at)
                 self._changed.notify_all()
 
@@ -177,8 +188,12 @@ class ServerConnections:
             threading.Thread(target=self._keep_dialling, args=(at,), name=f"psctl dial {at.rank}", daemon=True).start()
 
     def _keep_dialling(self, at: ServerAt) -> None:
-        pause, reported = FIRST_PAUSE, False
+        reported = False
         while True:
+            with self._changed:
+                if self._changed.wait_for(partial(self._is_settled, at), self._pauses.get(at, 0.0)):
+                    self._dialling.discard(at)
+                    return
             before, error = self._errors.get(at.rank), None
             try:
                 self._dial(member_of(at), at.address, self)
@@ -188,18 +203,16 @@ class ServerConnections:
                 failing = error is not None and not self._is_settled(at)
                 if failing and error is not None:
                     self._errors[at.rank] = error
+                    self._lengthen_pause(at)
             if failing and error is not None and not reported:
                 reported = True
                 self._unreachable(at, error)
-            with self._changed:
-                if error is not None:
-                    self._changed.wait_for(partial(self._is_settled, at), pause)
-                else:  # `on_connected` follows on the reader thread
+            if error is None:  # `on_connected` follows on the reader thread
+                with self._changed:
                     self._changed.wait_for(partial(self._came_up, at, before), LONGEST_PAUSE)
-                if self._is_settled(at):
-                    self._dialling.discard(at)
-                    return
-            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _lengthen_pause(self, at: ServerAt) -> None:
+        self._pauses[at] = min(2 * self._pauses.get(at, FIRST_PAUSE / 2), LONGEST_PAUSE)
 
     def _came_up(self, at: ServerAt, before: ConnectionFailed | None) -> bool:
         """Is the dialled connection in use, or was and has broken already, with an error that is not `before`?"""

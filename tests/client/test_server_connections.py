@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -110,6 +111,24 @@ def test_a_connection_that_comes_up_soon_after_it_was_dialled_is_dialled_once():
     town.links.on_connected(made[0])
     assert len(made) == 1
     assert town.links.error(0) is None
+    town.links.close("over", 1.0)
+
+
+def test_a_server_that_accepts_and_ends_each_connection_is_dialled_after_growing_pauses():
+    town = Town()
+    ended: list[float] = []
+
+    def dial(member: Member, address: Address, handler: ServerConnections) -> None:
+        wire = Wire(town, at(0))
+        handler.on_connected(wire)
+        ended.append(SystemClock().now())
+        handler.on_connection_lost(wire, PeerLost("accepted and closed"))
+
+    town.links._dial = dial
+    town.links.assign([at(0)])
+    until(lambda: len(ended) >= 5)
+    pauses = [after - before for before, after in itertools.pairwise(ended)]
+    assert all(pause >= 0.9 * 0.05 * 2**number for number, pause in enumerate(pauses)), pauses
     town.links.close("over", 1.0)
 
 
