@@ -19,6 +19,9 @@ MOST_LISTED = 1 << 20
 Document = Mapping[str, Any]
 """A decoded JSON document, or an object in it."""
 
+UNDECODABLE = (ValueError, RecursionError, OverflowError)
+"""Raised by msgspec and json for bytes that are not what the decoder expects; other errors of a decoder are defects."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]

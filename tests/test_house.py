@@ -240,3 +240,13 @@ def test_no_asyncio_pickle_eval_or_shell() -> None:
                 for keyword in node.keywords:
                     shell = keyword.arg == "shell" and ast.unparse(keyword.value) == "True"
                     assert not shell, f"{path}:{node.lineno}: shell=True"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bytes_of_others_are_decoded_under_every_error_that_a_decoder_raises(path: str) -> None:
+    """msgspec raises UnicodeDecodeError and RecursionError beside DecodeError: `types.UNDECODABLE` has them all."""
+    named = [node.lineno for node in ast.walk(tree_of(path))
+             if isinstance(node, ast.ExceptHandler) and node.type is not None
+             and any(word in ast.unparse(node.type) for word in ("DecodeError", "JSONDecodeError"))
+             and "Unicode" not in ast.unparse(node.type)]  # fmt: skip
+    assert not named, f"{path}:{named}: except UNDECODABLE"

@@ -25,7 +25,7 @@ from psctl.agent.coordinator_link import FromCoordinator
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
-from psctl.types import Address, Count, Member, Name
+from psctl.types import UNDECODABLE, Address, Count, Member, Name
 
 LONGEST = 1 << 16
 """Bytes of a request."""
@@ -82,8 +82,12 @@ class ControlSocket:
 
     def _reply(self, line: bytes) -> dict[str, Any]:
         try:
-            return self._answer(msgspec.json.decode(line, type=ControlRequest))
-        except (ControlRefused, msgspec.DecodeError) as error:
+            request = msgspec.json.decode(line, type=ControlRequest)
+        except UNDECODABLE as error:
+            return {"error": {"code": "refused", "message": str(error)}}
+        try:
+            return self._answer(request)
+        except ControlRefused as error:
             return {"error": {"code": "refused", "message": str(error)}}
 
 

@@ -20,7 +20,7 @@ import msgspec
 from psctl import errors
 from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import checksum
-from psctl.types import TensorSlice
+from psctl.types import UNDECODABLE, TensorSlice
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -171,7 +171,7 @@ def decode(data: bytes, where: str) -> Manifest:
                 where=where,
             )
         manifest = _MANIFEST.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Problem(f"{MANIFEST} is damaged: {error}").error(where) from error
     for problem in (*misplaced(manifest), *uncovered(manifest.files)):
         raise problem.error(where)

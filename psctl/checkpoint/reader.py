@@ -14,7 +14,7 @@ from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import CHUNK, Unfit, content, new_checksum, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
 from psctl.checkpoint.state_file import decode_state
-from psctl.types import TensorSlice
+from psctl.types import UNDECODABLE, TensorSlice
 
 MOST_EXTRA = 100
 """Most names in a checkpoint's folder that are reported as no part of it."""
@@ -129,7 +129,10 @@ def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     running.update(data)
     if running.hexdigest() != manifest.state.checksum:
         raise Problem(f"{STATE}: its bytes were changed").error(str(folder))
-    return decode_state(data)
+    try:
+        return decode_state(data)
+    except UNDECODABLE as error:
+        raise Problem(f"{STATE} is damaged: {error}").error(str(folder)) from error
 
 
 def read_slice(

@@ -28,9 +28,14 @@ def encode_state(state: dict[str, Any]) -> bytes:
 
 
 def decode_state(data: bytes) -> dict[str, Any]:
-    """Read a state's file, whose checksum was compared before."""
+    """Read a state's file.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON object. Its checksum proves only what its writer wrote.
+    """
     value = json.loads(data.decode("utf-8", "surrogatepass"))
-    assert isinstance(value, dict), "state.json is written by encode_state only"
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
     return value
 
 

@@ -22,7 +22,7 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import BetweenPeers
 from psctl.transport.unix_channel import BYE, PIECE, ChannelListener, UnixChannel
-from psctl.types import Member
+from psctl.types import UNDECODABLE, Member
 
 PATIENCE = 2.0
 """Seconds for the two ends of a connection to authenticate."""
@@ -37,7 +37,14 @@ JOIN = 1.0
 """Seconds that `close` waits for each thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(BetweenPeers).decode
+_decoder: msgspec.msgpack.Decoder[BetweenPeers] = msgspec.msgpack.Decoder(BetweenPeers)
+
+
+def _decode(data: bytes | bytearray) -> BetweenPeers:
+    try:
+        return _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise ProtocolError(f"a worker of this host sent an invalid message: {error}") from error
 
 
 class HostMessages(Protocol):
@@ -192,7 +199,7 @@ class HostConnections:
             for record in records:
                 if record.kind == PIECE:
                     self._handler.on_message(member, _decode(record.data or b""))
-        except (ProtocolError, msgspec.DecodeError):
+        except ProtocolError:
             return False  # the peer violates the protocol: its worker pushes alone
         return not ended
 

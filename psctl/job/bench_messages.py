@@ -82,11 +82,11 @@ def from_line(line: str) -> BenchAnswer | None:
     """Return the answer that a line holds; None of any other line.
 
     Raises:
-        msgspec.DecodeError: the line is marked but not an answer: workers and psctl have different versions.
+        ValueError, RecursionError: the line is marked but not an answer: workers and psctl have different versions.
     """
     return _decoder.decode(line[len(MARK) :]) if line.startswith(MARK) else None
 
 
 def question_of(data: bytes) -> BenchQuestion:
-    """Read the question's file; raises msgspec.DecodeError."""
+    """Read the question's file; raises ValueError."""
     return _asked.decode(data)

@@ -178,7 +178,7 @@ def to_line(event: AnyEvent) -> bytes:
 
 
 def from_line(line: bytes | str) -> AnyEvent:
-    """Read one line of an event log; raises msgspec.DecodeError on anything else."""
+    """Read one line of an event log; raises one of UNDECODABLE for anything else."""
     return _decoder.decode(line)
 
 

@@ -11,6 +11,7 @@ from psctl import errors
 from psctl.launch.home import HostRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.shell import Process, Shell
+from psctl.types import UNDECODABLE
 
 
 class StartedDigest(msgspec.Struct):
@@ -75,12 +76,12 @@ def call(
     program = host.module("psctl.agent.control_client", host.job_dir, command, json.dumps(arguments or {}))
     result = shell.run(program, check=False, timeout=30)
     try:
-        answer = json.loads(result.stdout)
-    except ValueError:
+        answer = msgspec.json.decode(result.stdout, type=dict[str, Any])
+    except UNDECODABLE:
         tail = (result.stderr or result.stdout).decode(errors="replace")
         raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, tail) from None
     if result.status == 0:
-        return dict(answer)
+        return answer
     error = answer.get("error") or {}
     code = error.get("code") if isinstance(error, dict) else error
     if code == "gone":
@@ -103,11 +104,7 @@ def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, JobDigest]:
     """
     python = hosts[0].python
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
-    answer = run_program(shell, python, HOST_STATE, "digest", question)
-    try:
-        found = msgspec.convert(answer, dict[str, JobDigest])
-    except msgspec.ValidationError as error:
-        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"no digest: {error}") from error
+    found = run_program(shell, python, HOST_STATE, "digest", question, dict[str, JobDigest])
     lacking = next((host.job_dir for host in hosts if host.job_dir not in found), None)
     if lacking is not None:
         raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"it lacks {lacking}")

@@ -28,6 +28,7 @@ import msgspec
 from psctl import errors
 from psctl.launch.remote_programs.host_files import make_private
 from psctl.launch.remote_programs.host_state import open_to_others
+from psctl.types import UNDECODABLE
 
 MEASURED = ("links", "reach", "costs")
 """Kinds of measurements that are kept for a cluster."""
@@ -225,7 +226,7 @@ class Home:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise errors.InvalidFile(
                 f"{path}: this measurement is damaged: {error}", hint=f"remove {path}", where=str(path)
             ) from error
@@ -279,7 +280,7 @@ class Home:
             return sorted((int(path.name) for path in here.iterdir() if path.name.isdecimal()), reverse=True)
         try:
             seen = msgspec.json.decode((self.root / "jobs" / record.job / "steps.json").read_bytes(), type=list[int])
-        except (OSError, msgspec.DecodeError):  # a hint for the shell, no more
+        except (OSError, *UNDECODABLE):  # a hint for the shell, no more
             return []
         return sorted(seen, reverse=True)
 
@@ -328,7 +329,7 @@ class Home:
                 yield msgspec.json.decode(path.read_bytes(), type=JobRecord)
             except FileNotFoundError:  # another psctl gave the name back meanwhile
                 continue
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise errors.InvalidFile(
                     f"{path}: the record is damaged: {error}", hint=f"remove {path.parent}", where=str(path)
                 ) from error

@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from psctl import errors
 from psctl.remote.shell import Shell
+from psctl.types import UNDECODABLE
+
+T = TypeVar("T")
 
 HOST_STATE, HOST_FILES, NETWORK_CHECKS, LINK_PROBE, GPU_COPIES = (
     "host_state",
@@ -36,9 +42,22 @@ def program_source(program: str) -> str:
     return _IMPORT.sub(lambda found: program_source(found[1]).replace("from __future__ import annotations\n", ""), text)
 
 
-def program_command(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:
+def program_command(python: str, program: str, verb: str, question: Mapping[str, object]) -> list[str]:
     """Return the argv that runs a program. `-P` keeps its working folder out of the import path."""
     return [python, "-P", "-c", program_source(program), verb, json.dumps(question)]
+
+
+class SweptProcess(msgspec.Struct, frozen=True):
+    """A process that is still there."""
+
+    pid: int
+    command: str
+
+
+class SweepAnswer(msgspec.Struct, frozen=True):
+    """The processes of a job that a sweep could not end."""
+
+    left: list[SweptProcess]
 
 
 def run_program(
@@ -46,23 +65,26 @@ def run_program(
     python: str,
     program: str,
     verb: str,
-    question: dict[str, Any],
+    question: Mapping[str, object],
+    kind: type[T],
     *,
     stdin: bytes = b"",
     timeout: float | None = 60,
-) -> Any:
+) -> T:
     """Run a program on a host and return its answer.
 
     Args:
         shell: the host.
         python: an interpreter there, 3.11 or newer.
         program, verb, question: which of the programs, which of its verbs, its argument.
+        kind: type of the answer; a host whose answer is no such value is refused here, before anything uses it.
         stdin: data that the verb reads.
         timeout: seconds.
 
     Raises:
         DiskFull: the host's disk refused.
-        CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
+        CommandFailed: the program failed, or its answer is of another type.
+        TimedOut, HostUnreachable: as `Shell.run`.
     """
     result = shell.run(program_command(python, program, verb, question), stdin=stdin, timeout=timeout, check=False)
     if result.status == _DISK_FULL:
@@ -73,4 +95,7 @@ def run_program(
     if result.status != 0:
         tail = (result.stderr or result.stdout).decode(errors="replace")
         raise errors.CommandFailed(shell.name, f"{python} ({program} {verb})", result.status, tail)
-    return json.loads(result.stdout)
+    try:
+        return msgspec.json.decode(result.stdout, type=kind)
+    except UNDECODABLE as error:
+        raise errors.CommandFailed(shell.name, f"{program} {verb}", 0, f"an unexpected answer: {error}") from error

@@ -26,7 +26,7 @@ import threading
 import msgspec
 
 from psctl.errors import PeerLost, ProtocolError
-from psctl.types import Member
+from psctl.types import UNDECODABLE, Member
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -171,7 +171,7 @@ class SegmentServer:
         """Return the answer and the descriptor to send with it, which the caller closes."""
         try:
             message = _REQUESTS.decode(request)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             return Absent(f"an invalid request: {error}"), None
         with self._lock:
             held = self._held.get(member)

@@ -21,6 +21,7 @@ from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
 from psctl.remote.fleet import Fleet
+from psctl.types import UNDECODABLE
 from psctl.units import format_bytes, format_seconds
 
 
@@ -166,6 +167,12 @@ class _AnswerOutput(EventOutput):
     def on_event(self, event: AnyEvent) -> None:
         super().on_event(event)
         if isinstance(event, Log) and event.rank == "worker/0" and event.stream == "stdout":
-            answer = from_line(event.text)
+            try:
+                answer = from_line(event.text)
+            except UNDECODABLE as error:
+                raise errors.ProtocolError(
+                    f"worker/0 printed an answer that this psctl cannot read: {error}",
+                    hint="run psctl up, which installs this version on the hosts",
+                ) from error
             if answer is not None:
                 self._on_answer(answer)

@@ -18,7 +18,7 @@ from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import HostName
+from psctl.types import UNDECODABLE, HostName
 
 A = TypeVar("A")
 
@@ -92,7 +92,7 @@ def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], ki
         if result.status == 0:
             return msgspec.json.decode(result.stdout, type=kind)
         refused = msgspec.json.decode(result.stdout, type=_Refusal).error
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         tail = (result.stderr or result.stdout).decode(errors="replace")
         raise errors.CommandFailed(shell.name, f"psctl.checkpoint.tool {verb}", result.status, tail) from None
     raise _KINDS.get(refused.code, errors.PsctlError)(refused.message, refused.hint, refused.where)

@@ -225,8 +225,8 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
         keep: leave the packed archive beside it, for another host to get it from here.
     """
     question = {"folder": folder, "hash": archive.hash, "keep": keep}
-    answer = run_program(shell, python, HOST_FILES, "unpack", question, stdin=archive.data, timeout=None)
-    return str(answer["folder"])
+    run_program(shell, python, HOST_FILES, "unpack", question, dict[str, object], stdin=archive.data, timeout=None)
+    return f"{folder}/{archive.hash}"
 
 
 def _make_environment(shell: Shell, site: HostSite, action: MakeEnvironment) -> None:

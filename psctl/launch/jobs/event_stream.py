@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from psctl import errors
 from psctl.clock import Clock
 from psctl.job import events
@@ -19,6 +17,7 @@ from psctl.launch import agent_calls
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs.host_messages import SourcePaths
 from psctl.remote.shell import Shell, Tail
+from psctl.types import UNDECODABLE
 
 POLL = 0.1
 """Seconds that a wait for the next bytes lasts at most: how soon a key press is noticed."""
@@ -142,7 +141,7 @@ class EventReader:
     def _event(self, line: bytes) -> AnyEvent:
         try:
             return self._paths.event(from_line(line))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise errors.ProtocolError(
                 f"{self.path} on {self._record.head.name} holds no event at byte {self._lines.offset}: {error}",
                 hint="was it written by another version of psctl?",

@@ -116,6 +116,17 @@ def submit(
         above = split[1]
 
 
+class JobFolder(msgspec.Struct, frozen=True):
+    """A host's answer to a request to make a job's folder."""
+
+    taken: bool
+    """The job's name is in use there."""
+    orders: str = ""
+    """Path of the orders on that host."""
+    disk: bool = False
+    """The orders are on a disk, as the host has no file system in memory."""
+
+
 class _Submission:
     """One attempt to start a job, under one name."""
 
@@ -192,8 +203,9 @@ class _Submission:
             if process is not None:
                 shell.signal(process, signal.SIGTERM)
             question = {"folder": host.job_dir, "kill": True, "seconds": 10}
-            run_program(shell, host.python, HOST_STATE, "sweep", question)
-            run_program(shell, host.python, HOST_FILES, "discard", {"folder": host.job_dir})
+            run_program(shell, host.python, HOST_STATE, "sweep", question, dict[str, object])
+            discard = {"folder": host.job_dir}
+            run_program(shell, host.python, HOST_FILES, "discard", discard, dict[str, object])
 
         done = self.reached.fleet.each(clean, names=[HostName(name) for name in self.hosts])
         failed = [name for name, outcome in done.items() if outcome.error is not None]
@@ -212,11 +224,13 @@ class _Submission:
         orders = agent_orders(self.order, index, host, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
-        answer = run_program(shell, host.python, HOST_FILES, "begin", question, stdin=msgspec.json.encode(orders))
-        if answer["taken"]:
+        answer = run_program(
+            shell, host.python, HOST_FILES, "begin", question, JobFolder, stdin=msgspec.json.encode(orders)
+        )
+        if answer.taken:
             return False
-        self.orders[shell.name] = answer["orders"]
-        if answer["disk"]:
+        self.orders[shell.name] = answer.orders
+        if answer.disk:
             self.progress(
                 shell.name, "it has no file system in memory: keys and secrets are on its disk until the agent starts"
             )

@@ -20,7 +20,7 @@ from psctl.launch.host_programs import GPU_COPIES, run_program
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
-from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
+from psctl.launch.measure.measurement_servers import MeasuredRates, ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.findings import Finding
@@ -79,6 +79,23 @@ QUICK = MeasurementEffort(seconds=0.15, burn=0.08, repeats=3, pings=30)
 
 THOROUGH = MeasurementEffort(seconds=0.6, burn=0.2, repeats=3, pings=200)
 """What `topo --measure` spends."""
+
+
+class MeasuredCopy(msgspec.Struct, frozen=True):
+    """A measured path between two devices: bytes/s, seconds of a small copy, scatter of the repeats."""
+
+    a: str
+    b: str
+    bandwidth: float
+    latency: float
+    spread: float
+
+
+class MeasuredCopies(msgspec.Struct, frozen=True):
+    """A host's measured copies, or why there are none."""
+
+    copies: list[MeasuredCopy]
+    error: str = ""
 
 
 class Measurements(msgspec.Struct, frozen=True):
@@ -168,7 +185,7 @@ class _Work:
         partners = {HostName(a): b for a, b in pairs}
         meeting = self._meeting(servers, pairs)
 
-        def dial(name: HostName, shell: Shell) -> Any:
+        def dial(name: HostName, shell: Shell) -> MeasuredRates:
             other = partners[name]
             port = servers.ports.get(other, {}).get(self.at[other])
             if port is None:
@@ -179,7 +196,7 @@ class _Work:
                 "meet": meeting,
                 **msgspec.to_builtins(self.effort),
             }  # fmt: skip
-            return self.settings.ask(shell, "dial", question, servers.token, 60 + 3 * self.effort.round)
+            return self.settings.ask(shell, "dial", question, MeasuredRates, servers.token, 60 + 3 * self.effort.round)
 
         out, back = [], []
         for name, outcome in self.fleet.each(dial, names=list(partners)).items():
@@ -187,9 +204,9 @@ class _Work:
             if outcome.error is not None:
                 self.missing.append((a, b, outcome.error.message))
                 continue
-            late = float(outcome.value["latency"])
-            out.append(_sample(a, b, outcome.value["out"], late))
-            back.append(_sample(b, a, outcome.value["in"], late))
+            late = outcome.value.latency
+            out.append(_sample(a, b, outcome.value.out, late))
+            back.append(_sample(b, a, outcome.value.inward, late))
         self.series += [ConcurrentSamples(tuple(samples)) for samples in (out, back) if samples]
 
     def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
@@ -228,24 +245,21 @@ def inside(reached: ReachedCluster, progress: Progress) -> dict[str, tuple[Link,
         return {}
     progress("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
 
-    def copy(name: HostName, shell: Shell) -> Any:
+    def copy(name: HostName, shell: Shell) -> MeasuredCopies:
         question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in reached.sites[name].facts.gpus]}
-        return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, timeout=COPIES)
+        return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, MeasuredCopies, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
     for name, outcome in reached.fleet.each(copy, names=names).items():
-        why = outcome.error.message if outcome.error is not None else outcome.value["error"]
+        why = outcome.error.message if outcome.error is not None else outcome.value.error
         if why:
             progress(str(name), f"no copies measured: {why}")
         else:
-            for row in outcome.value["copies"]:
-                if row["spread"] > WIDE:
-                    progress(
-                        str(name), f"copies {row['a']} - {row['b']} varied by {row['spread']:.0%}: a device is busy"
-                    )
+            for row in outcome.value.copies:
+                if row.spread > WIDE:
+                    progress(str(name), f"copies {row.a} - {row.b} varied by {row.spread:.0%}: a device is busy")
             found[str(name)] = tuple(
-                Link(row["a"], row["b"], "copy", row["bandwidth"], row["latency"], measured=True)
-                for row in outcome.value["copies"]
+                Link(row.a, row.b, "copy", row.bandwidth, row.latency, measured=True) for row in outcome.value.copies
             )
     return found
 

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from psctl.launch.hosts.converge import ReachedCluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName
+
+T = TypeVar("T")
 
 READY = 5.0
 """Seconds in which a server must report its ports."""
@@ -27,6 +29,28 @@ class RunningServers(msgspec.Struct):
     token: str
     ports: dict[str, dict[str, int]]
     failed: dict[str, str]
+
+
+class ListeningPorts(msgspec.Struct, frozen=True):
+    """By address, the port of a host's server, or why it does not listen there."""
+
+    ports: dict[str, int]
+    failed: dict[str, str]
+
+
+class MeasuredRates(msgspec.Struct, frozen=True):
+    """What one end measured to another: seconds of a message there and back, bytes/s of each repetition."""
+
+    latency: float
+    out: list[float]
+    inward: list[float] = msgspec.field(name="in")
+
+
+class ReachedAddress(msgspec.Struct, frozen=True):
+    """Seconds of a message to an address and back, or why it is not reached."""
+
+    latency: float | None = None
+    error: str = ""
 
 
 class ProbeSettings(msgspec.Struct, frozen=True):
@@ -42,11 +66,13 @@ class ProbeSettings(msgspec.Struct, frozen=True):
         network = reached.chosen.spec.network
         return cls({name: site.executable for name, site in reached.sites.items()}, network.ports, network.congestion)
 
-    def ask(self, shell: Shell, verb: str, question: Mapping[str, Any], token: str, timeout: float) -> Any:
-        """Ask a host; the token travels on standard input."""
+    def ask(
+        self, shell: Shell, verb: str, question: Mapping[str, object], kind: type[T], token: str, timeout: float
+    ) -> T:
+        """Run a verb of the probe on a host; return its answer. The token travels on standard input."""
         asked = {"name": shell.name, "congestion": self.congestion, **question}
         python = self.pythons[shell.name]
-        return run_program(shell, python, LINK_PROBE, verb, asked, stdin=token.encode() + b"\n", timeout=timeout)
+        return run_program(shell, python, LINK_PROBE, verb, asked, kind, stdin=token.encode() + b"\n", timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -72,7 +98,9 @@ def serving(
     try:
         yield _ready(fleet, settings, names, token)
     finally:
-        fleet.each(lambda _, shell: settings.ask(shell, "stop", {"seconds": 0.0}, token, READY), names=names)
+        fleet.each(
+            lambda _, shell: settings.ask(shell, "stop", {"seconds": 0.0}, dict[str, object], token, READY), names=names
+        )
         for thread in threads:
             thread.join(READY)
 
@@ -81,19 +109,20 @@ def _serve(shell: Shell, settings: ProbeSettings, addresses: Sequence[str], seco
     """Run one server to its end; why one failed shows when its ports are asked for."""
     question = {"listen": list(addresses), "ports": settings.span, "seconds": seconds}
     with contextlib.suppress(errors.PsctlError):
-        settings.ask(shell, "serve", question, token, seconds + READY)
+        settings.ask(shell, "serve", question, dict[str, object], token, seconds + READY)
 
 
 def _ready(fleet: Fleet, settings: ProbeSettings, names: Sequence[HostName], token: str) -> RunningServers:
     found = fleet.each(
-        lambda _, shell: settings.ask(shell, "ports", {"seconds": READY}, token, READY + 20), names=names
+        lambda _, shell: settings.ask(shell, "ports", {"seconds": READY}, ListeningPorts, token, READY + 20),
+        names=names,
     )
     serving = RunningServers(token, {}, {})
     for name, outcome in found.items():
         if outcome.error is not None:
             serving.failed[name] = outcome.error.message
             continue
-        serving.ports[name] = dict(outcome.value["ports"])
-        if outcome.value["failed"]:
-            serving.failed[name] = "; ".join(f"{host}: {why}" for host, why in outcome.value["failed"].items())
+        serving.ports[name] = outcome.value.ports
+        if outcome.value.failed:
+            serving.failed[name] = "; ".join(f"{host}: {why}" for host, why in outcome.value.failed.items())
     return serving

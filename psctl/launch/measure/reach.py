@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.clusters import Progress
 from psctl.launch.hosts.converge import ReachedCluster
-from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
+from psctl.launch.measure.measurement_servers import (
+    MeasuredRates,
+    ProbeSettings,
+    ReachedAddress,
+    RunningServers,
+    serving,
+)
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.network.addresses import (
@@ -116,21 +121,22 @@ def probe(fleet: Fleet, settings: ProbeSettings, asked: Candidates) -> dict[Host
 def _dial(
     fleet: Fleet, settings: ProbeSettings, asked: Candidates, servers: RunningServers
 ) -> dict[tuple[HostName, HostName, str], float]:
-    def try_all(name: HostName, shell: Shell) -> Any:
+    def try_all(name: HostName, shell: Shell) -> dict[str, ReachedAddress]:
         to = {
             f"{other} {address}": [address, port]
             for other, ports in servers.ports.items()
             for address, port in ports.items()
             if other != name
         }
-        return settings.ask(shell, "reach", {"to": to, "seconds": DEAD, "pings": 5}, servers.token, 30)
+        question = {"to": to, "seconds": DEAD, "pings": 5}
+        return settings.ask(shell, "reach", question, dict[str, ReachedAddress], servers.token, 30)
 
     latencies = {}
     for name, outcome in fleet.each(try_all, names=list(asked)).items():
         for key, answer in (outcome.value if outcome.ok else {}).items():
             other, _, address = key.partition(" ")
-            if "latency" in answer:
-                latencies[name, HostName(other), address] = float(answer["latency"])
+            if answer.latency is not None:
+                latencies[name, HostName(other), address] = answer.latency
     return latencies
 
 
@@ -147,8 +153,8 @@ def _burst(fleet: Fleet, settings: ProbeSettings, servers: RunningServers, netwo
         def move(name: HostName, shell: Shell, partners: Mapping[HostName, HostName] = partners) -> float:
             to = members[partners[name]].address
             ends = {"to": [to, servers.ports[partners[name]][to]], "from": members[name].address}
-            answer = settings.ask(shell, "dial", {**BURST, **ends}, servers.token, 30)
-            return float(min(answer["out"][0], answer["in"][0]))
+            answer = settings.ask(shell, "dial", {**BURST, **ends}, MeasuredRates, servers.token, 30)
+            return min(answer.out[0], answer.inward[0])
 
         for outcome in fleet.each(move, names=list(partners)).values():
             least = min(least, outcome.value if outcome.ok else 0.0)

@@ -23,6 +23,7 @@ from psctl.topology.host.document import read_cluster_document
 from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import recognise
 from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
+from psctl.types import UNDECODABLE
 
 LARGEST = 16_000_000
 """Bytes of one file: a document of `topo -o json` for a thousand hosts takes as much."""
@@ -194,6 +195,11 @@ def _document(data: bytes) -> SavedMachines:
     """
     try:
         body = msgspec.json.decode(data)
+    except RecursionError:
+        raise UnreadableOutput("its JSON is nested deeper than that of any document") from None
+    except UNDECODABLE as error:
+        raise UnreadableOutput(f"it begins as a JSON document and is none: {error}") from None
+    try:
         if not isinstance(body, dict) or not ("hosts" in body or "devices" in body):
             raise UnreadableOutput('a JSON document with neither "hosts" nor "devices"')
         listed = body.get("hosts")
@@ -202,10 +208,6 @@ def _document(data: bytes) -> SavedMachines:
         if failed:
             body = {**body, "hosts": [host for host in body["hosts"] if host not in failed]}
         cluster = read_cluster_document(body)
-    except RecursionError:
-        raise UnreadableOutput("its JSON is nested deeper than that of any document") from None
-    except msgspec.DecodeError as error:
-        raise UnreadableOutput(f"it begins as a JSON document and is none: {error}") from None
     except InvalidFile as error:
         raise UnreadableOutput(error.message) from None
     rows = hosts or [body]

@@ -88,8 +88,7 @@ def look(
 
     def one(name: HostName, shell: Shell) -> PortUse:
         question = {"host": at[name], "first": span[0], "last": span[1]}
-        answer = run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question)
-        return msgspec.convert(answer, PortUse)
+        return run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question, PortUse)
 
     found = reached.fleet.each(one, names=[HostName(name) for name in at])
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}

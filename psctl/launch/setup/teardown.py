@@ -68,10 +68,11 @@ def tear_down(
         for job in running.get(name, []):
             progress(name, f"stopping {job.job}")
             question = {"folder": job.folder, "kill": True, "seconds": 10}
-            run_program(shell, site.executable, HOST_STATE, "sweep", question)
+            run_program(shell, site.executable, HOST_STATE, "sweep", question, dict[str, object])
             done.append(f"stop {job.job}")
         progress(name, f"clearing {site.workdir}")
-        answer = run_program(shell, site.executable, HOST_FILES, "remove", {"workdir": site.workdir, "all": purge})
+        question = {"workdir": site.workdir, "all": purge}
+        answer = run_program(shell, site.executable, HOST_FILES, "remove", question, dict[str, list[str]])
         rows[name] = done + [f"remove {path}" for path in answer["removed"]]
 
     for name, outcome in fleet.each(clear, names=[HostName(name) for name in sites]).items():

@@ -23,7 +23,7 @@ from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.pieces import Piece, Stretch, bytes_view, stretch, torch_dtype
 from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
 from psctl.ps.snapshot import CopiedSlice, ShardLoading, copy_shard, dtype_name
-from psctl.types import PLAIN, Compression, Layout, Shard
+from psctl.types import PLAIN, UNDECODABLE, Compression, Layout, Shard
 
 STATES = 8
 """Upper bound for a copy: more tensors of a shard's size than any fit optimizer keeps, at most twice as wide."""
@@ -249,7 +249,7 @@ class ShardState:
     def _entry(self, head: bytes) -> ShardEntry:
         try:
             entry = _ENTRY.decode(head)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"shard {self.shard.index}: no entry: {error}") from error
         if len(entry.present) != len(self.held):
             raise ProtocolError(f"shard {self.shard.index}: an entry for {len(entry.present)} pieces")
@@ -286,7 +286,7 @@ class ShardState:
         """
         try:
             found = _HEAD.decode(head)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"shard {self.shard.index}: no copy: {error}") from error
         sizes = [one.count * torch_dtype(one.dtype).itemsize for one in found.tensors]
         if not sizes or sum(sizes) != len(data) or found.tensors[0].count != self.values.numel():

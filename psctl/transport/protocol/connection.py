@@ -51,7 +51,6 @@ from psctl.transport.protocol.frames import (
     write_frame,
 )
 from psctl.transport.protocol.message_assembly import (
-    UNREADABLE,
     Codec,
     MessageAssembler,
     ReceiveBuffer,
@@ -60,7 +59,7 @@ from psctl.transport.protocol.message_assembly import (
 )
 from psctl.transport.protocol.send_queue import SMALLEST_WINDOW, Frame
 from psctl.transport.protocol.tls_records import MAX_RECORD, Records
-from psctl.types import Member
+from psctl.types import UNDECODABLE, Member
 
 STRANGER = 64 << 10
 """Bytes that an end may send before its certificate is verified."""
@@ -303,7 +302,7 @@ class ConnectionProtocol:
                 return None
         try:
             theirs = _KEYS.decode(data)
-        except UNREADABLE as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"it sent no keys: {error}") from error
         if isinstance(theirs, ConnectionRefused):
             self._go(Theirs.REFUSED)
@@ -379,7 +378,7 @@ class ConnectionProtocol:
     def _control(self, header: Bytes) -> Event | None:
         try:
             message = _CONTROL.decode(header)
-        except UNREADABLE as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"it sent an unknown control frame: {error}") from error
         if isinstance(message, Credit):
             return Credited(message.bytes)

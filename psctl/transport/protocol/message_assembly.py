@@ -12,9 +12,7 @@ from psctl.errors import MessageRefused, ProtocolError
 from psctl.permits import SHORT, Permits
 from psctl.transport.protocol.connection_messages import Long
 from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Bytes, FrameOpener, Prefix
-
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-"""What msgspec raises for bytes that are no message: text that is no UTF-8 is a ValueError."""
+from psctl.types import UNDECODABLE
 
 LONGEST_TAG = 64
 """Bytes within which a message's tag lies."""
@@ -46,7 +44,7 @@ class Codec:
             self.admit(header, len(header))
         try:
             return self._decode(header)
-        except UNREADABLE as error:
+        except UNDECODABLE as error:
             raise MessageRefused(f"it sent an unknown message: {error}") from error
 
     def admit(self, start: Bytes, size: int) -> None:

@@ -31,7 +31,7 @@ from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.shard_state import ShardEntry, ShardState, Terms
 from psctl.ps.messages import Push
 from psctl.ps.pieces import Piece, bytes_view, torch_dtype
-from psctl.types import Shard
+from psctl.types import UNDECODABLE, Shard
 
 
 class StagedPush:
@@ -87,7 +87,7 @@ def read_handed(head: bytes, shard: int) -> StagedTransfer:
     """
     try:
         return _HANDED.decode(head)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"shard {shard}: no hand-over: {error}") from error
 
 

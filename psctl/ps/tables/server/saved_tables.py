@@ -30,7 +30,7 @@ from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
 from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables, led_shards
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
 from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry, TableShard
-from psctl.types import Range, TensorSlice
+from psctl.types import UNDECODABLE, Range, TensorSlice
 
 ROOT = "store/"
 """What the names of all tensors of tables begin with."""
@@ -106,7 +106,7 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
     for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
         try:
             about = _ABOUT.decode(bytes(tensors[name].numpy()))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise CheckpointCorrupt(f"{name}: {error}") from error
         first = about.store.name not in found
         held = found.setdefault(about.store.name, machine.make_shard(about.store))
