@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from psctl.launch.home import HostRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.shell import Process, Shell
 from psctl.types import UNDECODABLE
+
+T = TypeVar("T")
 
 
 class StartedDigest(msgspec.Struct):
@@ -59,6 +61,10 @@ class JobDigest(msgspec.Struct):
     finished: FinishedDigest | None = None
 
 
+_DIGESTS: msgspec.json.Decoder[dict[str, JobDigest]] = msgspec.json.Decoder(dict[str, JobDigest])
+_ANSWER: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
 def call(
     shell: Shell, host: HostRecord, command: str, arguments: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
@@ -76,7 +82,7 @@ def call(
     program = host.module("psctl.agent.control_client", host.job_dir, command, json.dumps(arguments or {}))
     result = shell.run(program, check=False, timeout=30)
     try:
-        answer = msgspec.json.decode(result.stdout, type=dict[str, Any])
+        answer = _ANSWER.decode(result.stdout)
     except UNDECODABLE:
         tail = (result.stderr or result.stdout).decode(errors="replace")
         raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, tail) from None
@@ -87,6 +93,20 @@ def call(
     if code == "gone":
         return None
     raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, str(error))
+
+
+def converted(host: str, command: str, value: object, kind: type[T]) -> T:
+    """Return a part of an agent's answer as a value of this type.
+
+    Raises:
+        CommandFailed: the agent answered something else; names the host.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise errors.CommandFailed(
+            host, f"psctl.agent.control_client {command}", 0, f"an unexpected answer: {error}"
+        ) from error
 
 
 def alive(shell: Shell, host: HostRecord) -> bool:
@@ -104,7 +124,7 @@ def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, JobDigest]:
     """
     python = hosts[0].python
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
-    found = run_program(shell, python, HOST_STATE, "digest", question, dict[str, JobDigest])
+    found = run_program(shell, python, HOST_STATE, "digest", question, _DIGESTS)
     lacking = next((host.job_dir for host in hosts if host.job_dir not in found), None)
     if lacking is not None:
         raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"it lacks {lacking}")

@@ -47,6 +47,10 @@ def program_command(python: str, program: str, verb: str, question: Mapping[str,
     return [python, "-P", "-c", program_source(program), verb, json.dumps(question)]
 
 
+OBJECT: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
+"""The answer of a program of which nothing is used."""
+
+
 class SweptProcess(msgspec.Struct, frozen=True):
     """A process that is still there."""
 
@@ -60,13 +64,16 @@ class SweepAnswer(msgspec.Struct, frozen=True):
     left: list[SweptProcess]
 
 
+SWEPT = msgspec.json.Decoder(SweepAnswer)
+
+
 def run_program(
     shell: Shell,
     python: str,
     program: str,
     verb: str,
     question: Mapping[str, object],
-    kind: type[T],
+    answer: msgspec.json.Decoder[T],
     *,
     stdin: bytes = b"",
     timeout: float | None = 60,
@@ -77,7 +84,7 @@ def run_program(
         shell: the host.
         python: an interpreter there, 3.11 or newer.
         program, verb, question: which of the programs, which of its verbs, its argument.
-        kind: type of the answer; a host whose answer is no such value is refused here, before anything uses it.
+        answer: decoder of the answer, made at import: threads that have msgspec learn a type together crash it.
         stdin: data that the verb reads.
         timeout: seconds.
 
@@ -95,7 +102,21 @@ def run_program(
     if result.status != 0:
         tail = (result.stderr or result.stdout).decode(errors="replace")
         raise errors.CommandFailed(shell.name, f"{python} ({program} {verb})", result.status, tail)
+    return read_answer(shell.name, f"{program} {verb}", answer, result.stdout)
+
+
+def read_answer(host: str, command: str, answer: msgspec.json.Decoder[T], data: bytes | str) -> T:
+    """Return a host's answer, whose form and types are checked before anything uses it.
+
+    Args:
+        host, command: the host and its command, for the error.
+        answer: decoder of the answer.
+        data: what the command printed.
+
+    Raises:
+        CommandFailed: the host answered something else: it runs another version, or it is compromised.
+    """
     try:
-        return msgspec.json.decode(result.stdout, type=kind)
+        return answer.decode(data)
     except UNDECODABLE as error:
-        raise errors.CommandFailed(shell.name, f"{program} {verb}", 0, f"an unexpected answer: {error}") from error
+        raise errors.CommandFailed(host, command, 0, f"an unexpected answer: {error}") from error

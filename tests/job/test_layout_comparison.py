@@ -66,12 +66,12 @@ def test_ranks_may_differ_in_where_their_parameters_are() -> None:
         ),
         (
             msgspec.structs.replace(RANK0, buffers=("running_var",)),
-            "buffer running_var stands where worker/0 has running_mean",
+            "a buffer is running_var, on worker/0 it is running_mean",
         ),
-        (msgspec.structs.replace(RANK0, buffers=()), "buffer nothing stands where worker/0 has running_mean"),
+        (msgspec.structs.replace(RANK0, buffers=()), "a buffer is missing, on worker/0 it is running_mean"),
         (
             msgspec.structs.replace(RANK0, buffers=("running_mean", "count")),
-            "buffer count stands where worker/0 has nothing",
+            "a buffer is count, on worker/0 it is missing",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from psctl import errors
 from psctl.agent import supervisor
 from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, StateChanged, to_line
 from psctl.launch.archive import pack_folder
-from psctl.launch.host_programs import HOST_FILES, HOST_STATE, program_command, run_program
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_command, run_program
 from psctl.remote.local import LocalShell
 from tests.helpers.running import until
 
@@ -33,7 +33,7 @@ def shell(tmp_path: Path) -> Iterator[LocalShell]:
 
 
 def there(shell: LocalShell, verb: str, question: dict[str, Any], program: str = HOST_STATE, stdin: bytes = b"") -> Any:
-    return run_program(shell, sys.executable, program, verb, question, stdin=stdin)
+    return run_program(shell, sys.executable, program, verb, question, OBJECT, stdin=stdin)
 
 
 def started_of(pid: int) -> str:

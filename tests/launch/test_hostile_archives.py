@@ -14,7 +14,7 @@ import pytest
 
 from psctl import errors
 from psctl.launch.archive import pack_folder
-from psctl.launch.host_programs import HOST_FILES, run_program
+from psctl.launch.host_programs import HOST_FILES, OBJECT, run_program
 from psctl.remote.local import LocalShell
 
 
@@ -37,7 +37,7 @@ def unpack(tmp_path: Path, name: str, data: bytes) -> Path:
     shell = LocalShell("here", str(tmp_path / "home"))
     try:
         question = {"folder": str(tmp_path / "code"), "hash": name}
-        return Path(run_program(shell, sys.executable, HOST_FILES, "unpack", question, stdin=data)["folder"])
+        return Path(run_program(shell, sys.executable, HOST_FILES, "unpack", question, OBJECT, stdin=data)["folder"])
     finally:
         shell.close()
 

@@ -16,11 +16,12 @@ import pytest
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.export import export_model
-from psctl.checkpoint.reader import verify
+from psctl.checkpoint.reader import read_state, verify
 from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch import agent_calls
 from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster, split_job
+from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
 from psctl.launch.jobs.prepare import load_requested_job
 from psctl.remote.shell import CommandResult
 from psctl.transport.protocol.authority import Pair, make_authority, sign
@@ -290,7 +291,7 @@ def test_rows_speak_of_the_job_that_was_asked_about(hostile: Hostile) -> None:
 def test_what_a_head_tells_of_a_job_never_damages_its_record(forged: Any) -> None:
     shell, head = FakeShell("a"), record().head
     shell.on("python3", CommandResult(0, json.dumps({head.job_dir: forged}).encode(), b""))
-    with pytest.raises(errors.CommandFailed, match=r"no digest|it lacks"):
+    with pytest.raises(errors.CommandFailed, match=r"unexpected answer|it lacks"):
         agent_calls.digests(shell, [head])
 
 
@@ -382,3 +383,30 @@ def test_a_job_file_of_a_host_gets_nothing_of_the_operators_shell(text: str, env
         manifest_trust.refuse_shell(wanted.job, wanted.env, "digits-1@10")
     plain = load_requested_job(JOB_FILE + "env: {A: b}\n", "job.yaml", [], ["C=d"])
     manifest_trust.refuse_shell(plain.job, plain.env, "digits-1@10")
+
+
+@pytest.mark.parametrize(
+    "printed", [b"", b"[]", b'"x"', b"null", b'{"\xff": 1}', b"[" * 100_000, b'{"left": [{"pid": "x", "command": 3}]}']
+)
+def test_an_answer_of_another_form_is_refused_by_the_host_s_name(printed: bytes) -> None:
+    shell = FakeShell("a")
+    shell.on("python3", lambda *_: CommandResult(0, printed, b""))
+    with pytest.raises(errors.CommandFailed, match="a: `host_state sweep` ended with 0: an unexpected answer"):
+        run_program(shell, "python3", HOST_STATE, "sweep", {}, SWEPT)
+
+
+@pytest.mark.parametrize("state", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a": 1e999}x'])
+def test_a_state_that_its_writer_damaged_is_refused_though_its_checksum_is_right(tmp_path: Path, state: bytes) -> None:
+    manifest = Hostile(tmp_path).manifest
+    folder = tmp_path / "made" / "digits-1" / "0000000010"
+    (folder / "state.json").write_bytes(state)
+    forged = msgspec.structs.replace(manifest, state=manifests.StateFile(len(state), manifests.checksum(state)))
+    with pytest.raises(errors.CheckpointCorrupt, match=r"state.json is damaged"):
+        read_state(folder, forged)
+
+
+@pytest.mark.parametrize("body", [b'"format": 1, "a": "\xff"}', b'"a": ' + b"[" * 100_000])
+def test_a_manifest_that_no_decoder_reads_is_refused_though_its_checksum_is_right(body: bytes) -> None:
+    data = b'{"checksum":"' + manifests.checksum(body).encode() + b'",\n' + body
+    with pytest.raises(errors.CheckpointCorrupt, match="is damaged"):
+        manifests.decode(data, "checkpoint")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from psctl.launch import host_programs
-from psctl.launch.host_programs import HOST_FILES, HOST_STATE, program_source, run_program
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_source, run_program
 from psctl.launch.remote_programs import pending_orders
 from psctl.remote.local import LocalShell
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def there(shell: LocalShell, program: str, verb: str, question: dict[str, Any], stdin: bytes = b"") -> Any:
-    return run_program(shell, sys.executable, program, verb, question, stdin=stdin)
+    return run_program(shell, sys.executable, program, verb, question, OBJECT, stdin=stdin)
 
 
 def begin(shell: LocalShell, folder: Path) -> dict[str, Any]:

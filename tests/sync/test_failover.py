@@ -167,7 +167,7 @@ def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_ch
     layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
     shards = cut(layout, 1)
     told = Assignment(3, [[0] for _ in shards], [[] for _ in shards], [ServerAt(0, 0, Address("127.0.0.1", 1))])
-    coordinator, server, statuses = Coordinator(), Server(Member("server", 1)), []
+    coordinator, server, statuses = Coordinator({}), Server(Member("server", 1)), []
     run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
     run.start()
     server.on_message(None, Welcome(1, 0, 0, 1.0, training=True), None)

@@ -17,7 +17,7 @@ from psctl import errors
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
 from psctl.launch.clusters import ChosenCluster, Connect, Progress
 from psctl.launch.home import Home, HostRecord
-from psctl.launch.host_programs import HOST_FILES, run_program
+from psctl.launch.host_programs import HOST_FILES, OBJECT, run_program
 from psctl.launch.hosts.actions import (
     AnyAction,
     FindNetwork,
@@ -225,7 +225,7 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
         keep: leave the packed archive beside it, for another host to get it from here.
     """
     question = {"folder": folder, "hash": archive.hash, "keep": keep}
-    run_program(shell, python, HOST_FILES, "unpack", question, dict[str, object], stdin=archive.data, timeout=None)
+    run_program(shell, python, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data, timeout=None)
     return f"{folder}/{archive.hash}"
 
 

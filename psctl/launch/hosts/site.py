@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.host_programs import HOST_STATE, program_source
+from psctl.launch.host_programs import HOST_STATE, program_source, read_answer
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
@@ -45,11 +45,9 @@ class RunningJob(msgspec.Struct, frozen=True):
     workers: int
 
 
-class HostSite(msgspec.Struct, frozen=True):
-    """A host as inspected. A module's version is None when it cannot be imported."""
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's answer to an inspection. A module's version is None when it cannot be imported."""
 
-    name: str
-    facts: HostFacts
     executable: str
     version: str
     paths: list[str]  # where its packages lie
@@ -60,7 +58,6 @@ class HostSite(msgspec.Struct, frozen=True):
     free: int
     writable: bool
     open: dict[str, str] | None  # why others may change what lies in the workdir, and the cure
-    skew: float  # seconds by which its clock is surely ahead of ours (behind: below 0); the round trip hides less
     codes: dict[str, bool]
     environments: dict[str, dict[str, Any] | None]
     ready: dict[str, Any] | None
@@ -70,6 +67,15 @@ class HostSite(msgspec.Struct, frozen=True):
     cores: int
     inodes: int | None = None  # files that can still be made there; None: no limit
     machine: str = ""  # a hash of its installation's id and its network cards
+    clock: float = 0.0  # its time
+
+
+class HostSite(HostState, frozen=True, kw_only=True):
+    """A host as inspected."""
+
+    name: str
+    facts: HostFacts
+    skew: float  # seconds by which its clock is surely ahead of ours (behind: below 0); the round trip hides less
 
     @property
     def identity(self) -> str:
@@ -85,8 +91,7 @@ class HostSite(msgspec.Struct, frozen=True):
         return ".".join(self.version.split(".")[:2])
 
 
-_LEARNT = msgspec.json.Decoder(HostSite)
-"""Hosts are looked at in a thread each, and threads that have msgspec learn a type at the same moment crash it."""
+_STATE = msgspec.json.Decoder(HostState)
 
 
 def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
@@ -115,10 +120,9 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     first, _, answer = rest.partition("\n")
     if not answer.startswith("{"):
         raise _python_missing(shell.name, python, first.strip() or result.stderr.decode(errors="replace").strip())
-    found = json.loads(answer)
-    clock = found.pop("clock")
-    found["skew"] = max(0.0, clock - after) or min(0.0, clock - before)
-    return msgspec.convert({**found, "name": shell.name, "facts": parse_probe(machine)}, HostSite)
+    found = read_answer(shell.name, "host_state probe", _STATE, answer)
+    skew = max(0.0, found.clock - after) or min(0.0, found.clock - before)
+    return HostSite(**msgspec.structs.asdict(found), name=shell.name, facts=parse_probe(machine), skew=skew)
 
 
 def look_at_hosts(

@@ -12,7 +12,7 @@ from psctl import errors
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
-from psctl.launch.host_programs import HOST_STATE, SweepAnswer, run_program
+from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.types import HostName
@@ -117,7 +117,7 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
     def look(name: HostName, shell: Shell) -> list[str]:
         host = by_name[name]
         question = {"folder": host.job_dir, "kill": kill, "seconds": SWEEP}
-        answer = run_program(shell, host.python, HOST_STATE, "sweep", question, SweepAnswer)
+        answer = run_program(shell, host.python, HOST_STATE, "sweep", question, SWEPT)
         return [f"{name}: {each.command or each.pid}" for each in answer.left]
 
     reached = [HostName(name) for name in by_name if name in fleet.shells]

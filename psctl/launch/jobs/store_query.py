@@ -119,7 +119,7 @@ class StoreReader:
             reply = self._ask(batch)
             if reply["servers"] == 0:
                 raise self._no_store([])
-            answers = [msgspec.convert(each, ReadRows) for each in reply["answers"]]
+            answers = agent_calls.converted(self._shell.name, "read", reply["answers"], list[ReadRows])
             problems = {each.problem for each in answers}
             if "large" in problems:
                 return None

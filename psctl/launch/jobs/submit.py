@@ -19,7 +19,7 @@ from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import Progress
 from psctl.launch.home import HostRecord, JobRecord, split_job
-from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
 from psctl.launch.hosts.converge import ReachedCluster, send_archive
 from psctl.launch.measure import calibration
 from psctl.launch.placement.cluster_snapshot import machines_document
@@ -127,6 +127,9 @@ class JobFolder(msgspec.Struct, frozen=True):
     """The orders are on a disk, as the host has no file system in memory."""
 
 
+_JOB_FOLDER = msgspec.json.Decoder(JobFolder)
+
+
 class _Submission:
     """One attempt to start a job, under one name."""
 
@@ -203,9 +206,9 @@ class _Submission:
             if process is not None:
                 shell.signal(process, signal.SIGTERM)
             question = {"folder": host.job_dir, "kill": True, "seconds": 10}
-            run_program(shell, host.python, HOST_STATE, "sweep", question, dict[str, object])
+            run_program(shell, host.python, HOST_STATE, "sweep", question, OBJECT)
             discard = {"folder": host.job_dir}
-            run_program(shell, host.python, HOST_FILES, "discard", discard, dict[str, object])
+            run_program(shell, host.python, HOST_FILES, "discard", discard, OBJECT)
 
         done = self.reached.fleet.each(clean, names=[HostName(name) for name in self.hosts])
         failed = [name for name, outcome in done.items() if outcome.error is not None]
@@ -225,7 +228,7 @@ class _Submission:
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
         answer = run_program(
-            shell, host.python, HOST_FILES, "begin", question, JobFolder, stdin=msgspec.json.encode(orders)
+            shell, host.python, HOST_FILES, "begin", question, _JOB_FOLDER, stdin=msgspec.json.encode(orders)
         )
         if answer.taken:
             return False
@@ -259,7 +262,7 @@ class _Submission:
             answer = agent_calls.call(shell, host, "hello")
             found = (answer or {}).get("coordinator")
             if found:
-                return msgspec.convert(found, Address)
+                return agent_calls.converted(shell.name, "hello", found, Address)
             if not shell.alive(self.started[shell.name]):
                 raise agent_calls.why_gone(shell, host, self.name)
             time.sleep(0.02)

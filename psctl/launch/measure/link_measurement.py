@@ -20,7 +20,7 @@ from psctl.launch.host_programs import GPU_COPIES, run_program
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
-from psctl.launch.measure.measurement_servers import MeasuredRates, ProbeSettings, RunningServers, serving
+from psctl.launch.measure.measurement_servers import RATES, MeasuredRates, ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.findings import Finding
@@ -96,6 +96,9 @@ class MeasuredCopies(msgspec.Struct, frozen=True):
 
     copies: list[MeasuredCopy]
     error: str = ""
+
+
+_COPIES = msgspec.json.Decoder(MeasuredCopies)
 
 
 class Measurements(msgspec.Struct, frozen=True):
@@ -196,7 +199,7 @@ class _Work:
                 "meet": meeting,
                 **msgspec.to_builtins(self.effort),
             }  # fmt: skip
-            return self.settings.ask(shell, "dial", question, MeasuredRates, servers.token, 60 + 3 * self.effort.round)
+            return self.settings.ask(shell, "dial", question, RATES, servers.token, 60 + 3 * self.effort.round)
 
         out, back = [], []
         for name, outcome in self.fleet.each(dial, names=list(partners)).items():
@@ -247,7 +250,7 @@ def inside(reached: ReachedCluster, progress: Progress) -> dict[str, tuple[Link,
 
     def copy(name: HostName, shell: Shell) -> MeasuredCopies:
         question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in reached.sites[name].facts.gpus]}
-        return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, MeasuredCopies, timeout=COPIES)
+        return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, _COPIES, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
     for name, outcome in reached.fleet.each(copy, names=names).items():

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from psctl import errors
-from psctl.launch.host_programs import LINK_PROBE, run_program
+from psctl.launch.host_programs import LINK_PROBE, OBJECT, run_program
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -53,6 +53,11 @@ class ReachedAddress(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+_PORTS = msgspec.json.Decoder(ListeningPorts)
+RATES = msgspec.json.Decoder(MeasuredRates)
+REACHED: msgspec.json.Decoder[dict[str, ReachedAddress]] = msgspec.json.Decoder(dict[str, ReachedAddress])
+
+
 class ProbeSettings(msgspec.Struct, frozen=True):
     """How the link probe runs: the hosts' interpreters, and the network settings of the cluster file."""
 
@@ -67,12 +72,20 @@ class ProbeSettings(msgspec.Struct, frozen=True):
         return cls({name: site.executable for name, site in reached.sites.items()}, network.ports, network.congestion)
 
     def ask(
-        self, shell: Shell, verb: str, question: Mapping[str, object], kind: type[T], token: str, timeout: float
+        self,
+        shell: Shell,
+        verb: str,
+        question: Mapping[str, object],
+        answer: msgspec.json.Decoder[T],
+        token: str,
+        timeout: float,
     ) -> T:
         """Run a verb of the probe on a host; return its answer. The token travels on standard input."""
         asked = {"name": shell.name, "congestion": self.congestion, **question}
         python = self.pythons[shell.name]
-        return run_program(shell, python, LINK_PROBE, verb, asked, kind, stdin=token.encode() + b"\n", timeout=timeout)
+        return run_program(
+            shell, python, LINK_PROBE, verb, asked, answer, stdin=token.encode() + b"\n", timeout=timeout
+        )
 
 
 @contextlib.contextmanager
@@ -98,9 +111,7 @@ def serving(
     try:
         yield _ready(fleet, settings, names, token)
     finally:
-        fleet.each(
-            lambda _, shell: settings.ask(shell, "stop", {"seconds": 0.0}, dict[str, object], token, READY), names=names
-        )
+        fleet.each(lambda _, shell: settings.ask(shell, "stop", {"seconds": 0.0}, OBJECT, token, READY), names=names)
         for thread in threads:
             thread.join(READY)
 
@@ -109,12 +120,12 @@ def _serve(shell: Shell, settings: ProbeSettings, addresses: Sequence[str], seco
     """Run one server to its end; why one failed shows when its ports are asked for."""
     question = {"listen": list(addresses), "ports": settings.span, "seconds": seconds}
     with contextlib.suppress(errors.PsctlError):
-        settings.ask(shell, "serve", question, dict[str, object], token, seconds + READY)
+        settings.ask(shell, "serve", question, OBJECT, token, seconds + READY)
 
 
 def _ready(fleet: Fleet, settings: ProbeSettings, names: Sequence[HostName], token: str) -> RunningServers:
     found = fleet.each(
-        lambda _, shell: settings.ask(shell, "ports", {"seconds": READY}, ListeningPorts, token, READY + 20),
+        lambda _, shell: settings.ask(shell, "ports", {"seconds": READY}, _PORTS, token, READY + 20),
         names=names,
     )
     serving = RunningServers(token, {}, {})

@@ -15,7 +15,8 @@ from psctl import errors
 from psctl.launch.clusters import Progress
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure.measurement_servers import (
-    MeasuredRates,
+    RATES,
+    REACHED,
     ProbeSettings,
     ReachedAddress,
     RunningServers,
@@ -129,7 +130,7 @@ def _dial(
             if other != name
         }
         question = {"to": to, "seconds": DEAD, "pings": 5}
-        return settings.ask(shell, "reach", question, dict[str, ReachedAddress], servers.token, 30)
+        return settings.ask(shell, "reach", question, REACHED, servers.token, 30)
 
     latencies = {}
     for name, outcome in fleet.each(try_all, names=list(asked)).items():
@@ -153,7 +154,7 @@ def _burst(fleet: Fleet, settings: ProbeSettings, servers: RunningServers, netwo
         def move(name: HostName, shell: Shell, partners: Mapping[HostName, HostName] = partners) -> float:
             to = members[partners[name]].address
             ends = {"to": [to, servers.ports[partners[name]][to]], "from": members[name].address}
-            answer = settings.ask(shell, "dial", {**BURST, **ends}, MeasuredRates, servers.token, 30)
+            answer = settings.ask(shell, "dial", {**BURST, **ends}, RATES, servers.token, 30)
             return min(answer.out[0], answer.inward[0])
 
         for outcome in fleet.each(move, names=list(partners)).values():

@@ -50,6 +50,9 @@ class PortUse(msgspec.Struct, frozen=True):
     taken: list[TakenPort] = []
 
 
+_PORT_USE = msgspec.json.Decoder(PortUse)
+
+
 def needed(job: JobSpec, job_hosts: JobHosts) -> dict[str, Needs]:
     """Return the ports that a job needs on each of its hosts, by role; what its plan may choose counts at its most.
 
@@ -88,7 +91,7 @@ def look(
 
     def one(name: HostName, shell: Shell) -> PortUse:
         question = {"host": at[name], "first": span[0], "last": span[1]}
-        return run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question, PortUse)
+        return run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question, _PORT_USE)
 
     found = reached.fleet.each(one, names=[HostName(name) for name in at])
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}

@@ -19,7 +19,7 @@ from psctl.launch.hosts.actions import missing, torch_of
 from psctl.launch.hosts.converge import ReachedCluster, inspect
 from psctl.launch.hosts.site import HostSite
 from psctl.launch.measure import reach
-from psctl.launch.measure.measurement_servers import ProbeSettings, ReachedAddress, serving
+from psctl.launch.measure.measurement_servers import REACHED, ProbeSettings, serving
 from psctl.launch.placement import ports
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import any_job
@@ -313,9 +313,11 @@ def _reach(reached: ReachedCluster, machines: Mapping[str, Machine], reports: Ma
             others = [other for other in names if other != name]
             to = {other: [at[other], port] for other in others for port in servers.ports.get(other, {}).values()}
             question = {"to": to, "seconds": REACH, "pings": 1}
-            answers = settings.ask(shell, "reach", question, dict[str, ReachedAddress], servers.token, REACH + SERVING)
-            silent = {other: servers.failed.get(other, "it does not listen") for other in others if other not in to}
-            return {**{other: answer.error for other, answer in answers.items()}, **silent}
+            answers = settings.ask(shell, "reach", question, REACHED, servers.token, REACH + SERVING)
+            silent: dict[str, str] = {
+                other: servers.failed.get(other, "it does not listen") for other in others if other not in to
+            }
+            return {other: answer.error for other, answer in answers.items()} | silent
 
         answered = all_hosts.each(connect_to_others, names=names)
     for name, outcome in answered.items():

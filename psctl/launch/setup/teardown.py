@@ -10,11 +10,13 @@ import msgspec
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
-from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
 from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName
+
+_REMOVED: msgspec.json.Decoder[dict[str, list[str]]] = msgspec.json.Decoder(dict[str, list[str]])
 
 
 def running_jobs(sites: Mapping[str, HostSite]) -> dict[str, list[RunningJob]]:
@@ -68,11 +70,11 @@ def tear_down(
         for job in running.get(name, []):
             progress(name, f"stopping {job.job}")
             question = {"folder": job.folder, "kill": True, "seconds": 10}
-            run_program(shell, site.executable, HOST_STATE, "sweep", question, dict[str, object])
+            run_program(shell, site.executable, HOST_STATE, "sweep", question, OBJECT)
             done.append(f"stop {job.job}")
         progress(name, f"clearing {site.workdir}")
         question = {"workdir": site.workdir, "all": purge}
-        answer = run_program(shell, site.executable, HOST_FILES, "remove", question, dict[str, list[str]])
+        answer = run_program(shell, site.executable, HOST_FILES, "remove", question, _REMOVED)
         rows[name] = done + [f"remove {path}" for path in answer["removed"]]
 
     for name, outcome in fleet.each(clear, names=[HostName(name) for name in sites]).items():
