@@ -312,14 +312,14 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
 
 def readers_of(client) -> list[int]:
     """Note from now on which threads take in what the client is told."""
-    seen, mind = [], client._state
-    original = mind.on_server_message
+    seen, machine = [], client._state
+    original = machine.on_server_message
 
     def received(*args, **options):
         seen.append(threading.get_ident())
         return original(*args, **options)
 
-    mind.on_server_message = received
+    machine.on_server_message = received
     return seen
 
 

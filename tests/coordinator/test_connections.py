@@ -91,7 +91,7 @@ class Scene:
         return self.refusal
 
 
-def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
+def test_what_needs_thought_goes_to_the_machine_in_order() -> None:
     scene = Scene()
     scene.handler.on_message(scene.peers[W1], Heartbeat(3, "compute"), None)
     scene.handler.on_connection_lost(scene.peers[W1], PeerLost("gone"))
@@ -112,7 +112,7 @@ def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> Non
     assert newer.all() == [(Go(), b"")]
 
 
-def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() -> None:
+def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_state_machine() -> None:
     scene = Scene()
     zero = scene.peers[W0]
     scene.handler.on_message(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
@@ -210,7 +210,7 @@ def test_a_worker_opens_four_parts_of_checkpoints_and_not_20000() -> None:
     assert len(scene.saver.calls) == 44
 
 
-def test_a_checkpoint_that_the_mind_refuses_opens_no_file() -> None:
+def test_a_checkpoint_that_the_machine_refuses_opens_no_file() -> None:
     scene = Scene()
     scene.refusal = "step 9 of 3"
     assert "SaveBegin: step 9 of 3" in refusal(scene, scene.peers[W1], SaveBegin(5, []))

@@ -53,8 +53,8 @@ class Net:
         members = [Member("server", rank) for rank in range(servers)]
         self.servers = [TableConnections(member, self.dial(member), memory=self.memory(member)) for member in members]
         self.acceptors = [
-            self.network.acceptor(credentials(member), TABLES, desk)
-            for member, desk in zip(members, self.servers, strict=True)
+            self.network.acceptor(credentials(member), TABLES, connections)
+            for member, connections in zip(members, self.servers, strict=True)
         ]
         self.at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
         self.chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(SHARDS)]

@@ -1,4 +1,4 @@
-"""Tables without a network: server minds, clients, and links between them that a test moves message by message.
+"""Tables without a network: server machines, clients, and links between them that a test moves message by message.
 
 Messages go through the real encoder, so that what travels is what the wire would carry. A link keeps its order, as a
 connection does; `cut` loses what is on it and begins anew, as a broken connection does. Servers have links among
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from psctl.errors import ProtocolError
+from psctl.errors import ProtocolError, UsageError
 from psctl.ps.messages import SharedRange
 from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.permits import TABLES
@@ -35,9 +35,11 @@ class Functions:
 
     def reduction(self, name):
         known = reductions()
-        return known[name] if name in known else custom(name, self._functions[name])
+        return known[name] if name in known else custom(name, self.function(name))
 
     def function(self, name):
+        if name not in self._functions:
+            raise UsageError(f"no function has the name {name!r}")
         return self._functions[name]
 
 
@@ -76,11 +78,11 @@ class World:
 
     def start(self, rank: int) -> TableServer:
         """A server (again): a new process that knows nothing."""
-        mind = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
+        machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
         self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)
-        return mind
+        return machine
 
     def meet(self, rank: int) -> None:
         """A server that has come and the others connect."""
@@ -93,15 +95,15 @@ class World:
         del self.servers[rank]
         for link in [link for link in self.links if ("server", rank) in link]:
             del self.links[link]
-        for other, mind in self.servers.items():
-            self.follow(other, mind.on_server_disconnected(rank))
+        for other, machine in self.servers.items():
+            self.follow(other, machine.on_server_disconnected(rank))
 
     def assign(self, chains, copies=None) -> None:
         """The coordinator's word, to all servers at once."""
         self.epoch += 1
-        for rank, mind in self.servers.items():
+        for rank, machine in self.servers.items():
             self.follow(
-                rank, mind.on_assignment(self.epoch, chains, copies or [[] for _ in chains], list(self.servers))
+                rank, machine.on_assignment(self.epoch, chains, copies or [[] for _ in chains], list(self.servers))
             )
 
     def join(self, rank: int) -> TableClient:
@@ -136,7 +138,7 @@ class World:
             self._queue((("worker", rank), ("server", out.server)), out.message, out.payload)
 
     def follow(self, rank: int, outputs) -> None:
-        """Do what a server's mind said."""
+        """Do what a server's machine said."""
         for output in outputs:
             if isinstance(output, ToWorker):
                 self._queue((("server", rank), ("worker", output.rank)), output.message, output.payload)
@@ -193,13 +195,13 @@ class World:
             self.lent.remove(each)
 
     def _between(self, server: int, whom: int, message, data) -> None:
-        mind = self.servers[whom]
+        machine = self.servers[whom]
         try:
-            room = None if data is None else mind.replica_buffer_for(server, message, len(data))
+            room = None if data is None else machine.replica_buffer_for(server, message, len(data))
             if room is not None:
                 room[:] = data
-            self.follow(whom, mind.on_server_message(server, message, len(data or b"")))
-        except ProtocolError:  # as the desk does: the connection ends, and is made anew
+            self.follow(whom, machine.on_server_message(server, message, len(data or b"")))
+        except ProtocolError:  # as the connections do: it ends, and is made anew
             self.connect(("server", server), ("server", whom))
 
     def run(self, until=lambda: False) -> None:

@@ -1,4 +1,4 @@
-"""Coded pushes between the minds: sent again they are the same bytes, and whatever breaks, sums are too."""
+"""Coded pushes between the machines: sent again they are the same bytes, and whatever breaks, sums are too."""
 
 from __future__ import annotations
 
@@ -74,35 +74,35 @@ def terms(kind: str, world: int, update: str = "worker", staleness: int | None =
 
 
 def client(kind: str, rank: int, world: int) -> DenseClient:
-    mind = DenseClient(terms(kind, world), [SHARD], [0], rank)
-    mind.on_assignment(0, [0], [0])
-    mind.on_server_message(0, Leads(0, [0]))
-    mind.pull(0)
+    machine = DenseClient(terms(kind, world), [SHARD], [0], rank)
+    machine.on_assignment(0, [0], [0])
+    machine.on_server_message(0, Leads(0, [0]))
+    machine.pull(0)
     values = Values(0, 0, bytes(2), 0, 0)
-    mind.receive_buffer_for(0, values, 4 * SHARD.range.stop)
-    mind.on_server_message(0, values, 4 * SHARD.range.stop)
-    assert not mind.missing_shards(0)
-    mind.copy_to_front()
-    return mind
+    machine.receive_buffer_for(0, values, 4 * SHARD.range.stop)
+    machine.on_server_message(0, values, 4 * SHARD.range.stop)
+    assert not machine.missing_shards(0)
+    machine.copy_to_front()
+    return machine
 
 
 def server(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> DenseShard:
-    mind = DenseShard(terms(kind, world, update, staleness), SHARD, HELD)
-    mind.on_assignment(0, [0], [], lambda _: True)
-    mind.start_values_buffer(0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
-    mind.on_start_values()
-    return mind
+    machine = DenseShard(terms(kind, world, update, staleness), SHARD, HELD)
+    machine.on_assignment(0, [0], [], lambda _: True)
+    machine.start_values_buffer(0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
+    machine.on_start_values()
+    return machine
 
 
 def gradient(rank: int, clock: int = 0) -> torch.Tensor:
     return torch.randn(SHARD.range.stop, generator=torch.Generator().manual_seed(10 * clock + rank))
 
 
-def pushed(mind: DenseClient, clock: int, values: torch.Tensor, present=(True, True)) -> list:
-    mind.send_buffer(clock)["float32"].copy_(values)
-    mind.send_buffers.encode(clock, 0, present)
-    outs = mind.push(clock, 0, present, 1.0)
-    mind.send_buffer(clock)["float32"].fill_(-9)  # gradients may go once they are coded
+def pushed(machine: DenseClient, clock: int, values: torch.Tensor, present=(True, True)) -> list:
+    machine.send_buffer(clock)["float32"].copy_(values)
+    machine.send_buffers.encode(clock, 0, present)
+    outs = machine.push(clock, 0, present, 1.0)
+    machine.send_buffer(clock)["float32"].fill_(-9)  # gradients may go once they are coded
     return outs
 
 
@@ -114,39 +114,39 @@ def texts(outs: list) -> list:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent_again_is_the_same_and_the_residual_moves_once(kind: str) -> None:
-    mind = client(kind, 0, 1)
-    first = texts(pushed(mind, 0, gradient(0)))
-    left = {name: each.clone() for name, each in mind.send_buffers.residual.items()}
+    machine = client(kind, 0, 1)
+    first = texts(pushed(machine, 0, gradient(0)))
+    left = {name: each.clone() for name, each in machine.send_buffers.residual.items()}
     assert sum(len(data) for _, data in first) < 4 * SHARD.range.stop
     for epoch in (1, 2):
-        mind.on_server_disconnected(0)
-        assert texts(mind.on_server_message(0, Leads(epoch, [0]))) == first
-    assert all(torch.equal(left[name], each) for name, each in mind.send_buffers.residual.items())
+        machine.on_server_disconnected(0)
+        assert texts(machine.on_server_message(0, Leads(epoch, [0]))) == first
+    assert all(torch.equal(left[name], each) for name, each in machine.send_buffers.residual.items())
 
 
-def deliver(mind: DenseShard, rank: int, outs: list) -> list:
+def deliver(machine: DenseShard, rank: int, outs: list) -> list:
     answers = []
     for one in outs:
         size = len(one.payload or b"")
         if size:
-            mind.push_buffer_for(rank, one.message, size)[:] = one.payload
-        answers += mind.on_push(rank, one.message, size)
+            machine.push_buffer_for(rank, one.message, size)[:] = one.payload
+        answers += machine.on_push(rank, one.message, size)
     return answers
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None:
-    mind, workers = server(kind, 3), [client(kind, rank, 3) for rank in range(3)]
+    machine, workers = server(kind, 3), [client(kind, rank, 3) for rank in range(3)]
     want = torch.zeros(SHARD.range.stop)
     coder = Coder(KINDS[kind], torch.float32)
     outs = [pushed(each, 0, gradient(rank), (True, rank != 1)) for rank, each in enumerate(workers)]
     for rank, each in enumerate(workers):
         coder.add(each.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
     for rank in (2, 0, 1):  # rank 2's is staged
-        deliver(mind, rank, outs[rank])
-    mind.on_step_order(0, StepOrder([], None, False))
-    assert mind.version == 1
-    got, want = mind.state.values, want / 3
+        deliver(machine, rank, outs[rank])
+    machine.on_step_order(0, StepOrder([], None, False))
+    assert machine.version == 1
+    got, want = machine.state.values, want / 3
     assert torch.equal(got, want.to(torch.bfloat16).float() if kind == "bf16" else want)
 
 
@@ -157,9 +157,9 @@ def test_what_is_handed_over_is_a_code_still() -> None:
     assert sum(len(one) for one in data) == len(worker.send_buffers.sent_bytes(0, 0).bytes)
     new._staging.restore_staged(head, memoryview(b"".join(data)))
     zero = pushed(client("int8", 0, 2), 0, gradient(0))
-    for mind in (old, new):
-        deliver(mind, 0, zero)
-        mind.on_step_order(0, StepOrder([], None, False))
+    for machine in (old, new):
+        deliver(machine, 0, zero)
+        machine.on_step_order(0, StepOrder([], None, False))
     assert torch.equal(old.state.values, new.state.values)
 
 
@@ -171,25 +171,25 @@ def test_a_code_is_read_where_its_worker_has_it() -> None:
     size = len(worker.send_buffers.sent_bytes(0, 0).bytes)
     head = Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, size))
     lent.on_push(0, head, 0, worker.send_buffers.sent_bytes(0, 0).bytes)
-    for mind in (sent, lent):
-        mind.on_step_order(0, StepOrder([], None, False))
+    for machine in (sent, lent):
+        machine.on_step_order(0, StepOrder([], None, False))
     assert torch.equal(sent.state.values, lent.state.values)
     assert sent.state.values.any()
 
 
 def test_under_asp_a_code_is_a_step() -> None:
-    mind, worker = server("topk", 1, "server", None), client("topk", 0, 1)
+    machine, worker = server("topk", 1, "server", None), client("topk", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     want = torch.zeros(SHARD.range.stop)
     Coder(KINDS["topk"], torch.float32).add(worker.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, 1], want, 1.0)
-    deliver(mind, 0, outs)
-    mind.on_step_order(0, StepOrder([{"lr": 1.0}], None, False, 0))
-    torch.testing.assert_close(mind.state.values, -want)
+    deliver(machine, 0, outs)
+    machine.on_step_order(0, StepOrder([{"lr": 1.0}], None, False, 0))
+    torch.testing.assert_close(machine.state.values, -want)
 
 
 def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounded() -> None:
-    mind, worker = server("bf16", 1), client("bf16", 0, 1)
-    said = deliver(mind, 0, pushed(worker, 0, gradient(0)))
+    machine, worker = server("bf16", 1), client("bf16", 0, 1)
+    said = deliver(machine, 0, pushed(worker, 0, gradient(0)))
     answer = [one for one in said if isinstance(one, ToWorker) and isinstance(one.message, Values)]
     assert [len(one.payload) for one in answer] == [2 * SHARD.range.stop]
     worker.set_waiting([0], True)  # even so they land in the back
@@ -209,14 +209,14 @@ def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounde
     ],
 )
 def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(data: bytes, reason: str) -> None:
-    mind, worker = server("onebit", 1), client("onebit", 0, 1)
+    machine, worker = server("onebit", 1), client("onebit", 0, 1)
     right = pushed(worker, 0, gradient(0))
     head = Push(0, 0, 1.0, b"\1\1", 0)
     with pytest.raises(ProtocolError, match=reason):
-        deliver(mind, 0, [ToServer(0, head, memoryview(data))])
+        deliver(machine, 0, [ToServer(0, head, memoryview(data))])
     undisturbed = server("onebit", 1)
-    for one in (mind, undisturbed):
+    for one in (machine, undisturbed):
         deliver(one, 0, right)  # the right one is still taken
         one.on_step_order(0, StepOrder([], None, False))
-    assert torch.equal(mind.state.values, undisturbed.state.values)
-    assert mind.state.values.any()
+    assert torch.equal(machine.state.values, undisturbed.state.values)
+    assert machine.state.values.any()

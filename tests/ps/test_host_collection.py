@@ -173,7 +173,7 @@ class World:
         self.random = random.Random(seed)
         self.group = tuple(range(self.random.choice([2, 2, 3, 4])))
         self.shards, self.clocks = self.random.randint(1, 4), self.random.randint(1, 5)
-        self.minds = {rank: HostCollection(rank, self.group, self.shards, 0, room) for rank in self.group}
+        self.machines = {rank: HostCollection(rank, self.group, self.shards, 0, room) for rank in self.group}
         self.words: dict[tuple[int, int], deque] = {}  # (from, to): what is on the way; "up" and "down" among it
         self.ends: set[tuple[int, int]] = set()  # ends of lines that are up, by (whose, to whom)
         self.gathers: list[tuple[int, HostSumTask]] = []
@@ -196,7 +196,7 @@ class World:
     def take(self, rank, shard, clock):
         if clock == self.done[rank, shard] + 1:
             self.done[rank, shard] = clock
-            self.minds[rank].on_push_staged(shard, clock)
+            self.machines[rank].on_push_staged(shard, clock)
 
     def outstanding(self, rank):
         """What is not Pushed: not everyone's is whole at the server."""
@@ -212,7 +212,7 @@ class World:
     def push(self, rank, shard, clock):
         self.pushed[rank, shard] = clock
         at = AT if self.random.random() < 0.95 else None
-        self.do(rank, self.minds[rank].add_own(shard, clock, part(rank), at))
+        self.do(rank, self.machines[rank].add_own(shard, clock, part(rank), at))
 
     def connect(self):
         one, two = self.random.sample(self.group, 2)
@@ -236,18 +236,18 @@ class World:
     def deliver(self, line):
         """The next word of a line arrives."""
         sender, to = line
-        word, mind = self.words[line].popleft(), self.minds[to]
+        word, machine = self.words[line].popleft(), self.machines[to]
         if word == "up":
-            self.do(to, mind.on_peer_connected(sender, self.outstanding(to)))
+            self.do(to, machine.on_peer_connected(sender, self.outstanding(to)))
         elif word == "down":
             self.ends.discard((to, sender))
-            self.do(to, mind.on_peer_disconnected(sender))
+            self.do(to, machine.on_peer_disconnected(sender))
             if not {(to, sender), (sender, to)} & self.ends:
                 del self.words[to, sender], self.words[sender, to]
         elif isinstance(word, PushAlone):
-            self.do(to, mind.on_push_alone(sender, word.shard, word.clock))
+            self.do(to, machine.on_push_alone(sender, word.shard, word.clock))
         else:
-            self.do(to, mind.on_host_push(word.shard, word.clock, part(sender)))
+            self.do(to, machine.on_host_push(word.shard, word.clock, part(sender)))
 
     def sum(self, index):
         rank, gather = self.gathers.pop(index)
@@ -255,7 +255,7 @@ class World:
         assert ranks == list(self.group)
         for each in ranks:
             assert self.pushed[each, gather.shard] >= gather.clock, "nothing is summed before it is there"
-        if self.minds[rank].on_host_sum(gather.shard, gather.clock):
+        if self.machines[rank].on_host_sum(gather.shard, gather.clock):
             if all(self.done[each, gather.shard] == gather.clock - 1 for each in ranks):
                 self.together += 1
                 for each in ranks:
@@ -266,7 +266,7 @@ class World:
                         self.ask_again(each, gather.shard)
 
     def ask_again(self, rank, shard):
-        self.do(rank, self.minds[rank].break_up_shard(shard))
+        self.do(rank, self.machines[rank].break_up_shard(shard))
         self.take(rank, shard, self.pushed[rank, shard])
 
     def step(self, calm):

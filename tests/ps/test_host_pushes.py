@@ -1,7 +1,7 @@
-"""Host sums and pushes of each for himself, in every mixture and order: the same bits, everyone once, nobody forgotten.
+"""Sums of hosts and pushes of single workers, in every mixture and order: the same bits, each worker counted once.
 
-`Play` drives one shard's mind as workers of shared hosts do. Every worker has a connection, in order; messages come in
-by halves. A worker that has handed in says nothing until it hears Leads, or its collector says that it goes apart.
+`Play` drives one shard's state machine as workers of shared hosts do. Connections keep order; messages arrive in
+halves. A worker that has handed in says nothing until it hears Leads, or its collector says that it goes apart.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ WORLD = 5
 
 
 def make(hosts, me=0, chain=(0,), started=True, world=WORLD) -> DenseShard:
-    mind = DenseShard(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
-    mind.on_assignment(0, chain, [], lambda server: True)
+    machine = DenseShard(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
+    machine.on_assignment(0, chain, [], lambda server: True)
     if started:
-        mind.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
-        mind.on_start_values()
-    return mind
+        machine.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
+        machine.on_start_values()
+    return machine
 
 
 def part(rank: int, clock: int) -> RankGradients:
@@ -89,12 +89,12 @@ def by_hand(hosts, membership: Membership, clocks: int) -> torch.Tensor:
 
 
 class Play:
-    """Workers of shared hosts around one shard; `minds` are its servers, one of which leads."""
+    """Workers of shared hosts around one shard; `machines` are its servers, one of which leads."""
 
     def __init__(self, hosts, draw) -> None:
         self.hosts, self.draw, self.clock = hosts, draw, 0
         self.membership = Membership.initial(WORLD, 0)
-        self.minds = {0: make(hosts)}
+        self.machines = {0: make(hosts)}
         self.lead, self.epoch = 0, 0
         self.lines: dict[int, deque] = {rank: deque() for rank in range(WORLD)}
         self.half: dict[int, tuple] = {}  # rank -> a message that is coming in
@@ -104,8 +104,8 @@ class Play:
         self.deaths = 0
 
     @property
-    def mind(self) -> DenseShard:
-        return self.minds[self.lead]
+    def machine(self) -> DenseShard:
+        return self.machines[self.lead]
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -132,10 +132,10 @@ class Play:
             message, data, where = self.half.pop(rank)
             if where is not None:
                 where[len(data) // 2 :] = data[len(data) // 2 :]
-            self.hear(self.mind.on_push(rank, message, len(data)))
+            self.hear(self.machine.on_push(rank, message, len(data)))
         elif self.lines[rank]:
             message, data = self.lines[rank].popleft()
-            where = self.mind.push_buffer_for(rank, message, len(data))
+            where = self.machine.push_buffer_for(rank, message, len(data))
             if where is not None:
                 where[: len(data) // 2] = data[: len(data) // 2]
             self.half[rank] = message, data, where
@@ -146,7 +146,7 @@ class Play:
         covers = {one for message in lost for one in message.covers}
         self.lines[rank].clear()
         self.half.pop(rank, None)
-        self.mind.on_worker_disconnected(rank)
+        self.machine.on_worker_disconnected(rank)
         self.alone(rank)
         for one in sorted((covers | self.silent) - {rank} - self.taken):
             self.alone(one)
@@ -156,18 +156,18 @@ class Play:
         self.deaths += 1
         self.lines[rank].clear()
         self.half.pop(rank, None)
-        self.mind.on_worker_disconnected(rank)
-        cut = self.draw(st.integers(self.clock - 1, self.mind.last_separate_clock_of(rank)))
+        self.machine.on_worker_disconnected(rank)
+        cut = self.draw(st.integers(self.clock - 1, self.machine.last_separate_clock_of(rank)))
         self.happened.add(
-            "covered death" if self.mind.last_separate_clock_of(rank) < self.mind.last_clock_of(rank) else "death"
+            "covered death" if self.machine.last_separate_clock_of(rank) < self.machine.last_clock_of(rank) else "death"
         )
         self.taken.discard(rank)
         self.silent.discard(rank)
-        self.hear(self.mind.drop_pushes_after(rank, cut))
+        self.hear(self.machine.drop_pushes_after(rank, cut))
         if not replaced and cut < self.clock:
             rest = [one for one in self.alive if one != rank]
             self.membership = self.membership.changed(self.clock, rest)
-            self.hear(self.mind.set_members(self.membership))
+            self.hear(self.machine.set_members(self.membership))
         elif cut < self.clock:
             self.alone(rank)
         else:
@@ -177,29 +177,29 @@ class Play:
 
     def hand_over(self) -> None:
         """Another server is filled and comes to lead; workers say all again there."""
-        new = 1 + max(self.minds)
-        old, self.minds[new] = self.lead, make(self.hosts, new, (self.lead,), started=False)
-        self.minds[new].set_members(self.membership)
+        new = 1 + max(self.machines)
+        old, self.machines[new] = self.lead, make(self.hosts, new, (self.lead,), started=False)
+        self.machines[new].set_members(self.membership)
         for chain, copies in (([old], [new]), ([new], [])):
             self.epoch += 1
             out = []
             for rank in (old, new):
                 out += [
-                    (rank, one) for one in self.minds[rank].on_assignment(self.epoch, chain, copies, lambda _: True)
+                    (rank, one) for one in self.machines[rank].on_assignment(self.epoch, chain, copies, lambda _: True)
                 ]
             while out:
                 source, one = out.pop(0)
                 if isinstance(one, ToServer):
-                    mind, size = self.minds[one.server], len(one.payload or b"")
+                    machine, size = self.machines[one.server], len(one.payload or b"")
                     if size:
-                        mind.replica_buffer_for(source, one.message, size)[:] = one.payload
-                    out += [(one.server, more) for more in mind.on_server_message(source, one.message, size)]
-        assert self.minds[new].leads
+                        machine.replica_buffer_for(source, one.message, size)[:] = one.payload
+                    out += [(one.server, more) for more in machine.on_server_message(source, one.message, size)]
+        assert self.machines[new].leads
         self.lead = new
         for rank in self.alive:
             self.lines[rank].clear()
             self.half.pop(rank, None)
-            self.minds[old].on_worker_disconnected(rank)
+            self.machines[old].on_worker_disconnected(rank)
             self.alone(rank)
 
     def hear(self, outputs) -> None:
@@ -232,7 +232,7 @@ class Play:
                 self.snap(rank)
             case "dies" | "leaves" if kind == "dies" or len(self.alive) > 2:
                 self.dies(rank, replaced=kind == "dies")
-            case "hand over" if len(self.minds) < 3:
+            case "hand over" if len(self.machines) < 3:
                 self.hand_over()
 
     def finish(self) -> None:
@@ -252,9 +252,9 @@ class Play:
             self.move(self.draw(st.sampled_from(busy)) if len(busy) > 1 else busy[0])
         assert not self.silent, "someone has handed in, and nobody asks for it"
         assert self.taken >= set(self.alive)
-        self.happened.add("in a host sum" if self.mind._staging._covered else "apart")
-        self.hear(self.mind.on_step_order(self.clock, StepOrder(GROUPS, None, False)))
-        assert self.mind.version == self.clock + 1, "all were taken, and yet the clock is not whole"
+        self.happened.add("in a host sum" if self.machine._staging._covered else "apart")
+        self.hear(self.machine.on_step_order(self.clock, StepOrder(GROUPS, None, False)))
+        assert self.machine.version == self.clock + 1, "all were taken, and yet the clock is not whole"
         self.clock += 1
         self.taken.clear()
 
@@ -269,16 +269,16 @@ def test_whoever_says_what_in_whatever_order_the_values_are_the_same_to_the_bit(
         play.finish()
     for what in sorted(play.happened):
         event(what)
-    assert torch.equal(play.mind.state.values, by_hand(hosts, play.membership, 2))
-    assert play.mind.state.applied == {**play.mind.state.applied, **dict.fromkeys(play.alive, 1)}
-    assert not any(one.whole for one in play.mind._staging._staged.values()), "nothing is left over"
+    assert torch.equal(play.machine.state.values, by_hand(hosts, play.membership, 2))
+    assert play.machine.state.applied == {**play.machine.state.applied, **dict.fromkeys(play.alive, 1)}
+    assert not any(one.whole for one in play.machine._staging._staged.values()), "nothing is left over"
 
 
-def bring(mind: DenseShard, rank: int, message: Push, data: bytes):
-    where = mind.push_buffer_for(rank, message, len(data))
+def bring(machine: DenseShard, rank: int, message: Push, data: bytes):
+    where = machine.push_buffer_for(rank, message, len(data))
     if where is not None:
         where[:] = data
-    return mind.on_push(rank, message, len(data))
+    return machine.on_push(rank, message, len(data))
 
 
 def kinds(outputs) -> list:
@@ -286,94 +286,94 @@ def kinds(outputs) -> list:
 
 
 def test_a_host_sum_is_taken_and_acknowledged_for_each_whom_it_covers():
-    mind = make(((0, 1), (2, 3)), world=4)
-    assert kinds(bring(mind, 1, *cover(0, (0, 1)))) == [(0, PushStaged), (1, PushStaged)]
-    assert [mind.last_clock_of(rank) for rank in range(4)] == [0, 0, -1, -1]
-    bring(mind, 2, *cover(0, (2, 3)))
+    machine = make(((0, 1), (2, 3)), world=4)
+    assert kinds(bring(machine, 1, *cover(0, (0, 1)))) == [(0, PushStaged), (1, PushStaged)]
+    assert [machine.last_clock_of(rank) for rank in range(4)] == [0, 0, -1, -1]
+    bring(machine, 2, *cover(0, (2, 3)))
     for rank in range(4):
-        mind.on_pull(rank, Pull(1, [0], 1, [0]))
-    out = mind.on_step_order(0, StepOrder(GROUPS, None, False))
+        machine.on_pull(rank, Pull(1, [0], 1, [0]))
+    out = machine.on_step_order(0, StepOrder(GROUPS, None, False))
     assert kinds(out) == [(rank, Values) for rank in range(4)]
-    assert kinds(bring(mind, 3, *push(0, 3))) == [(3, PushStaged), (3, Pushed)]
+    assert kinds(bring(machine, 3, *push(0, 3))) == [(3, PushStaged), (3, Pushed)]
 
 
 def test_a_host_sum_beside_a_push_of_its_own_is_given_up_and_the_others_are_asked():
-    mind = make(((0, 1, 2),), world=3)
-    bring(mind, 1, *push(0, 1))
+    machine = make(((0, 1, 2),), world=3)
+    bring(machine, 1, *push(0, 1))
     message, data = cover(0, (0, 1, 2))
-    assert mind.push_buffer_for(0, message, len(data)) is None
-    assert kinds(mind.on_push(0, message, len(data))) == [(0, Leads), (2, Leads)]
-    assert kinds(bring(mind, 1, *cover(0, (0, 1, 2)))) == [(1, PushStaged), (0, Leads), (2, Leads)]
+    assert machine.push_buffer_for(0, message, len(data)) is None
+    assert kinds(machine.on_push(0, message, len(data))) == [(0, Leads), (2, Leads)]
+    assert kinds(bring(machine, 1, *cover(0, (0, 1, 2)))) == [(1, PushStaged), (0, Leads), (2, Leads)]
 
 
 def test_what_came_while_a_host_sum_came_in_is_noticed_when_it_is_whole():
-    mind = make(((0, 1),), world=2)
+    machine = make(((0, 1),), world=2)
     message, data = cover(0, (0, 1))
-    where = mind.push_buffer_for(0, message, len(data))
-    bring(mind, 1, *push(0, 1))
+    where = machine.push_buffer_for(0, message, len(data))
+    bring(machine, 1, *push(0, 1))
     where[:] = data
-    assert kinds(mind.on_push(0, message, len(data))) == [(0, Leads)]
-    assert [mind.last_clock_of(0), mind.last_clock_of(1)] == [-1, 0]
+    assert kinds(machine.on_push(0, message, len(data))) == [(0, Leads)]
+    assert [machine.last_clock_of(0), machine.last_clock_of(1)] == [-1, 0]
 
 
 def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
-    mind = make(((0, 1),), world=3)
+    machine = make(((0, 1),), world=3)
     late, data = push(0, 1)
-    where = mind.push_buffer_for(1, late, len(data))
-    bring(mind, 0, *cover(0, (0, 1)))
+    where = machine.push_buffer_for(1, late, len(data))
+    bring(machine, 0, *cover(0, (0, 1)))
     other, theirs = push(0, 2)
-    mind.push_buffer_for(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
+    machine.push_buffer_for(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
     where[:] = bytes(len(data))
-    mind.on_push(2, other, len(theirs))
-    assert kinds(mind.on_push(1, late, len(data))) == [(1, PushStaged)]
-    mind.on_step_order(0, StepOrder(GROUPS, None, False))
+    machine.on_push(2, other, len(theirs))
+    assert kinds(machine.on_push(1, late, len(data))) == [(1, PushStaged)]
+    machine.on_step_order(0, StepOrder(GROUPS, None, False))
     clean = make(((0, 1),), world=3)
     for rank in (2, 1, 0):
         bring(clean, rank, *push(0, rank))
     clean.on_step_order(0, StepOrder(GROUPS, None, False))
-    assert torch.equal(mind.state.values, clean.state.values)
+    assert torch.equal(machine.state.values, clean.state.values)
 
 
 def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_down():
-    mind = make(((0, 1),), world=3)
-    bring(mind, 0, *cover(0, (0, 1)))
-    assert [mind.last_clock_of(1), mind.last_separate_clock_of(1)] == [0, -1]  # staged, or summed already
-    assert kinds(mind.drop_pushes_after(1, -1)) == [(0, Leads), (1, Leads), (2, Leads)]
-    assert mind.last_clock_of(0) == -1
-    bring(mind, 0, *push(0, 0))
-    assert mind.last_separate_clock_of(0) == 0
+    machine = make(((0, 1),), world=3)
+    bring(machine, 0, *cover(0, (0, 1)))
+    assert [machine.last_clock_of(1), machine.last_separate_clock_of(1)] == [0, -1]  # staged, or summed already
+    assert kinds(machine.drop_pushes_after(1, -1)) == [(0, Leads), (1, Leads), (2, Leads)]
+    assert machine.last_clock_of(0) == -1
+    bring(machine, 0, *push(0, 0))
+    assert machine.last_separate_clock_of(0) == 0
 
 
 def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
     """Rank 0 has not pushed, so the sum of 1 and 2 is staged; whoever of them is cut, the other is asked."""
     for cut, sender in ((1, 1), (2, 1), (1, 2), (2, 2)):
-        mind = make(((1, 2),), world=3)
-        bring(mind, sender, *cover(0, (1, 2)))
-        assert mind.last_separate_clock_of(cut) == -1
-        assert (3 - cut, Leads) in kinds(mind.drop_pushes_after(cut, -1))
-        assert [mind.last_clock_of(1), mind.last_clock_of(2)] == [-1, -1]
-        ends_clean(mind, ((1, 2),))
+        machine = make(((1, 2),), world=3)
+        bring(machine, sender, *cover(0, (1, 2)))
+        assert machine.last_separate_clock_of(cut) == -1
+        assert (3 - cut, Leads) in kinds(machine.drop_pushes_after(cut, -1))
+        assert [machine.last_clock_of(1), machine.last_clock_of(2)] == [-1, -1]
+        ends_clean(machine, ((1, 2),))
 
 
 def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_any_more():
-    mind = make(((1, 2, 3),), world=4)
-    bring(mind, 1, *cover(0, (1, 2, 3)))
+    machine = make(((1, 2, 3),), world=4)
+    bring(machine, 1, *cover(0, (1, 2, 3)))
     fewer = Membership.initial(4, 0).changed(0, [0, 1, 2])
-    assert [(1, Leads), (2, Leads)] == [one for one in kinds(mind.set_members(fewer)) if one[0] in (1, 2)]
-    assert [mind.last_clock_of(1), mind.last_clock_of(2)] == [-1, -1]
-    assert kinds(bring(mind, 2, *cover(0, (1, 2)))) == [(1, PushStaged), (2, PushStaged)]
+    assert [(1, Leads), (2, Leads)] == [one for one in kinds(machine.set_members(fewer)) if one[0] in (1, 2)]
+    assert [machine.last_clock_of(1), machine.last_clock_of(2)] == [-1, -1]
+    assert kinds(bring(machine, 2, *cover(0, (1, 2)))) == [(1, PushStaged), (2, PushStaged)]
 
 
 def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads():
-    mind = make(((1, 2),), world=3)
+    machine = make(((1, 2),), world=3)
     message, data = cover(0, (1, 2))
-    where = mind.push_buffer_for(1, message, len(data))
-    mind.drop_pushes_after(2, -1)
-    bring(mind, 0, *push(0, 0))
-    bring(mind, 2, *push(0, 2))
+    where = machine.push_buffer_for(1, message, len(data))
+    machine.drop_pushes_after(2, -1)
+    bring(machine, 0, *push(0, 0))
+    bring(machine, 2, *push(0, 2))
     where[:] = bytes(len(data))
-    assert kinds(mind.on_push(1, message, len(data))) == [(1, Leads)]
-    ends_clean(mind, ((1, 2),))
+    assert kinds(machine.on_push(1, message, len(data))) == [(1, Leads)]
+    ends_clean(machine, ((1, 2),))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -388,41 +388,41 @@ def test_host_sums_are_handed_over_as_what_they_are(first):
     ends_clean(new, hosts)
 
 
-def ends_clean(mind, hosts) -> None:
+def ends_clean(machine, hosts) -> None:
     """Whatever is still to be pushed is: the values are those of a shard to which each pushed for himself."""
     clean = make(hosts, world=3)
-    for one in (mind, clean):
+    for one in (machine, clean):
         for rank in range(3):
             bring(one, rank, *push(0, rank))
         one.on_step_order(0, StepOrder(GROUPS, None, False))
         assert one.version == 1
-    assert torch.equal(mind.state.values, clean.state.values)
+    assert torch.equal(machine.state.values, clean.state.values)
 
 
 @pytest.mark.parametrize("hosts", [((1, 2),), ()])
 def test_a_host_sum_of_other_ranks_than_those_of_the_host_is_never_taken(hosts):
-    mind = make(hosts, world=4)
-    assert kinds(bring(mind, 1, *cover(0, (1, 2, 3)))) == [(1, Leads), (2, Leads), (3, Leads)]
-    assert [mind.last_clock_of(rank) for rank in range(4)] == [-1] * 4
+    machine = make(hosts, world=4)
+    assert kinds(bring(machine, 1, *cover(0, (1, 2, 3)))) == [(1, Leads), (2, Leads), (3, Leads)]
+    assert [machine.last_clock_of(rank) for rank in range(4)] == [-1] * 4
 
 
 def test_who_sends_a_host_sum_is_one_of_its_ranks_and_does_not_lend_it():
-    mind = make(((1, 2),), world=3)
+    machine = make(((1, 2),), world=3)
     message, data = cover(0, (1, 2))
     with pytest.raises(ProtocolError, match="worker/0"):
-        bring(mind, 0, message, data)
+        bring(machine, 0, message, data)
     lent = Push(0, 0, 2.0, b"\1\1", 0, at=SharedRange(0, 0, 76), covers=(1, 2))
     with pytest.raises(ProtocolError, match="worker/1"):
-        mind.on_push(1, lent, 0, memoryview(bytearray(data)))
+        machine.on_push(1, lent, 0, memoryview(bytearray(data)))
 
 
 def test_values_that_a_host_sum_says_have_landed_are_changed_in_place():
     """But only for ranks that have spoken for themselves: of an older start's word nothing follows."""
-    mind = make(((0, 1),), world=2)
+    machine = make(((0, 1),), world=2)
     for clock in range(3):
-        before = mind.state.values.data_ptr()
+        before = machine.state.values.data_ptr()
         for rank in range(2):
-            mind.on_pull(rank, Pull(clock, [0], clock, [clock - 1]))
-        bring(mind, 0, *cover(clock, (0, 1)))
-        mind.on_step_order(clock, StepOrder(GROUPS, None, False))
-        assert (mind.state.values.data_ptr() == before) == (clock > 0), clock
+            machine.on_pull(rank, Pull(clock, [0], clock, [clock - 1]))
+        bring(machine, 0, *cover(clock, (0, 1)))
+        machine.on_step_order(clock, StepOrder(GROUPS, None, False))
+        assert (machine.state.values.data_ptr() == before) == (clock > 0), clock

@@ -1,4 +1,4 @@
-"""A worker that says anything that its rows allow: the servers' minds refuse it or go on, and never fail otherwise."""
+"""A worker that sends any message that its permits allow: servers refuse it or go on, and never fail otherwise."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_tables_survive_anything_that_a_worker_may_say(speech: list[Any], known:
         if why_refused(rows[type(message)], HOSTILE, message, NEW, len(payload)):
             continue
         try:
-            tables.mind.on_worker_message(1, message, memoryview(bytearray(payload)))
+            tables.machine.on_worker_message(1, message, memoryview(bytearray(payload)))
         except ProtocolError:
-            tables.mind.on_worker_disconnected(1)
-    opened = tables.mind.stores["s"]
+            tables.machine.on_worker_disconnected(1)
+    opened = tables.machine.stores["s"]
     if opened.refused is None:
         section = UpdateSection(0, "good", 1, spec=TableSpec("good", (2,), "float32"))
         tables.update(0, section, arrays=(np.zeros(1, dtype=np.int64), np.ones(2, dtype=np.float32)))
@@ -91,7 +91,7 @@ def of_this_shard(message: Any, shard: int) -> Any:
 )
 def test_parameters_survive_anything_that_a_worker_may_say(speech: list[Any], known: bool) -> None:
     world = World(seed=1, servers=1, workers=2, clocks=2)
-    mind = world.servers[0]
+    machine = world.servers[0]
     rows = PARAMETERS.to("server")["worker"]
     for message, shard, size in speech:
         said_now = of_this_shard(message, shard) if known else message
@@ -100,10 +100,10 @@ def test_parameters_survive_anything_that_a_worker_may_say(speech: list[Any], kn
             if why_refused(rows[type(said_now)], HOSTILE, said_now, NEW, 0):
                 continue
         try:
-            place = mind.receive_buffer_for(1, said_now, size) if size else None
+            place = machine.receive_buffer_for(1, said_now, size) if size else None
             assert place is None or len(place) == size
-            mind.on_worker_message(1, said_now, size)
+            machine.on_worker_message(1, said_now, size)
         except ProtocolError:
-            mind.on_worker_disconnected(1)
-    version = mind.shards[0].version
+            machine.on_worker_disconnected(1)
+    version = machine.shards[0].version
     assert version is None or version <= 2

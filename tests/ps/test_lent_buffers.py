@@ -50,35 +50,35 @@ class Shelf(Lending):
 def make(world=3, update="server", staleness=0, shelf=None) -> DenseShard:
     layout = Layout(INFOS, "SGD" if update == "server" else "", tuple(GROUPS))
     terms = Terms(layout, world, update, 0, staleness)
-    mind = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
-    mind.on_assignment(0, [0], [], lambda server: True)
-    mind.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
-    mind.on_start_values()
-    return mind
+    client = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
+    client.on_assignment(0, [0], [], lambda server: True)
+    client.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
+    client.on_start_values()
+    return client
 
 
 def gradient(rank: int, clock: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(10 * clock + rank))
 
 
-def send(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None):
+def send(client, rank, clock, data, present=b"\1\1", weight=1.0, landed=None):
     head = Push(0, clock, weight, present, clock if landed is None else landed)
-    mind.push_buffer_for(rank, head, 4 * SIZE)[:] = bytes_view(data)
-    return mind.on_push(rank, head, 4 * SIZE)
+    client.push_buffer_for(rank, head, 4 * SIZE)[:] = bytes_view(data)
+    return client.on_push(rank, head, 4 * SIZE)
 
 
-def lend(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None, offset=0):
+def lend(client, rank, clock, data, present=b"\1\1", weight=1.0, landed=None, offset=0):
     at = SharedRange(0, offset, 4 * SIZE)
     head = Push(0, clock, weight, present, clock if landed is None else landed, at)
-    return mind.on_push(rank, head, 0, bytes_view(data))
+    return client.on_push(rank, head, 0, bytes_view(data))
 
 
-def order(mind, clock, scale=None):
-    return mind.on_step_order(clock, StepOrder(GROUPS, scale, False))
+def order(client, clock, scale=None):
+    return client.on_step_order(clock, StepOrder(GROUPS, scale, False))
 
 
-def ask(mind, rank, clock, oldest=None, have=-1):
-    return mind.on_pull(rank, Pull(clock, [0], clock if oldest is None else oldest, [have]))
+def ask(client, rank, clock, oldest=None, have=-1):
+    return client.on_pull(rank, Pull(clock, [0], clock if oldest is None else oldest, [have]))
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
@@ -92,22 +92,22 @@ def test_lent_or_sent_in_any_order_the_result_is_the_same_and_lent_bytes_stay(up
     expected = None
     for turn in [(0, 1, 2), (2, 1, 0), (1, 2, 0)]:
         for how in (kinds, [send] * 3):
-            mind = make(update=update)
+            client = make(update=update)
             for clock in range(2):
                 data = [gradient(rank, clock) for rank in range(3)]
                 for rank, there in enumerate(present):
                     data[rank][:50].mul_(float("nan") if not there[0] else 1.0)
                 before = [one.clone() for one in data]
                 for rank in range(3):
-                    ask(mind, rank, clock)
+                    ask(client, rank, clock)
                 for rank in turn:
-                    how[rank](mind, rank, clock, data[rank], present[rank], weights[rank])
-                order(mind, clock, scale=0.5)
+                    how[rank](client, rank, clock, data[rank], present[rank], weights[rank])
+                order(client, clock, scale=0.5)
                 for rank in range(3):
                     if how[rank] is lend:
                         assert torch.equal(bytes_of(before[rank]), bytes_of(data[rank])), "a reader wrote"
                     data[rank].fill_(float("nan"))  # acknowledged: the worker's to use again
-            found = mind.state.values.clone()
+            found = client.state.values.clone()
             assert found.isfinite().all()
             expected = found if expected is None else expected
             assert torch.equal(expected, found)
@@ -122,9 +122,9 @@ def test_one_worker_alone_and_asp_step_from_what_is_lent():
         lent, sent = make(world=1, staleness=staleness), make(world=1, staleness=staleness)
         for clock in range(3):
             data = gradient(0, clock)
-            for mind, how in ((lent, lend), (sent, send)):
-                mind.on_step_order(clock, StepOrder(GROUPS, 0.5, False, 0 if staleness is None else -1))
-                how(mind, 0, clock, data.clone())
+            for client, how in ((lent, lend), (sent, send)):
+                client.on_step_order(clock, StepOrder(GROUPS, 0.5, False, 0 if staleness is None else -1))
+                how(client, 0, clock, data.clone())
             assert torch.equal(data, gradient(0, clock))
         assert lent.version == 3
         assert torch.equal(lent.state.values, sent.state.values)
@@ -142,26 +142,26 @@ def test_one_worker_alone_and_asp_step_from_what_is_lent():
     ],
 )
 def test_what_does_not_fit_is_the_workers_fault_and_changes_nothing(change, reason):
-    mind = make(world=1)
+    client = make(world=1)
     with pytest.raises(ProtocolError, match=reason):
-        lend(mind, 0, 0, **{"data": gradient(0, 0), **change})
-    assert lend(mind, 0, 0, gradient(0, 0)), "the right one is still taken"
+        lend(client, 0, 0, **{"data": gradient(0, 0), **change})
+    assert lend(client, 0, 0, gradient(0, 0)), "the right one is still taken"
 
 
 def test_bytes_beside_a_place_are_refused():
-    mind = make(world=1)
+    client = make(world=1)
     with pytest.raises(ProtocolError, match="lies elsewhere"):
-        mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, 4 * SIZE)), 4 * SIZE)
+        client.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, 4 * SIZE)), 4 * SIZE)
 
 
 def test_an_old_or_early_lent_push_is_dropped():
-    mind = make(world=1)
-    assert lend(mind, 0, 2, gradient(0, 2), landed=0) == [] or mind.version == 0
-    lend(mind, 0, 0, gradient(0, 0))
-    order(mind, 0)
-    was = mind.state.values.clone()
-    lend(mind, 0, 0, torch.full((SIZE,), 1e6), landed=0)
-    assert torch.equal(mind.state.values, was)
+    client = make(world=1)
+    assert lend(client, 0, 2, gradient(0, 2), landed=0) == [] or client.version == 0
+    lend(client, 0, 0, gradient(0, 0))
+    order(client, 0)
+    was = client.state.values.clone()
+    lend(client, 0, 0, torch.full((SIZE,), 1e6), landed=0)
+    assert torch.equal(client.state.values, was)
 
 
 # ---- values ----
@@ -181,11 +181,11 @@ def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, stale
     if staleness is None and update == "worker":
         return  # asp steps on servers
     shelf = Shelf(near=[0])
-    mind = make(world=1, update=update, staleness=staleness, shelf=shelf)
+    client = make(world=1, update=update, staleness=staleness, shelf=shelf)
     reading: dict[int, tuple[SharedRange, bytes]] = {}
     landed = -1
     for clock in range(30):
-        for message in lent_to(ask(mind, 0, clock, oldest=0, have=landed), 0):
+        for message in lent_to(ask(client, 0, clock, oldest=0, have=landed), 0):
             assert message.at is not None
             reading[message.version] = message.at, bytes(shelf.read(message.at))
         for version, (at, was) in reading.items():
@@ -193,58 +193,58 @@ def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, stale
         if clock % 3 == 2:
             landed = max(reading)
             reading = {version: one for version, one in reading.items() if version > landed}
-        mind.on_step_order(
+        client.on_step_order(
             clock, StepOrder(GROUPS if update == "server" else [], None, False, 0 if staleness is None else -1)
         )
-        lend(mind, 0, clock, gradient(0, clock), landed=landed)
+        lend(client, 0, clock, gradient(0, clock), landed=landed)
         for version, (at, was) in reading.items():
             assert bytes(shelf.read(at)) == was, f"version {version} changed in the step of clock {clock}"
-    assert mind.version == 30
+    assert client.version == 30
     assert len(shelf.made) <= 8, "buffers are used again"
 
 
 def test_a_reader_whose_connection_broke_may_read_on_until_it_or_its_successor_has_newer_values():
     shelf = Shelf(near=[0])
-    mind = make(world=2, staleness=1, shelf=shelf)
-    (message,) = lent_to(ask(mind, 0, 0), 0)
+    client = make(world=2, staleness=1, shelf=shelf)
+    (message,) = lent_to(ask(client, 0, 0), 0)
     was = bytes(shelf.read(message.at))
-    mind.on_worker_disconnected(0)
+    client.on_worker_disconnected(0)
     for clock in range(2):
         for rank in range(2):
-            lend(mind, rank, clock, gradient(rank, clock), landed=-1)
-        order(mind, clock)
-    assert mind.version == 2
+            lend(client, rank, clock, gradient(rank, clock), landed=-1)
+        order(client, clock)
+    assert client.version == 2
     assert bytes(shelf.read(message.at)) == was
     landed = dict.fromkeys(range(2), -1)
     for clock in range(2, 8):
         for rank in range(2):
-            found = lent_to(ask(mind, rank, clock), rank)
+            found = lent_to(ask(client, rank, clock), rank)
             landed[rank] = max([landed[rank], *(one.version for one in found)])
-            lend(mind, rank, clock, gradient(rank, clock), landed=landed[rank])
-        order(mind, clock)
+            lend(client, rank, clock, gradient(rank, clock), landed=landed[rank])
+        order(client, clock)
     assert len(shelf.made) <= 4, "it has newer values, so its buffer is used again"
 
 
 def test_who_takes_part_no_longer_reads_no_more():
     shelf = Shelf(near=[0, 1])
-    mind = make(world=2, shelf=shelf)
+    client = make(world=2, shelf=shelf)
     for rank in range(2):
-        ask(mind, rank, 0)
+        ask(client, rank, 0)
     for rank in range(2):
-        lend(mind, rank, 0, gradient(rank, 0), landed=-1)
-    order(mind, 0)
-    mind.set_members(Membership.initial(2, 0).changed(1, [1]))
+        lend(client, rank, 0, gradient(rank, 0), landed=-1)
+    order(client, 0)
+    client.set_members(Membership.initial(2, 0).changed(1, [1]))
     for clock in range(1, 8):
-        ask(mind, 1, clock)
-        lend(mind, 1, clock, gradient(1, clock), landed=clock)
-        order(mind, clock)
-    assert mind.version == 8
+        ask(client, 1, clock)
+        lend(client, 1, clock, gradient(1, clock), landed=clock)
+        order(client, clock)
+    assert client.version == 8
     assert len(shelf.made) <= 4
 
 
 def test_those_who_are_far_are_sent_bytes():
-    mind = make(world=2, shelf=Shelf(near=[0]))
-    (near,), (far,) = ask(mind, 0, 0), ask(mind, 1, 0)
+    client = make(world=2, shelf=Shelf(near=[0]))
+    (near,), (far,) = ask(client, 0, 0), ask(client, 1, 0)
     assert near.message.at is not None and near.payload is None
     assert far.message.at is None and len(far.payload) == 4 * SIZE
 
@@ -254,14 +254,14 @@ def test_those_who_are_far_are_sent_bytes():
 
 def worker(shelf=None, staleness=0) -> DenseClient:
     layout = Layout(INFOS, "SGD", tuple(GROUPS))
-    mind = DenseClient(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
-    mind.on_server_message(0, Leads(0, [0]))
-    return mind
+    client = DenseClient(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
+    client.on_server_message(0, Leads(0, [0]))
+    return client
 
 
-def land(mind, version, value, clock) -> torch.Tensor:
+def land(client, version, value, clock) -> torch.Tensor:
     lent = torch.full((SIZE,), value)
-    mind.on_server_message(
+    client.on_server_message(
         0, Values(0, version, b"\1\1", clock, version, SharedRange(0, 0, 4 * SIZE)), 0, bytes_view(lent)
     )
     return lent
@@ -269,88 +269,88 @@ def land(mind, version, value, clock) -> torch.Tensor:
 
 def test_a_push_to_a_server_that_is_near_says_where_it_lies():
     shelf = Shelf(near=[0])
-    mind = worker(shelf)
-    mind.pull(0)
-    land(mind, 0, 1.0, 0)
-    mind.copy_to_front()
-    mind.send_buffer(0)["float32"].fill_(3.0)
-    (out,) = mind.push(0, 0, [True, True], 1.0)
+    client = worker(shelf)
+    client.pull(0)
+    land(client, 0, 1.0, 0)
+    client.copy_to_front()
+    client.send_buffer(0)["float32"].fill_(3.0)
+    (out,) = client.push(0, 0, [True, True], 1.0)
     assert out.payload is None and isinstance(out.message, Push) and out.message.at is not None
     assert torch.frombuffer(shelf.read(out.message.at), dtype=torch.float32).eq(3).all()
     shelf.near.clear()
-    again = mind.on_server_message(0, Leads(0, [0]))
+    again = client.on_server_message(0, Leads(0, [0]))
     (sent,) = [one for one in again if isinstance(one.message, Push)]
     assert sent.message.at is None and len(sent.payload) == 4 * SIZE, "by another connection it may be far"
 
 
 def test_nothing_to_push_lies_nowhere():
-    mind = worker(Shelf(near=[0]))
-    mind.pull(0)
-    land(mind, 0, 1.0, 0)
-    (out,) = mind.push(0, 0, [False, False], 1.0)
+    client = worker(Shelf(near=[0]))
+    client.pull(0)
+    land(client, 0, 1.0, 0)
+    (out,) = client.push(0, 0, [False, False], 1.0)
     assert out.message.at is None and out.payload is None
 
 
 def test_lent_values_come_to_the_front_when_they_are_shown_and_only_then_count_as_landed():
-    mind = worker(staleness=1)
-    mind.pull(0)
-    land(mind, 0, 1.0, 0)
-    assert mind.front["float32"].eq(0).all()
-    assert mind.missing_shards(0) == []
-    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == -1, "its server must let it stand"
-    mind.copy_to_front()
-    assert mind.front["float32"].eq(1).all()
-    mind.pull(1)
-    lent = land(mind, 1, 2.0, 1)
-    assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 0
-    mind.copy_to_front([0])
+    client = worker(staleness=1)
+    client.pull(0)
+    land(client, 0, 1.0, 0)
+    assert client.front["float32"].eq(0).all()
+    assert client.missing_shards(0) == []
+    assert client.push(0, 0, [True, True], 1.0)[0].message.landed == -1, "its server must let it stand"
+    client.copy_to_front()
+    assert client.front["float32"].eq(1).all()
+    client.pull(1)
+    lent = land(client, 1, 2.0, 1)
+    assert client.push(1, 0, [True, True], 1.0)[0].message.landed == 0
+    client.copy_to_front([0])
     lent.fill_(float("nan"))
-    mind.copy_to_front()
-    assert mind.front["float32"].eq(2).all(), "one copy, once"
+    client.copy_to_front()
+    assert client.front["float32"].eq(2).all(), "one copy, once"
 
 
 def test_values_that_are_taken_piece_by_piece_count_as_landed_when_the_last_is():
-    mind, taken = worker(staleness=1), []
+    client, taken = worker(staleness=1), []
 
     def take(shard, values, present, clocks) -> bool:
         taken.append((shard, values.tolist(), present, clocks))
         return len(taken) > 1
 
-    mind.pull(0)
-    land(mind, 0, 1.0, 0)
-    mind.copy_to_front()
-    mind.set_value_sink(take)
-    mind.pull(1)
-    land(mind, 1, 2.0, 1)
-    mind.copy_to_front([0])
-    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 0, "its server must let it stand"
-    mind.copy_to_front([0])
-    mind.copy_to_front([0])
+    client.pull(0)
+    land(client, 0, 1.0, 0)
+    client.copy_to_front()
+    client.set_value_sink(take)
+    client.pull(1)
+    land(client, 1, 2.0, 1)
+    client.copy_to_front([0])
+    assert client.push(0, 0, [True, True], 1.0)[0].message.landed == 0, "its server must let it stand"
+    client.copy_to_front([0])
+    client.copy_to_front([0])
     assert taken == [(0, [2.0] * SIZE, b"\1\1", 1)] * 2, "and is then taken no more"
-    assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 1
-    assert mind.front["float32"].eq(1).all(), "the front stays as it is"
+    assert client.push(1, 0, [True, True], 1.0)[0].message.landed == 1
+    assert client.front["float32"].eq(1).all(), "the front stays as it is"
 
 
 def test_sent_values_take_the_place_of_lent_ones():
-    mind = worker(staleness=1)
-    mind.pull(0)
-    land(mind, 0, 1.0, 0)
-    mind.copy_to_front()
-    mind.pull(1)
+    client = worker(staleness=1)
+    client.pull(0)
+    land(client, 0, 1.0, 0)
+    client.copy_to_front()
+    client.pull(1)
     head = Values(0, 1, b"\1\1", 1, 1)
-    mind.receive_buffer_for(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
-    mind.on_server_message(0, head, 4 * SIZE)
-    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 1
-    mind.copy_to_front()
-    assert mind.front["float32"].eq(5).all()
+    client.receive_buffer_for(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
+    client.on_server_message(0, head, 4 * SIZE)
+    assert client.push(0, 0, [True, True], 1.0)[0].message.landed == 1
+    client.copy_to_front()
+    assert client.front["float32"].eq(5).all()
 
 
 @pytest.mark.parametrize(("size", "offset"), [(SIZE + 1, 0), (SIZE - 1, 0), (0, 0), (SIZE, 2)])
 def test_values_that_do_not_fit_are_the_servers_fault(size, offset):
-    mind = worker()
-    mind.pull(0)
+    client = worker()
+    client.pull(0)
     message = Values(0, 0, b"\1\1", 0, 0, SharedRange(0, offset, 4 * SIZE))
     with pytest.raises(ProtocolError, match="bytes at"):
-        mind.on_server_message(0, message, 0, bytes_view(torch.zeros(size)))
+        client.on_server_message(0, message, 0, bytes_view(torch.zeros(size)))
     with pytest.raises(ProtocolError, match="lie elsewhere"):
-        mind.receive_buffer_for(0, message, 4 * SIZE)
+        client.receive_buffer_for(0, message, 4 * SIZE)

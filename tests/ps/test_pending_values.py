@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class Mind:
-    """Stands in for a worker's mind: shards of one size, two servers, and what has landed."""
+    """Stands in for a worker's machine: shards of one size, two servers, and what has landed."""
 
     def __init__(self, count: int, size: int) -> None:
         words = size // 4
@@ -26,14 +26,14 @@ class Mind:
 
 
 def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
-    mind = Mind(4, LEAST // 4)
-    mind.landed.add(1)
-    missing = PendingValues(mind, 7, [0, 1, 3], exact=True)
+    machine = Mind(4, LEAST // 4)
+    machine.landed.add(1)
+    missing = PendingValues(machine, 7, [0, 1, 3], exact=True)
     assert missing.newly_arrived() == [1]
     assert missing.servers_waited_for() == {0, 1}
-    mind.landed.add(3)
+    machine.landed.add(3)
     assert missing.servers_waited_for() == {0}
-    mind.landed.add(0)
+    machine.landed.add(0)
     assert missing.servers_waited_for() == set()
     assert missing.newly_arrived() == [0, 3]
     assert missing.left == []
@@ -41,12 +41,12 @@ def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_a_long_one_each_shard_is_copied_once_in_few_goes_and_little_is_left_for_the_end(order: int) -> None:
-    mind = Mind(64, 3 * MIB // 2)
-    missing = PendingValues(mind, 7, range(64), exact=True)
+    machine = Mind(64, 3 * MIB // 2)
+    missing = PendingValues(machine, 7, range(64), exact=True)
     copied, goes = [missing.newly_arrived()], 0
     for shard in range(64)[::order]:
         assert missing.servers_waited_for()
-        mind.landed.add(shard)
+        machine.landed.add(shard)
         if not missing.servers_waited_for():
             copied.append(missing.newly_arrived())
             goes += 1

@@ -18,8 +18,8 @@ KEYS = np.arange(40)
 
 def saved(world: World, step: int) -> dict[str, tuple[TensorSlice, bytes]]:
     """Ask all servers for their parts; return the checkpoint's tensors by name."""
-    for rank, mind in world.servers.items():
-        world.follow(rank, mind.request_checkpoint(step))
+    for rank, machine in world.servers.items():
+        world.follow(rank, machine.request_checkpoint(step))
     world.run()
     parts = [output for _, output in world.told if isinstance(output, SaveSlices) and output.step == step]
     assert len(parts) == len(world.servers)

@@ -36,16 +36,16 @@ class Tables:
     """A server's tables with a store that workers 0 and 1 have opened."""
 
     def __init__(self) -> None:
-        self.mind = TableServer(0, Functions(), SHARDS)
-        self.mind.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
-        self.mind.start_shards(restored=False)
+        self.machine = TableServer(0, Functions(), SHARDS)
+        self.machine.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self.machine.start_shards(restored=False)
         self.sequence = 0
         for worker in (0, 1):
             self.say(worker, OpenStore(STORE, 1, -1))
-        self.term = self.mind._term
+        self.term = self.machine._term
 
     def say(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
-        return list(self.mind.on_worker_message(worker, message, pack(arrays) if arrays else memoryview(b"")))
+        return list(self.machine.on_worker_message(worker, message, pack(arrays) if arrays else memoryview(b"")))
 
     def update(self, worker: int, *sections: UpdateSection, arrays: tuple[Any, ...] = ()) -> list[Any]:
         self.sequence += 1
@@ -99,7 +99,7 @@ def test_sections_that_contradict_themselves_are_refused(section: UpdateSection,
         tables.update(1, section)
     key, row = np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)
     tables.update(0, push(), arrays=(key, row))  # the store is as it was
-    assert tables.mind.stores["s"].refused is None
+    assert tables.machine.stores["s"].refused is None
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "Tensor", "complex64", "__class__"])

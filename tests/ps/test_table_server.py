@@ -25,7 +25,7 @@ def test_what_is_pushed_is_summed_over_workers_and_servers() -> None:
         world.push(rank, spec(), keys, np.arange(len(keys)) + rank)
     world.run()
     assert world.pull(0, spec(), keys).flatten().tolist() == [3 * n + 3 for n in range(len(keys))]
-    assert {len(mind.shards_here) for mind in world.servers.values()} == {2}
+    assert {len(machine.shards_here) for machine in world.servers.values()} == {2}
 
 
 def test_absent_keys_are_zero_or_what_they_begin_as() -> None:
@@ -399,9 +399,9 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: i
     world.push(0, spec(), [1], [10.0], place=2)
     world.run()
     assert world.clients[0].lagging_shards()
-    for rank, mind in world.servers.items():
-        mind.on_worker_disconnected(2)
-        world.follow(rank, mind.remove_workers({2: counts}))
+    for rank, machine in world.servers.items():
+        machine.on_worker_disconnected(2)
+        world.follow(rank, machine.remove_workers({2: counts}))
     world.mark(1, 1, place=2)
     world.run()
     assert not world.clients[0].lagging_shards()
@@ -417,9 +417,9 @@ def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_a
     world.push(0, spec(), keys, torch.ones(16), place=1)
     world.clock(0, place=1)
     world.run()
-    for rank, mind in world.servers.items():
-        mind.on_worker_disconnected(1)
-        world.follow(rank, mind.remove_workers({1: last_sequence_at(2)}))
+    for rank, machine in world.servers.items():
+        machine.on_worker_disconnected(1)
+        world.follow(rank, machine.remove_workers({1: last_sequence_at(2)}))
     world.run()
     world.kill(0)
     world.assign([[1]] * 4)

@@ -1,4 +1,4 @@
-"""Server and client minds wired in memory: every message is delivered in an order that a seed draws.
+"""Server and client machines wired in memory: every message is delivered in an order that a seed draws.
 
 Connections are queues, in order each, in any order among one another. A payload is read when it is delivered, so bytes
 that were overwritten before they left arrive torn. The coordinator is played by hand: `assign`, `kill`, `move`.
@@ -36,40 +36,40 @@ class Worker:
     def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
         self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
         terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness, world.compression)
-        self.mind = DenseClient(terms, SHARDS, world.owners(), rank, sorted(world.servers))
+        self.machine = DenseClient(terms, SHARDS, world.owners(), rank, sorted(world.servers))
         self.phase = "pull"
         self.ahead = 0
 
     def begin(self) -> None:
         if self.rank == 0 and self.base == 0:
             values = {"float32": torch.linspace(-1, 1, spaces(LAYOUT)["float32"])}
-            self.world.out(self, self.mind.send_start_values(values))
+            self.world.out(self, self.machine.send_start_values(values))
 
     def act(self) -> bool:
         """Do what can be done now; tell whether anything was."""
-        mind, clock = self.mind, self.clock
+        machine, clock = self.machine, self.clock
         if self.phase == "pull":
-            mind.copy_to_front()
-            self.world.out(self, mind.pull(clock))
+            machine.copy_to_front()
+            self.world.out(self, machine.pull(clock))
             self.phase = "done" if clock == self.clocks and self.world.staleness is None else "wait"
             return True
         if self.phase == "wait":
-            if mind.missing_shards(clock, exact=clock == self.clocks and self.world.staleness == 0):
+            if machine.missing_shards(clock, exact=clock == self.clocks and self.world.staleness == 0):
                 return False
-            mind.copy_to_front()
+            machine.copy_to_front()
             self.phase = "done" if clock == self.clocks else "push"
             return True
         if self.phase == "push":
-            if mind.unacknowledged_servers(clock - mind.buffer_count):
+            if machine.unacknowledged_servers(clock - machine.buffer_count):
                 return False
-            values, to = mind.front["float32"], mind.send_buffer(clock)["float32"]
+            values, to = machine.front["float32"], machine.send_buffer(clock)["float32"]
             noise = torch.randn(len(to), generator=torch.Generator().manual_seed(100 * clock + self.rank))
             to.copy_(values * 0.1 + noise)
             for shard in range(len(SHARDS)):
-                mind.send_buffers.encode(clock, shard, [True] * len(mind.held[shard]))
-                self.world.out(self, mind.push(clock, shard, [True] * len(mind.held[shard]), 1.0))
+                machine.send_buffers.encode(clock, shard, [True] * len(machine.held[shard]))
+                self.world.out(self, machine.push(clock, shard, [True] * len(machine.held[shard]), 1.0))
             save = clock + 1 in self.world.saves
-            self.world.out(self, mind.order_step(clock, GROUPS, None, save))
+            self.world.out(self, machine.order_step(clock, GROUPS, None, save))
             self.clock, self.phase = clock + 1, "pull"
             return True
         return False
@@ -111,22 +111,22 @@ class World:
 
     def assign(self, *, tell_workers: bool = True) -> None:
         self.epoch += 1
-        for rank, mind in sorted(self.servers.items()):
-            self._follow(rank, mind.on_assignment(self.epoch, self.chains, self.copies, list(self.servers)))
+        for rank, machine in sorted(self.servers.items()):
+            self._follow(rank, machine.on_assignment(self.epoch, self.chains, self.copies, list(self.servers)))
         if tell_workers:
             self.tell_workers()
 
     def tell_workers(self) -> None:
         for worker in self.workers.values():
-            self.out(worker, worker.mind.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
+            self.out(worker, worker.machine.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
 
     def kill(self, server: int) -> None:
         del self.servers[server]
         self.queues = {key: queue for key, queue in self.queues.items() if ("s", server) not in key}
         for worker in self.workers.values():
-            worker.mind.on_server_disconnected(server)
-        for rank, mind in sorted(self.servers.items()):
-            self._follow(rank, mind.on_server_disconnected(server))
+            worker.machine.on_server_disconnected(server)
+        for rank, machine in sorted(self.servers.items()):
+            self._follow(rank, machine.on_server_disconnected(server))
         self.chains = [[one for one in chain if one != server] for chain in self.chains]
         self.copies = [[one for one in some if one != server] for some in self.copies]
         self.assign()
@@ -136,7 +136,7 @@ class World:
         for one in self.servers if server is None else [server]:
             self.queues.pop((("w", rank), ("s", one)), None)
             self.queues.pop((("s", one), ("w", rank)), None)
-            self.workers[rank].mind.on_server_disconnected(one)
+            self.workers[rank].machine.on_server_disconnected(one)
             self.servers[one].on_worker_disconnected(rank)
             self._follow(one, self.servers[one].on_worker_connected(rank))
 
@@ -154,9 +154,9 @@ class World:
         self.queues = {key: queue for key, queue in self.queues.items() if ("w", rank) not in key}
         clocks: dict[int, int] = {}
         versions: dict[int, int] = {}
-        for _, mind in sorted(self.servers.items()):
-            mind.on_worker_disconnected(rank)
-            for held in mind.on_worker_lost(rank):
+        for _, machine in sorted(self.servers.items()):
+            machine.on_worker_disconnected(rank)
+            for held in machine.on_worker_lost(rank):
                 assert isinstance(held, HeldPushes)
                 clocks |= held.clocks
                 versions |= held.versions
@@ -166,10 +166,10 @@ class World:
     def replace(self, rank: int) -> None:
         cut_at, newest = self.held(rank)
         assert newest <= cut_at + 1, "no shard is beyond the cut"
-        for server, mind in sorted(self.servers.items()):
-            self._follow(server, mind.count_until(rank, cut_at))
+        for server, machine in sorted(self.servers.items()):
+            self._follow(server, machine.count_until(rank, cut_at))
         worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)
-        self.out(worker, worker.mind.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
+        self.out(worker, worker.machine.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
         self.connect(rank)
 
     def caught_up(self, server: int) -> bool:
@@ -233,18 +233,22 @@ class World:
         size = 0 if payload is None else len(payload)
         if kind == "w":
             worker = self.workers[receiver]
-            place = worker.mind.receive_buffer_for(sender, message, size) if size else None
+            place = worker.machine.receive_buffer_for(sender, message, size) if size else None
             if place is not None:
                 place[:] = payload
-            self.out(worker, worker.mind.on_server_message(sender, message, size))
+            self.out(worker, worker.machine.on_server_message(sender, message, size))
             return
-        mind, worker = self.servers[receiver], key[0][0] == "w"
+        machine, worker = self.servers[receiver], key[0][0] == "w"
         place = (
-            (mind.receive_buffer_for if worker else mind.replica_buffer_for)(sender, message, size) if size else None
+            (machine.receive_buffer_for if worker else machine.replica_buffer_for)(sender, message, size)
+            if size
+            else None
         )
         if place is not None:
             place[:] = payload
-        self._follow(receiver, (mind.on_worker_message if worker else mind.on_server_message)(sender, message, size))
+        self._follow(
+            receiver, (machine.on_worker_message if worker else machine.on_server_message)(sender, message, size)
+        )
 
     def step(self) -> bool:
         """One message, or one act of a worker; False when there is neither."""

@@ -103,13 +103,13 @@ def test_a_reader_changes_no_version_and_no_session() -> None:
     world = World(servers=1)
     world.push(0, W, [0], [1.0, 2.0, 3.0])
     world.run()
-    mind = world.servers[0]
-    before = {shard: slot.version for shard, slot in mind.shards_here.items()}
+    machine = world.servers[0]
+    before = {shard: slot.version for shard, slot in machine.shards_here.items()}
     look(world, 0, ["w", "nothing"], [1], store="s")
     look(world, 0, ["w"], store="no such store")
-    assert {shard: slot.version for shard, slot in mind.shards_here.items()} == before
-    assert list(mind.stores) == ["s"]
-    assert sorted(mind.stores["s"].sessions) == [0, 1]
+    assert {shard: slot.version for shard, slot in machine.shards_here.items()} == before
+    assert list(machine.stores) == ["s"]
+    assert sorted(machine.stores["s"].sessions) == [0, 1]
 
 
 def test_what_is_too_long_is_refused_and_types_that_only_torch_knows_are_widened() -> None:

@@ -5,7 +5,7 @@
     python -m tests.simulation --mutants                            how soon each planted bug is caught
 
 `--what chain` runs the chain of replicas alone (chained.py), `--what tables` what `run.store()` stands on (tables.py);
-else it is the whole store under the job's own mind, or under the director that moves everything at random.
+else it is the whole store under the job's own machine, or under the director that moves everything at random.
 """
 
 from __future__ import annotations

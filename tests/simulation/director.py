@@ -1,6 +1,6 @@
 """A stand-in for the coordinator: it hands out assignments and cuts deaths as the store's contract says, and at random.
 
-It is not the product. The job's own mind (coordinator.py) decides by balance and by what happened; this one moves
+It is not the product. The job's own machine (coordinator.py) decides by balance and by what happened; this one moves
 shards, fills replicas and replaces servers whenever the scenario says so, so the store meets sequences of assignments
 that a balanced job would meet once in a year.
 """

@@ -102,8 +102,8 @@ def _each_its_own(method: Any) -> Any:
     """Each shard counts a dead worker's pushes up to the last that it has itself."""
 
     def mutant(self: DenseServer, rank: int, clock: int) -> Any:
-        own = [mind.last_clock_of(rank) for mind in self.shards.values() if mind.leads]
-        outputs = self._ask_each(lambda mind: mind.drop_pushes_after(rank, mind.last_clock_of(rank)))
+        own = [machine.last_clock_of(rank) for machine in self.shards.values() if machine.leads]
+        outputs = self._ask_each(lambda machine: machine.drop_pushes_after(rank, machine.last_clock_of(rank)))
         return outputs + self._give_orders(self._ledger.remove_rank(rank, max(own, default=clock)))
 
     return mutant

@@ -82,16 +82,16 @@ class Oracle:
 
     # ---- while it goes ---------------------------------------------------------------------------------------------
 
-    def read(self, rank: int, clock: int, mind: DenseClient, shards: Sequence[int]) -> None:
+    def read(self, rank: int, clock: int, machine: DenseClient, shards: Sequence[int]) -> None:
         """A worker reads these shards at a clock."""
         for index in shards:
-            shard = mind.shards[index]
-            got = _bytes(mind.front[shard.dtype], shard)
-            version = mind.front_version([index])
-            if mind.terms.staleness is None:
-                self._count(rank, clock, shard, version - mind.terms.base, got)
+            shard = machine.shards[index]
+            got = _bytes(machine.front[shard.dtype], shard)
+            version = machine.front_version([index])
+            if machine.terms.staleness is None:
+                self._count(rank, clock, shard, version - machine.terms.base, got)
                 continue
-            if version < clock - mind.terms.staleness:
+            if version < clock - machine.terms.staleness:
                 raise Broken("versions", f"worker/{rank} reads version {version} of shard {index} at clock {clock}")
             if got != _bytes(self._expected(version, clock), shard):
                 raise Broken("sums", f"worker/{rank} reads wrong values of shard {index}, version {version}")
@@ -246,12 +246,12 @@ class Oracle:
 
     # ---- after it --------------------------------------------------------------------------------------------------
 
-    def judge(self, minds: Mapping[str, Any], servers: Mapping[int, DenseServer],
+    def judge(self, machines: Mapping[str, Any], servers: Mapping[int, DenseServer],
               chains: Sequence[Sequence[int]]) -> None:  # fmt: skip
         """Check what can be said only when all is over.
 
         Args:
-            minds: of all processes.
+            machines: of all processes.
             servers: of those servers that live.
             chains: the newest assignment's.
         """
@@ -277,15 +277,17 @@ class Oracle:
             consumed.update((epoch, position) for position in drew)
         if wanted != consumed:
             raise Broken("examples", f"missing {wanted - consumed}, too many {consumed - wanted}")
-        for name, mind in minds.items() if self._scenario.seed % LOOKED == 0 or spec.steps > LONG else ():
-            bounded(name, mind, spec.world, len(self.shards))
+        for name, machine in machines.items() if self._scenario.seed % LOOKED == 0 or spec.steps > LONG else ():
+            bounded(name, machine, spec.world, len(self.shards))
 
-    def _servers(self, minds: Mapping[int, DenseServer], chains: Sequence[Sequence[int]]) -> None:
+    def _servers(self, machines: Mapping[int, DenseServer], chains: Sequence[Sequence[int]]) -> None:
         """Servers at the end: the primary has all, once, and what its replicas have is the same to the bit."""
         for shard, chain in zip(self.shards, chains, strict=True):
-            if not chain or not set(chain) <= minds.keys():
+            if not chain or not set(chain) <= machines.keys():
                 continue  # it is being handed over, or one died and that is not known yet, after all had ended
-            there = {rank: mind.shards[shard.index] for rank, mind in minds.items() if shard.index in mind.shards}
+            there = {
+                rank: machine.shards[shard.index] for rank, machine in machines.items() if shard.index in machine.shards
+            }
             chains = {rank: one for rank, one in there.items() if one.chain.role in ("primary", "member")}
             heads = [rank for rank, one in chains.items() if one.chain.role == "primary"]
             newest = max((chains[rank].chain.epoch for rank in heads), default=-1)
@@ -321,11 +323,11 @@ def _state(state: ShardState) -> tuple[int | None, bytes, list[bytes]]:
     return state.version, head, [bytes(one) for one in data]
 
 
-def bounded(name: str, mind: object, world: int, shards: int) -> None:
-    """No container of a mind holds more than a few entries a rank and shard."""
+def bounded(name: str, machine: object, world: int, shards: int) -> None:
+    """No container of a machine holds more than a few entries a rank and shard."""
     limit = 6 * world * max(1, shards) + 24
     seen: set[int] = set()
-    stack: list[tuple[str, object]] = [(name, mind)]
+    stack: list[tuple[str, object]] = [(name, machine)]
     while stack:
         path, thing = stack.pop()
         if id(thing) in seen or isinstance(thing, str | bytes | int | float | torch.Tensor | torch.optim.Optimizer):

@@ -90,19 +90,19 @@ class Play:
         if self.coordinator.status != "done":
             self._excused(self.coordinator.status)
             return
-        minds = {
-            str(member): shell.mind
+        machines = {
+            str(member): shell.machine
             for member, shell in self.shells.items()
-            if isinstance(shell, Worker | Server) and shell.mind is not None
+            if isinstance(shell, Worker | Server) and shell.machine is not None
         }
         servers = {
-            member.rank: shell.mind
+            member.rank: shell.machine
             for member, shell in self.shells.items()
-            if isinstance(shell, Server) and shell.process.status in (None, 0) and shell.mind is not None
+            if isinstance(shell, Server) and shell.process.status in (None, 0) and shell.machine is not None
         }
         one = self.coordinator
         chains = one.settled() if isinstance(one, Director) else one.chains()
-        self.oracle.judge(minds, servers, chains)
+        self.oracle.judge(machines, servers, chains)
 
     def _excused(self, status: str) -> None:
         """The run ended without its result: was that promised?"""

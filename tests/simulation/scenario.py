@@ -94,7 +94,7 @@ class Scenario:
     spec: Spec
     update: str  # "server" | "worker"
     staleness: int | None  # clocks that the fastest may be ahead; None: asp
-    directed: bool  # assignments come from the director (director.py) and not from the job's mind
+    directed: bool  # assignments come from the director (director.py) and not from the job's machine
     replicas: int
     saves: int  # a checkpoint at every so many steps; 0: none
     deaths: str  # what becomes of a worker's death: restart | wait | continue
@@ -182,7 +182,7 @@ def _between_workers(scenario: Scenario) -> list[Fault]:
 
 
 def _two_at_once(scenario: Scenario) -> list[Fault]:
-    """Draw two workers that die at about the same time, at times also a third; only the job's mind copes with that."""
+    """Draw two workers, at times three, that die at about the same time; only the job's state machine handles that."""
     chance = random.Random(scenario.seed * 69069 + 5)
     ranks = range(len(scenario.workers))
     if scenario.directed or len(ranks) < 2 or chance.random() < 0.7:

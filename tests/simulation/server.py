@@ -1,7 +1,7 @@
-"""A simulated server: the shipped ServerMind, and what runtime's server and its desk do around it.
+"""A simulated server: the shipped DenseServer, and the work of the server's process and connections around it.
 
-Thin on purpose. What is not covered: two reader threads inside one mind at once (calls run one after another, in every
-order of arrival), and the pace at which checkpoint parts are streamed.
+Thin on purpose. Not covered: two reader threads inside one state machine at once (calls run one after another, in every
+order of arrival), and the rate at which parts of checkpoints are sent.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Server:
 
     def __init__(self, process: Process, network: Network, coordinator: Address) -> None:
         self.process, self._network = process, network
-        self.desk = Desk(self)
-        self.links = Links(process, network, self.desk, lambda at: at.rank < process.member.rank)
-        self.mind: DenseServer | None = None
+        self.connections = Desk(self)
+        self.links = Links(process, network, self.connections, lambda at: at.rank < process.member.rank)
+        self.machine: DenseServer | None = None
         self._coordinator: End | None = None
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._early: list[Any] = []
         self._loadings: list[tuple[ShardLoading, int]] = []
         self._loaded = False
-        self._address = network.listen(process, self.desk, PARAMETERS.union, self.desk.allow)
+        self._address = network.listen(process, self.connections, PARAMETERS.union, self.connections.allow)
         network.dial(process, coordinator, Member("coordinator", 0), self, lambda why: process.end(1))
         process.spawn(self._main())
 
@@ -62,23 +62,25 @@ class Server:
         base = decision.resume.step if decision.resume else 0
         terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness, hosts=decision.hosts)
         restored = decision.resume is not None and decision.update == "server"
-        self.mind = DenseServer(terms, decision.shards, self.process.member.rank, restored=restored)
-        self.desk.open()
+        self.machine = DenseServer(terms, decision.shards, self.process.member.rank, restored=restored)
+        self.connections.open()
         self._told(decision.assignment)
         for message in self._early:
             self._member(message)
         self._early.clear()
         if restored and decision.resume is not None:
-            yield from self._load(self.mind, by_parameter(decision.resume.tensors))
+            yield from self._load(self.machine, by_parameter(decision.resume.tensors))
 
-    def _load(self, mind: DenseServer, saved: Any) -> Task:
+    def _load(self, machine: DenseServer, saved: Any) -> Task:
         """Ask for the slices of what is led here, wait until they are here, hand them over."""
-        wanted = {index: wanted_slices(mind.terms.layout, mind.shards[index].held, saved) for index in mind.leading}
+        wanted = {
+            index: wanted_slices(machine.terms.layout, machine.shards[index].held, saved) for index in machine.leading
+        }
         loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
         self._loadings = [(loadings[index], at) for index, slices in wanted.items() for at in range(len(slices))]
         self.tell(LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
         yield Until("the checkpoint's end", lambda: self._loaded)
-        self.desk.follow(mind.on_loaded(loadings))
+        self.connections.follow(machine.on_loaded(loadings))
 
     def save(self, save: SaveSlices) -> None:
         """Stream a part of a checkpoint to the coordinator."""
@@ -95,7 +97,7 @@ class Server:
 
     def _told(self, assignment: Assignment) -> None:
         self.links.assigned(assignment.servers)
-        self.desk.assigned(assignment)
+        self.connections.assigned(assignment)
 
     def _member(self, message: Any) -> None:
         """Do what the coordinator says of who takes part."""
@@ -103,11 +105,11 @@ class Server:
             case Reassign(assignment=assignment):
                 self._told(assignment)
             case WorkerGone(rank=rank, incarnation=incarnation):
-                self.desk.gone(rank, incarnation)
+                self.connections.gone(rank, incarnation)
             case CountUntil(rank=rank, clock=clock):
-                self.desk.follow(self._mind.count_until(rank, clock))
+                self.connections.follow(self._machine.count_until(rank, clock))
             case Members(clock=clock, ranks=ranks):
-                self.desk.follow(self._mind.set_members(clock, ranks))
+                self.connections.follow(self._machine.set_members(clock, ranks))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Server:
             case Decision():
                 self._decision = message
             case Reassign() | WorkerGone() | CountUntil() | Members():
-                if self.mind is None:
+                if self.machine is None:
                     self._early.append(message)  # it waits for the decision
                 else:
                     self._member(message)
@@ -142,9 +144,9 @@ class Server:
         self.process.end(1)
 
     @property
-    def _mind(self) -> DenseServer:
-        assert self.mind is not None
-        return self.mind
+    def _machine(self) -> DenseServer:
+        assert self.machine is not None
+        return self.machine
 
 
 class Desk:
@@ -160,7 +162,7 @@ class Desk:
         self._incarnation: dict[int, int] = {}  # of the worker that HeldOf is about
 
     def open(self) -> None:
-        """There is a mind: let those in that came early."""
+        """There is a machine: let those in that came early."""
         for peer in self._early:
             peer.hold(False)
             self._let_in(peer)
@@ -190,7 +192,7 @@ class Desk:
             if who[0] == "server" and peer.member not in self._alive:
                 self._dismiss(peer)
         ranks = {at.rank for at in assignment.servers}
-        self.follow(self._mind.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
+        self.follow(self._machine.on_assignment(assignment.epoch, assignment.chains, assignment.copies, ranks))
 
     def gone(self, rank: int, incarnation: int) -> None:
         """An incarnation of a worker is dead: it and older ones are refused; what is held of it is told."""
@@ -200,8 +202,8 @@ class Desk:
         if peer is not None and peer.member.incarnation <= incarnation:
             self._dismiss(peer)
         self._incarnation[rank] = incarnation
-        if self._server.mind is not None:
-            self.follow(self._mind.on_worker_lost(rank))
+        if self._server.machine is not None:
+            self.follow(self._machine.on_worker_lost(rank))
 
     def _dismiss(self, peer: End) -> None:
         peer.drop("you were given up for dead")
@@ -210,7 +212,7 @@ class Desk:
     # ---- the handler, also of what the links dialled ---------------------------------------------------------------
 
     def on_connected(self, peer: End) -> None:
-        if self._server.mind is None:
+        if self._server.machine is None:
             peer.hold(True)
             self._early.append(peer)
         else:
@@ -239,8 +241,8 @@ class Desk:
             peer.drop("you are dead")
             return
         self._peers[who] = peer
-        mind = self._mind
-        self.follow(mind.on_worker_connected(who[1]) if who[0] == "worker" else mind.on_server_connected(who[1]))
+        machine = self._machine
+        self.follow(machine.on_worker_connected(who[1]) if who[0] == "worker" else machine.on_server_connected(who[1]))
 
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return self._placed(peer.member, message, size) if self._speaks(peer) else None
@@ -260,14 +262,14 @@ class Desk:
 
     def _placed(self, member: Member, message: Any, size: int) -> memoryview | None:
         if member.role == "worker":
-            return self._mind.receive_buffer_for(member.rank, message, size)
-        return self._mind.replica_buffer_for(member.rank, message, size)
+            return self._machine.receive_buffer_for(member.rank, message, size)
+        return self._machine.replica_buffer_for(member.rank, message, size)
 
     def _taken(self, member: Member, message: Any, size: int) -> None:
         if member.role == "worker":
-            self.follow(self._mind.on_worker_message(member.rank, message, size))
+            self.follow(self._machine.on_worker_message(member.rank, message, size))
         else:
-            self.follow(self._mind.on_server_message(member.rank, message, size))
+            self.follow(self._machine.on_server_message(member.rank, message, size))
 
     def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         self._lost(peer)
@@ -276,13 +278,13 @@ class Desk:
         who = (peer.member.role, peer.member.rank)
         if self._peers.get(who) is peer:
             del self._peers[who]
-            if self._server.mind is not None and who[0] == "worker":
-                self._mind.on_worker_disconnected(who[1])
+            if self._server.machine is not None and who[0] == "worker":
+                self._machine.on_worker_disconnected(who[1])
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
     def follow(self, instructions: Sequence[Instruction]) -> None:
-        """Do what the mind said. Who is not connected misses his message."""
+        """Do what the machine said. Who is not connected misses his message."""
         for instruction in instructions:
             match instruction:
                 case ToWorker(rank=rank, message=message, payload=payload):
@@ -311,6 +313,6 @@ class Desk:
                 peer.send(message, payload)
 
     @property
-    def _mind(self) -> DenseServer:
-        assert self._server.mind is not None
-        return self._server.mind
+    def _machine(self) -> DenseServer:
+        assert self._server.machine is not None
+        return self._server.machine

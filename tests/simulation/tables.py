@@ -1,11 +1,11 @@
-"""Tables through everything at once, a seed a run: servers die, come, go and move shards; connections break; workers
-are replaced and do their step again; servers forget key lists.
+"""A simulation of tables, one seed a run: servers die, join, leave and move shards; connections break; workers are
+replaced and repeat their step; servers forget key lists.
 
-The minds are the shipped ones: of servers and workers (store/), and of who holds what (job/shard_placement.py).
-Every message,
-also the coordinator's to each server, comes when chance has it; a connection keeps its order and loses what is on it
-when it breaks. What must be true is counted apart: every push in once, nothing twice, no reader sees more than was
-pushed or less than it pushed itself, no ticket left, all replicas equal.
+The state machines are the shipped ones: servers and workers (psctl/ps), and the placement of shards
+(psctl/job/shard_placement.py). Every message, also the coordinator's to each server, arrives at a random time; a
+connection keeps its order and loses the messages in flight when it breaks. An oracle of its own counts the invariants:
+every push is applied once, no reader sees more than was pushed or less than it pushed itself, no ticket remains, all
+replicas are equal.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Worker:
         self._go = self._closing = False
         self._coordinator: End | None = None
         self._compute = early[self._rank]
-        self.mind: DenseClient | None = None
+        self.machine: DenseClient | None = None
         self.links = Links(process, network, self, lambda at: True)
         self._assignment: Assignment | None = None
         self._memory = Memory(network)
@@ -179,7 +179,7 @@ class Worker:
 
     def _all(self) -> Task:
         """Wait until all clocks of everyone are in the values, as run.wait() does."""
-        exact = self._mind.terms.staleness != 0
+        exact = self._client.terms.staleness != 0
         if exact:
             self._pull(self.step, exact=True)
         yield from self._wait(self.step, exact=exact)
@@ -187,8 +187,8 @@ class Worker:
     def _last(self) -> Task:
         """As who reads the state_dict at the end: all clocks of everyone; and nothing is left unacknowledged."""
         yield from self._all()
-        mind = self._mind
-        yield Until("acknowledgements", lambda: not mind.unacknowledged_servers(self.step), self.links.away)
+        machine = self._client
+        yield Until("acknowledgements", lambda: not machine.unacknowledged_servers(self.step), self.links.away)
 
     def _start(self, decision: Decision) -> Task:
         base = decision.resume.step if decision.resume else 0
@@ -199,7 +199,7 @@ class Worker:
             raise Broken("hosts", f"{decision.hosts} are said to share hosts, and {self._scenario.groups} do")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
-        self.mind = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
+        self.machine = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
         if any(self._rank in group for group in decision.hosts):
             self._lines = Lines(self.process, self._network, self)
             self._tell(WorkerListens(None, b"secret"))
@@ -210,7 +210,7 @@ class Worker:
         self._optimizer, self._parameters = self._script.optimizer(self._local)
         self.links.assigned(first.servers)
         if self._rank == 0 and decision.resume is None:
-            self._send(self.mind.send_start_values({self._scenario.spec.dtype: self._script.initial}))
+            self._send(self.machine.send_start_values({self._scenario.spec.dtype: self._script.initial}))
         self._pull(base)
         yield from self._wait(base)
         if decision.resume is not None and not decision.resume.checkpoint:
@@ -224,21 +224,21 @@ class Worker:
             self._feed = Feed(spec, self._division, place, passes)
 
     def _clock(self, clock: int, epoch: int, mine: Sequence[int], share: float) -> Task:
-        mind, spec = self._mind, self._scenario.spec
+        machine, spec = self._client, self._scenario.spec
         yield Sleep(self._compute * (0.5 + self._network.world.random.random()))
         yield from self._wait(clock)
         self._oracle.begins(self._rank, clock)
-        values = self._local if self._scenario.update == "worker" else mind.front[spec.dtype]
+        values = self._local if self._scenario.update == "worker" else machine.front[spec.dtype]
         gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
         self._spoil(gradient, clock)
-        before = clock - mind.buffer_count
-        yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged_servers(before), self.links.away)
-        mind.send_buffer(clock)[spec.dtype].copy_(gradient)
+        before = clock - machine.buffer_count
+        yield Until(f"room for clock {clock}", lambda: not machine.unacknowledged_servers(before), self.links.away)
+        machine.send_buffer(clock)[spec.dtype].copy_(gradient)
         self._oracle.computed(self.process.member, clock, gradient, share, (epoch, tuple(mine)))
         if self._scenario.early:
             self._pull(clock + 1)
-        for shard in reversed(range(len(mind.shards))):
-            self._send(mind.push(clock, shard, self._present(clock, shard), share))
+        for shard in reversed(range(len(machine.shards))):
+            self._send(machine.push(clock, shard, self._present(clock, shard), share))
             if self._network.world.random.random() < 0.5:
                 yield Sleep(self._compute * 0.3)
         serves = self._scenario.update == "server"
@@ -246,7 +246,7 @@ class Worker:
             yield from self._norms(clock)
         saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
         if serves:
-            self._send(mind.order_step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
+            self._send(machine.order_step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
         if saves:
             where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
             self._tell(SaveBegin(clock + 1, [], where if self._rank == 0 else None))
@@ -260,11 +260,11 @@ class Worker:
     def _apply(self, clock: int) -> Task:
         """Step here, as the user's optimizer does with the joint gradient."""
         yield from self._wait(clock + 1)
-        mean = self._mind.front[self._scenario.spec.dtype].clone()
+        mean = self._client.front[self._scenario.spec.dtype].clone()
         scale = scale_at(self._scenario.spec, clock)
         if scale is not None:
             mean.mul_(scale)
-        there = self._mind.presence(clock)
+        there = self._client.presence(clock)
         for group, numbers in zip(self._optimizer.param_groups, self._script.numbers(clock), strict=True):
             group.update(numbers)
         for index, (start, size) in enumerate(zip(self._script.starts, self._script.sizes, strict=True)):
@@ -273,38 +273,38 @@ class Worker:
 
     def _leave_aside(self) -> None:
         """What rank 0 alone keeps (asp: each rank) goes beside, as it is at the start of the next clock."""
-        if self._rank == 0 or self._mind.terms.staleness is None:
+        if self._rank == 0 or self._client.terms.staleness is None:
             place = self._feed.place if self._feed is not None else Place(self.step, 0, 0)
-            self._send(self._mind.send_rank_state(self.step, memoryview(_encode(place))))
+            self._send(self._client.send_rank_state(self.step, memoryview(_encode(place))))
 
     def _take_aside(self, clock: int) -> Generator[Sleep | Until, None, Place]:
         """As who joins in mid-run: take over what rank 0 left with the servers."""
-        mind = self._mind
-        self._send(mind.request_rank_state(clock))
-        yield Until(f"the state at clock {clock}", lambda: mind.rank_state(clock) is not None, self.links.away)
-        place = _place(mind.rank_state(clock) or b"")
+        machine = self._client
+        self._send(machine.request_rank_state(clock))
+        yield Until(f"the state at clock {clock}", lambda: machine.rank_state(clock) is not None, self.links.away)
+        place = _place(machine.rank_state(clock) or b"")
         self._oracle.aside(self._rank, clock, place.step)
         return place
 
     def _norms(self, clock: int) -> Task:
-        mind = self._mind
-        self._send(mind.request_norms(clock))
-        yield Until(f"norms of clock {clock}", lambda: not mind.servers_without_norms(clock), self.links.away)
-        assert mind.squared_norms(clock) is not None
+        machine = self._client
+        self._send(machine.request_norms(clock))
+        yield Until(f"norms of clock {clock}", lambda: not machine.servers_without_norms(clock), self.links.away)
+        assert machine.squared_norms(clock) is not None
 
     def _wait(self, clock: int, *, exact: bool = False) -> Task:
-        mind = self._mind
-        missing = mind.missing_shards(clock, exact=exact)
-        mind.set_waiting(missing, True)
+        machine = self._client
+        missing = machine.missing_shards(clock, exact=exact)
+        machine.set_waiting(missing, True)
         what = f"values of clock {clock}"
-        yield Until(what, lambda: not mind.missing_shards(clock, missing, exact=exact), self.links.away)
-        mind.set_waiting(missing, False)
-        mind.copy_to_front()
-        self._oracle.read(self._rank, clock, mind, range(len(mind.shards)))
+        yield Until(what, lambda: not machine.missing_shards(clock, missing, exact=exact), self.links.away)
+        machine.set_waiting(missing, False)
+        machine.copy_to_front()
+        self._oracle.read(self._rank, clock, machine, range(len(machine.shards)))
 
     def _pull(self, clock: int, *, exact: bool = False) -> None:
-        self._mind.copy_to_front()
-        self._send(self._mind.pull(clock, exact=exact))
+        self._client.copy_to_front()
+        self._send(self._client.pull(clock, exact=exact))
 
     def _present(self, clock: int, shard: int) -> list[bool]:
         place = {index: at for at, index in enumerate(self._trainable)}
@@ -319,9 +319,9 @@ class Worker:
     # ---- servers -------------------------------------------------------------------------------------------------
 
     @property
-    def _mind(self) -> DenseClient:
-        assert self.mind is not None
-        return self.mind
+    def _client(self) -> DenseClient:
+        assert self.machine is not None
+        return self.machine
 
     @property
     def _trainable(self) -> list[int]:
@@ -350,18 +350,18 @@ class Worker:
             self.process.world.at(self.process.paused_until, self._sum, gather)
             return
         present = host_sum(gather.into, self._held[gather.shard], gather.parts)
-        self._send(self._mind.on_host_sum(gather, present))
+        self._send(self._client.on_host_sum(gather, present))
         self.process.poke()
 
     def line_up(self, rank: int) -> None:
-        self._send(self._mind.on_peer_connected(rank))
+        self._send(self._client.on_peer_connected(rank))
 
     def line_down(self, rank: int) -> None:
-        self._send(self._mind.on_peer_disconnected(rank))
+        self._send(self._client.on_peer_disconnected(rank))
 
     def beside(self, rank: int, message: BetweenPeers) -> None:
         data = self._memory.read(message.at) if isinstance(message, HostPush) else None
-        self._send(self._mind.on_peer_message(rank, message, data))
+        self._send(self._client.on_peer_message(rank, message, data))
 
     # ---- servers, again ------------------------------------------------------------------------------------------
 
@@ -370,22 +370,22 @@ class Worker:
         if self._assignment is not None and assignment.epoch <= self._assignment.epoch:
             return
         self._assignment = assignment
-        if self.mind is not None:
+        if self.machine is not None:
             self.links.assigned(assignment.servers)
             ranks = [at.rank for at in assignment.servers]
-            self._send(self.mind.on_assignment(assignment.epoch, assignment.owners, ranks))
+            self._send(self.machine.on_assignment(assignment.epoch, assignment.owners, ranks))
 
     def up(self, at: ServerAt, peer: End) -> None:
         """Nothing to say: the server speaks first."""
 
     def down(self, at: ServerAt) -> None:
-        self._send(self._mind.on_server_disconnected(at.rank))
+        self._send(self._client.on_server_disconnected(at.rank))
 
     def unreachable(self, at: ServerAt, why: str) -> None:
         self._tell(ServerUnreachable(at.rank, at.incarnation, why))
 
     def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
-        return self._mind.receive_buffer_for(at.rank, message, size)
+        return self._client.receive_buffer_for(at.rank, message, size)
 
     def received_from(self, at: ServerAt, message: Any, size: int) -> None:
-        self._send(self._mind.on_server_message(at.rank, message, size))
+        self._send(self._client.on_server_message(at.rank, message, size))

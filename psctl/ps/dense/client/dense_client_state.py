@@ -137,7 +137,8 @@ class DenseClient:
         """Handle the loss of the connection to a server; on a new one its Leads resumes everything."""
         said = self._forget_partial(self._route.on_server_lost(server))
         self._outbox.forget_orders(server)
-        return said
+        again = self._received.on_server_disconnected(server)
+        return [*said, *self._pull([shard for shard in again if self._is_open(shard)])]
 
     def _forget_partial(self, shards: Sequence[int]) -> list[ClientOutput]:
         for shard in shards:
@@ -393,9 +394,12 @@ class DenseClient:
         return []
 
     def _on_values(self, server: int, message: Values, size: int, lent: Lent) -> list[ClientOutput]:
+        repeat = self._received.on_payload_end(server, message.shard) and self._is_open(message.shard)
         if not self._is_owner(server, message.shard) or not self._received.on_values(server, message, size, lent):
-            return []
-        said = [] if self.terms.staleness is None else self._on_pushed(message.version - 1, message.shard)
+            return [*self._pull([message.shard])] if repeat else []
+        said: list[ClientOutput] = (
+            [] if self.terms.staleness is None else self._on_pushed(message.version - 1, message.shard)
+        )
         if self.terms.update == "server" and self.terms.staleness is None:
             said = self._ready_orders()
         return [*said, *self._pull([message.shard])] if self._received.restart(message.shard) else said

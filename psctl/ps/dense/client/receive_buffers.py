@@ -9,6 +9,9 @@ front            the values that the user reads. It changes only while the user 
 sink             a caller that keeps values elsewhere (a model's parameters) copies them from the back, or from the
                  server's memory, instead of from the front: one copy. A shard may be copied piece by piece.
 
+The bytes of a shard that a former owner still sends are received in the same buffer as those of the new owner would be.
+Until they have ended, or the connection has, the new owner's values are not received; then the shard is pulled again.
+
 Sums of gradients may be sent in half as many bits (error_feedback.py): those are always received in the back.
 
 JointNorms collects the squared norms of each shard's pieces, by clock and by parameter.
@@ -67,6 +70,8 @@ class ShardValues:
         self.front_version = base - 1  # version in the front
         self.front_clocks = base - 1
         self.incoming: int | None = None  # version that is being received
+        self.sender: int | None = None  # server whose bytes are being written into a buffer of this shard
+        self.repeat = False  # values were not received, as another server's bytes were still arriving
         self.incoming_clocks = base - 1
         self.direct = False  # the incoming bytes are received in the front
         self.waiting = False  # the user waits: the front may be written
@@ -125,6 +130,19 @@ class ReceiveBuffers:
         """Drop a partly received answer, which the lost owner cannot continue."""
         self.each[shard].incoming = None
 
+    def on_payload_end(self, server: int, shard: int) -> bool:
+        """Record that the bytes of a server's values have ended; return whether the shard must be pulled again."""
+        landing = self.each[shard]
+        if landing.sender != server:
+            return False
+        landing.sender = None
+        again, landing.repeat = landing.repeat and landing.pending, False
+        return again
+
+    def on_server_disconnected(self, server: int) -> list[int]:
+        """Record that no more bytes come from a server; return the shards that must be pulled again."""
+        return [shard for shard in range(len(self.each)) if self.on_payload_end(server, shard)]
+
     def receive_buffer_for(self, server: int, message: Values, size: int) -> memoryview | None:
         """Return the buffer for a payload; None when the payload is not needed.
 
@@ -138,6 +156,10 @@ class ReceiveBuffers:
             raise wrong(server, message.shard, f"{size} bytes where {belong} belong")
         if not self._begin(server, landing, message):
             return None
+        if landing.sender not in (None, server):
+            landing.incoming, landing.repeat = None, True
+            return None
+        landing.sender = server
         return self._target(landing, message.shard, message.version).bytes
 
     def _begin(self, server: int, landing: ShardValues, message: Values) -> bool:

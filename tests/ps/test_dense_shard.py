@@ -26,30 +26,30 @@ def make(world=3, size=70, update="server", optimizer="SGD", staleness=0, starte
     infos = (ParameterInfo("a", (size - 20,), "float32", 0), ParameterInfo("b", (20,), "float32", 0))
     layout = Layout(infos, optimizer if update == "server" else "", tuple(GROUPS))
     shard = Shard(0, "float32", Range(0, size))
-    mind = DenseShard(Terms(layout, world, update, 0, staleness), shard, pieces(layout, [shard])[0])
-    mind.on_assignment(0, [0], [], lambda server: True)
+    machine = DenseShard(Terms(layout, world, update, 0, staleness), shard, pieces(layout, [shard])[0])
+    machine.on_assignment(0, [0], [], lambda server: True)
     if started:
         values = torch.ones(size)
-        mind.start_values_buffer(0, 4 * size)[:] = bytes_view(values)
-        mind.on_start_values()
-    return mind
+        machine.start_values_buffer(0, 4 * size)[:] = bytes_view(values)
+        machine.on_start_values()
+    return machine
 
 
 def gradient(rank: int, clock: int, size: int = 70) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(10 * clock + rank))
 
 
-def push(mind, rank, clock, present=b"\1\1", landed=None, weight=1.0, size=70, data=None):
+def push(machine, rank, clock, present=b"\1\1", landed=None, weight=1.0, size=70, data=None):
     message = Push(0, clock, weight, present, clock if landed is None else landed)
     view = bytes_view(gradient(rank, clock, size) if data is None else data) if any(present) else memoryview(b"")
-    place = mind.push_buffer_for(rank, message, len(view)) if len(view) else None
+    place = machine.push_buffer_for(rank, message, len(view)) if len(view) else None
     if place is not None:
         place[:] = view
-    return mind.on_push(rank, message, len(view))
+    return machine.on_push(rank, message, len(view))
 
 
-def order(mind, clock, scale=None, save=False):
-    return mind.on_step_order(clock, StepOrder(GROUPS, scale, save))
+def order(machine, clock, scale=None, save=False):
+    return machine.on_step_order(clock, StepOrder(GROUPS, scale, save))
 
 
 def read(outputs, rank, size=70) -> torch.Tensor:
@@ -59,27 +59,27 @@ def read(outputs, rank, size=70) -> torch.Tensor:
     return torch.frombuffer(bytearray(data[-1]), dtype=torch.float32) if data else torch.zeros(size)
 
 
-def ask(mind, rank, clock, staleness=0):
-    return mind.on_pull(rank, Pull(clock, [0], max(0, clock - staleness), [-1]))
+def ask(machine, rank, clock, staleness=0):
+    return machine.on_pull(rank, Pull(clock, [0], max(0, clock - staleness), [-1]))
 
 
-def pull(mind, clock, world=3):
+def pull(machine, clock, world=3):
     """Pull for every rank, as workers do before they compute."""
-    return [output for rank in range(world) for output in ask(mind, rank, clock)]
+    return [output for rank in range(world) for output in ask(machine, rank, clock)]
 
 
 EVENTS = [("push", 0), ("push", 1), ("push", 2), ("order", 0)]
 
 
 def outcome(sequence) -> torch.Tensor:
-    mind = make()
-    pull(mind, 0)
+    machine = make()
+    pull(machine, 0)
     for what, rank in sequence:
         if what == "push":
-            push(mind, rank, 0)
+            push(machine, rank, 0)
         else:
-            order(mind, 0)
-    return read(ask(mind, 0, 1), 0)
+            order(machine, 0)
+    return read(ask(machine, 0, 1), 0)
 
 
 def test_in_every_order_of_arrival_the_values_are_the_same_to_the_bit():
@@ -92,9 +92,9 @@ def test_in_every_order_of_arrival_the_values_are_the_same_to_the_bit():
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
-    mind, clean = make(), make()
+    machine, clean = make(), make()
     for clock in range(3):
-        for one in (mind, clean):
+        for one in (machine, clean):
             pull(one, clock)
         for what, rank in EVENTS:
             push(clean, rank, clock) if what == "push" else order(clean, clock)
@@ -102,153 +102,153 @@ def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
         done = []
         for what, rank in events:
             if what == "push":
-                push(mind, rank, clock)
+                push(machine, rank, clock)
                 done.append(rank)
             else:
-                order(mind, clock)
+                order(machine, clock)
             for again in data.draw(st.lists(st.sampled_from(done), max_size=2)) if done else []:
                 old = data.draw(st.integers(0, clock))
                 garbage = torch.full((70,), 1e9)
-                assert ToWorker(again, PushStaged(0, old)) in push(mind, again, old, data=garbage)
-    assert torch.equal(read(ask(mind, 0, 3), 0), read(ask(clean, 0, 3), 0))
+                assert ToWorker(again, PushStaged(0, old)) in push(machine, again, old, data=garbage)
+    assert torch.equal(read(ask(machine, 0, 3), 0), read(ask(clean, 0, 3), 0))
 
 
 def test_a_push_ahead_of_its_turn_is_staged_until_rank_0_has_pushed():
-    mind = make()
-    pull(mind, 0)
-    order(mind, 0)
-    assert push(mind, 2, 0) == [ToWorker(2, PushStaged(0, 0))]
-    assert push(mind, 1, 0) == [ToWorker(1, PushStaged(0, 0))]
-    assert mind.version == 0
-    assert push(mind, 0, 0) == [ToWorker(0, PushStaged(0, 0)), *(ToWorker(rank, Pushed(0, 0)) for rank in range(3))]
-    assert mind.version == 1
+    machine = make()
+    pull(machine, 0)
+    order(machine, 0)
+    assert push(machine, 2, 0) == [ToWorker(2, PushStaged(0, 0))]
+    assert push(machine, 1, 0) == [ToWorker(1, PushStaged(0, 0))]
+    assert machine.version == 0
+    assert push(machine, 0, 0) == [ToWorker(0, PushStaged(0, 0)), *(ToWorker(rank, Pushed(0, 0)) for rank in range(3))]
+    assert machine.version == 1
 
 
 def test_a_clock_is_applied_only_when_its_order_is_in():
-    mind = make(world=1)
-    ask(mind, 0, 0)
-    push(mind, 0, 0)
-    assert mind.version == 0
-    assert ask(mind, 0, 1) == []  # not yet
-    answered = order(mind, 0)
-    assert mind.version == 1
+    machine = make(world=1)
+    ask(machine, 0, 0)
+    push(machine, 0, 0)
+    assert machine.version == 0
+    assert ask(machine, 0, 1) == []  # not yet
+    answered = order(machine, 0)
+    assert machine.version == 1
     assert [type(output.message) for output in answered] == [Values]
 
 
 def test_a_pull_may_be_answered_by_a_version_that_is_stale_by_s():
-    mind = make(staleness=2)
-    assert read(ask(mind, 1, 2, staleness=2), 1).eq(1).all()
-    assert ask(mind, 1, 3, staleness=2) == []
-    assert mind.missing_ranks(3) == [0, 1, 2]
+    machine = make(staleness=2)
+    assert read(ask(machine, 1, 2, staleness=2), 1).eq(1).all()
+    assert ask(machine, 1, 3, staleness=2) == []
+    assert machine.missing_ranks(3) == [0, 1, 2]
 
 
 def test_what_is_missing_is_named_by_rank():
-    mind = make()
-    pull(mind, 0)
-    push(mind, 1, 0)
-    assert mind.missing_ranks(1) == [0, 2]
-    assert mind.missing_ranks(0) == []
+    machine = make()
+    pull(machine, 0)
+    push(machine, 1, 0)
+    assert machine.missing_ranks(1) == [0, 2]
+    assert machine.missing_ranks(0) == []
 
 
 def test_an_absent_gradient_counts_as_zero_whatever_its_bytes_are():
-    mind = make(world=2, update="worker")
-    pull(mind, 0, 2)
+    machine = make(world=2, update="worker")
+    pull(machine, 0, 2)
     broken = gradient(0, 0)
     broken[50:] = float("nan")
-    push(mind, 0, 0, present=b"\1\0", data=broken)
-    push(mind, 1, 0)
-    order(mind, 0)
-    found = read(ask(mind, 0, 1), 0)
+    push(machine, 0, 0, present=b"\1\0", data=broken)
+    push(machine, 1, 0)
+    order(machine, 0)
+    found = read(ask(machine, 0, 1), 0)
     assert torch.equal(found[:50], (gradient(0, 0)[:50] + gradient(1, 0)[:50]) / 2)
     assert torch.equal(found[50:], gradient(1, 0)[50:] / 2)
 
 
 def test_a_shard_without_any_gradient_costs_no_bytes_and_says_so():
-    mind = make(world=2, update="worker")
-    pull(mind, 0, 2)
-    push(mind, 0, 0, present=b"\0\0")
-    push(mind, 1, 0, present=b"\0\0")
-    order(mind, 0)
-    (answer,) = ask(mind, 1, 1)
+    machine = make(world=2, update="worker")
+    pull(machine, 0, 2)
+    push(machine, 0, 0, present=b"\0\0")
+    push(machine, 1, 0, present=b"\0\0")
+    order(machine, 0)
+    (answer,) = ask(machine, 1, 1)
     assert answer.message == Values(0, 1, b"\0\0", 1, 1)
     assert read([answer], 1).eq(0).all()
 
 
 def test_norms_are_of_the_joint_mean_and_none_where_nobody_had_a_gradient():
-    mind = make(world=2)
-    pull(mind, 0, 2)
-    push(mind, 0, 0, present=b"\1\0")
-    assert mind.on_norms_query(1, 0) == []
-    (answer,) = push(mind, 1, 0, present=b"\1\0")[1:]
+    machine = make(world=2)
+    pull(machine, 0, 2)
+    push(machine, 0, 0, present=b"\1\0")
+    assert machine.on_norms_query(1, 0) == []
+    (answer,) = push(machine, 1, 0, present=b"\1\0")[1:]
     mean = (gradient(0, 0) + gradient(1, 0))[:50] / 2
     assert answer == ToWorker(1, NormsAnswer(0, 0, [float(mean.double().square().sum()), None]))
-    assert [output.rank for output in mind.on_norms_query(0, 0)] == [0]
+    assert [output.rank for output in machine.on_norms_query(0, 0)] == [0]
 
 
 def test_values_on_their_way_are_not_written_to_by_the_next_step():
-    mind = make(world=1)
-    on_its_way = ask(mind, 0, 0)
-    push(mind, 0, 0, landed=-1)  # the worker does not hold version 0 yet
-    order(mind, 0)
-    assert mind.version == 1
+    machine = make(world=1)
+    on_its_way = ask(machine, 0, 0)
+    push(machine, 0, 0, landed=-1)  # the worker does not hold version 0 yet
+    order(machine, 0)
+    assert machine.version == 1
     assert read(on_its_way, 0).eq(1).all()
-    assert not read(ask(mind, 0, 1), 0).eq(1).all()
+    assert not read(ask(machine, 0, 1), 0).eq(1).all()
 
 
 def test_values_that_have_landed_are_changed_in_place():
-    mind = make(world=1)
-    before = mind.state.values.data_ptr()
-    ask(mind, 0, 0)
-    push(mind, 0, 0, landed=0)
-    order(mind, 0)
-    assert mind.state.values.data_ptr() == before
+    machine = make(world=1)
+    before = machine.state.values.data_ptr()
+    ask(machine, 0, 0)
+    push(machine, 0, 0, landed=0)
+    order(machine, 0)
+    assert machine.state.values.data_ptr() == before
 
 
 def test_under_update_worker_buffers_go_round_without_a_copy():
-    mind, seen = make(world=2, update="worker"), set()
+    machine, seen = make(world=2, update="worker"), set()
     for clock in range(8):
-        pull(mind, clock, 2)
-        push(mind, 0, clock)
-        push(mind, 1, clock)
-        order(mind, clock)
-        seen.add(mind.state.values.data_ptr())
+        pull(machine, clock, 2)
+        push(machine, 0, clock)
+        push(machine, 1, clock)
+        order(machine, clock)
+        seen.add(machine.state.values.data_ptr())
     assert len(seen) <= 3
-    assert len(mind.state._free) <= 3
+    assert len(machine.state._free) <= 3
 
 
 def test_a_large_shard_is_pushed_and_answered_in_one_message():
     size = (2 << 20) + 33
-    mind = make(world=1, size=size, update="worker")
-    ask(mind, 0, 0)
-    push(mind, 0, 0, size=size)
-    order(mind, 0)
-    answer = ask(mind, 0, 1)
+    machine = make(world=1, size=size, update="worker")
+    ask(machine, 0, 0)
+    push(machine, 0, 0, size=size)
+    order(machine, 0)
+    answer = ask(machine, 0, 1)
     assert [type(output.message) for output in answer] == [Values]
     assert torch.equal(read(answer, 0, size), gradient(0, 0, size))
 
 
 def test_a_push_that_broke_off_is_begun_anew():
-    mind = make(world=1, update="worker")
-    ask(mind, 0, 0)
-    mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0), 280)[:200] = bytes(200)
-    mind.on_worker_disconnected(0)
-    ask(mind, 0, 0)
-    push(mind, 0, 0)
-    order(mind, 0)
-    assert torch.equal(read(ask(mind, 0, 1), 0), gradient(0, 0))
+    machine = make(world=1, update="worker")
+    ask(machine, 0, 0)
+    machine.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0), 280)[:200] = bytes(200)
+    machine.on_worker_disconnected(0)
+    ask(machine, 0, 0)
+    push(machine, 0, 0)
+    order(machine, 0)
+    assert torch.equal(read(ask(machine, 0, 1), 0), gradient(0, 0))
 
 
 def test_a_step_that_is_saved_leaves_a_copy_that_later_steps_do_not_touch():
-    mind = make(world=1)
-    ask(mind, 0, 0)
-    push(mind, 0, 0)
-    (snapshot,) = [output for output in order(mind, 0, save=True) if isinstance(output, Snapshot)]
+    machine = make(world=1)
+    ask(machine, 0, 0)
+    push(machine, 0, 0)
+    (snapshot,) = [output for output in order(machine, 0, save=True) if isinstance(output, Snapshot)]
     assert (snapshot.step, snapshot.shard) == (1, 0)
     saved = {copied.slice.name: bytes(copied.data) for copied in snapshot.copied}
     assert set(saved) == {"param/a", "param/b", "optim/a/momentum_buffer", "optim/b/momentum_buffer"}
-    ask(mind, 0, 1)
-    push(mind, 0, 1)
-    order(mind, 1)
+    ask(machine, 0, 1)
+    push(machine, 0, 1)
+    order(machine, 1)
     assert {copied.slice.name: bytes(copied.data) for copied in snapshot.copied} == saved
 
 
@@ -265,60 +265,60 @@ def test_a_step_that_is_saved_leaves_a_copy_that_later_steps_do_not_touch():
     ],
 )
 def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, size, reason):
-    mind = make(world=2)
-    pull(mind, 0, 2)
-    push(mind, 0, 0)
+    machine = make(world=2)
+    pull(machine, 0, 2)
+    push(machine, 0, 0)
     with pytest.raises(ProtocolError, match=reason):
-        mind.push_buffer_for(1, message, size)
-    assert mind.push_buffer_for(1, Push(0, 1, 1.0, b"\1\1", 0), 280) is None  # it skips a clock: it will come again
-    push(mind, 1, 0)
-    order(mind, 0)
+        machine.push_buffer_for(1, message, size)
+    assert machine.push_buffer_for(1, Push(0, 1, 1.0, b"\1\1", 0), 280) is None  # it skips a clock: it will come again
+    push(machine, 1, 0)
+    order(machine, 0)
     clean = make(world=2)
     pull(clean, 0, 2)
     for rank in range(2):
         push(clean, rank, 0)
     order(clean, 0)
-    assert torch.equal(read(ask(mind, 0, 1), 0), read(ask(clean, 0, 1), 0))
+    assert torch.equal(read(ask(machine, 0, 1), 0), read(ask(clean, 0, 1), 0))
 
 
 def test_start_values_whose_bytes_were_dropped_do_not_count():
-    mind = make(started=False)
-    mind.on_assignment(1, [1], [], lambda server: False)
-    assert not mind.leads
-    assert mind.start_values_buffer(0, 280) is None
-    mind.on_assignment(2, [0], [], lambda server: False)  # it leads before the last of the dropped bytes are here
-    assert mind.leads
-    assert mind.on_start_values() == []
-    assert mind.version is None
-    mind.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
-    mind.on_start_values()
-    assert mind.version == 0
+    machine = make(started=False)
+    machine.on_assignment(1, [1], [], lambda server: False)
+    assert not machine.leads
+    assert machine.start_values_buffer(0, 280) is None
+    machine.on_assignment(2, [0], [], lambda server: False)  # it leads before the last of the dropped bytes are here
+    assert machine.leads
+    assert machine.on_start_values() == []
+    assert machine.version is None
+    machine.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
+    machine.on_start_values()
+    assert machine.version == 0
 
 
 def test_start_values_come_once_and_from_rank_0():
-    mind = make(started=False)
+    machine = make(started=False)
     with pytest.raises(ProtocolError, match="worker/1, shard 0: sent start values"):
-        mind.start_values_buffer(1, 280)
+        machine.start_values_buffer(1, 280)
     with pytest.raises(ProtocolError, match="start values"):
-        mind.start_values_buffer(0, 284)
+        machine.start_values_buffer(0, 284)
     with pytest.raises(ProtocolError, match="before there are start values"):
-        mind.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", -1), 280)
-    assert ask(mind, 2, 0) == []
-    mind.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
-    assert [output.rank for output in mind.on_start_values()] == [2]
-    assert mind.start_values_buffer(0, 280) is None  # sent again after a broken connection
+        machine.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", -1), 280)
+    assert ask(machine, 2, 0) == []
+    machine.start_values_buffer(0, 280)[:] = bytes_view(torch.ones(70))
+    assert [output.rank for output in machine.on_start_values()] == [2]
+    assert machine.start_values_buffer(0, 280) is None  # sent again after a broken connection
 
 
 def test_where_workers_step_a_push_is_answered_with_the_sum_that_it_is_in_also_when_it_is_said_again():
-    mind = make(world=2, update="worker")
-    pull(mind, 0, 2)
-    assert push(mind, 1, 0) == []
-    mind.on_worker_disconnected(1)  # rank 1 connects anew, and says it again
-    assert push(mind, 1, 0) == []
+    machine = make(world=2, update="worker")
+    pull(machine, 0, 2)
+    assert push(machine, 1, 0) == []
+    machine.on_worker_disconnected(1)  # rank 1 connects anew, and says it again
+    assert push(machine, 1, 0) == []
     mean = (gradient(0, 0) + gradient(1, 0)) / 2
-    answers = push(mind, 0, 0)
+    answers = push(machine, 0, 0)
     assert [(one.rank, one.message) for one in answers] == [(rank, Values(0, 1, b"\1\1", 1, 1)) for rank in (0, 1)]
     assert all(torch.equal(read(answers, rank), mean) for rank in (0, 1))
-    mind.on_worker_disconnected(1)
-    assert torch.equal(read(push(mind, 1, 0), 1), mean)
-    assert push(mind, 0, 1) == []  # not by what stood there before
+    machine.on_worker_disconnected(1)
+    assert torch.equal(read(push(machine, 1, 0), 1), mean)
+    assert push(machine, 0, 1) == []  # not by what stood there before

@@ -106,9 +106,9 @@ def test_without_a_worker_the_others_go_on_and_what_it_pushed_after_the_cut_is_i
         world.run(steps=world.random.randrange(80))
         cut_at, newest = world.held(0)
         assert newest <= cut_at + 1
-        for server, mind in sorted(world.servers.items()):
-            world._follow(server, mind.count_until(0, cut_at))
-            world._follow(server, mind.set_members(cut_at + 1, [1, 2]))
+        for server, machine in sorted(world.servers.items()):
+            world._follow(server, machine.count_until(0, cut_at))
+            world._follow(server, machine.set_members(cut_at + 1, [1, 2]))
         world.run()
         world.copies_agree()
         assert torch.equal(found.setdefault(cut_at, world.values()), world.values())  # it depends on the cut alone
@@ -129,7 +129,7 @@ def test_under_ssp_nobody_is_more_than_s_ahead_and_a_death_loses_nothing(seed, s
     assert killed
     world.run()
     world.copies_agree()
-    assert {mind.version for server in world.servers.values() for mind in server.shards.values()} == {CLOCKS}
+    assert {machine.version for server in world.servers.values() for machine in server.shards.values()} == {CLOCKS}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

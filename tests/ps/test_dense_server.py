@@ -1,4 +1,4 @@
-"""A server's mind: who ordered what, whose part of a checkpoint is whole, and who is waited for."""
+"""A server's machine: who ordered what, whose part of a checkpoint is whole, and who is waited for."""
 
 from __future__ import annotations
 
@@ -40,50 +40,50 @@ SGD = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2}]
 
 
 def make(owners=(0, 0), rank=0, world=2, started=True) -> DenseServer:
-    mind = DenseServer(Terms(LAYOUT, world, "server"), SHARDS, rank)
-    mind.on_assignment(0, [[owner] for owner in owners], [[] for _ in owners], [0, 1])
-    for index in mind.shards if started else ():
+    machine = DenseServer(Terms(LAYOUT, world, "server"), SHARDS, rank)
+    machine.on_assignment(0, [[owner] for owner in owners], [[] for _ in owners], [0, 1])
+    for index in machine.shards if started else ():
         size = 4 * len(SHARDS[index].range)
-        mind.receive_buffer_for(0, StartValues(index), size)[:] = bytes(size)
-        mind.on_worker_message(0, StartValues(index), size)
-    return mind
+        machine.receive_buffer_for(0, StartValues(index), size)[:] = bytes(size)
+        machine.on_worker_message(0, StartValues(index), size)
+    return machine
 
 
-def push(mind: DenseServer, rank: int, shard: int, clock: int = 0) -> list:
+def push(machine: DenseServer, rank: int, shard: int, clock: int = 0) -> list:
     size = 4 * len(SHARDS[shard].range)
     message = Push(shard, clock, 1.0, b"\1", clock)
-    place = mind.receive_buffer_for(rank, message, size)
+    place = machine.receive_buffer_for(rank, message, size)
     if place is not None:
         place[:] = bytes_view(torch.ones(size // 4))
-    return mind.on_worker_message(rank, message, size)
+    return machine.on_worker_message(rank, message, size)
 
 
-def pull(mind: DenseServer, clock: int) -> None:
+def pull(machine: DenseServer, clock: int) -> None:
     for rank in range(2):
-        mind.on_worker_message(rank, Pull(clock, list(mind.shards), clock, [-1] * len(mind.shards)))
+        machine.on_worker_message(rank, Pull(clock, list(machine.shards), clock, [-1] * len(machine.shards)))
 
 
 def test_a_step_is_taken_when_all_pushes_and_all_orders_are_in_shard_by_shard():
-    mind = make()
-    pull(mind, 0)
+    machine = make()
+    pull(machine, 0)
     for rank in range(2):
-        push(mind, rank, 0)
-        push(mind, rank, 1)
-    assert mind.on_worker_message(1, Step(0, SGD)) == []
-    assert mind.version == 0
-    told = mind.on_worker_message(0, Step(0, SGD))
+        push(machine, rank, 0)
+        push(machine, rank, 1)
+    assert machine.on_worker_message(1, Step(0, SGD)) == []
+    assert machine.version == 0
+    told = machine.on_worker_message(0, Step(0, SGD))
     assert told == [ToWorker(rank, Pushed(shard, 0)) for shard in range(2) for rank in range(2)]
-    assert mind.version == 1
+    assert machine.version == 1
 
 
 def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard():
-    mind = make()
-    pull(mind, 0)
+    machine = make()
+    pull(machine, 0)
     for rank in range(2):
-        mind.on_worker_message(rank, Step(0, SGD))
-    push(mind, 1, 0)
-    assert mind.on_worker_message(1, Pull(1, [0, 1], 1, [0, 0])) == []
-    taken, acknowledged, answer = push(mind, 0, 0)
+        machine.on_worker_message(rank, Step(0, SGD))
+    push(machine, 1, 0)
+    assert machine.on_worker_message(1, Pull(1, [0, 1], 1, [0, 0])) == []
+    taken, acknowledged, answer = push(machine, 0, 0)
     assert taken == ToWorker(0, PushStaged(0, 0))
     assert acknowledged == ToWorker(0, Pushed(0, 0))  # rank 1 hears it by the values
     assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1", 1, 1))
@@ -100,81 +100,81 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_rank_that_differs_is_told_to_all_and_nothing_is_applied_any_more(theirs, reason, order):
     layout = Layout((ParameterInfo("a", (4,), "float32", 0),), "SGD", ({"lr": 0.1},))
-    mind = DenseServer(Terms(layout, 2, "server", base=3), [SHARDS[0]], 0)
-    mind.on_assignment(0, [[0]], [[]], [0])
+    machine = DenseServer(Terms(layout, 2, "server", base=3), [SHARDS[0]], 0)
+    machine.on_assignment(0, [[0]], [[]], [0])
     steps = {0: Step(3, [{"lr": 0.1}]), 1: theirs}
-    assert mind.on_worker_message(order[0], steps[order[0]]) == []
-    told = mind.on_worker_message(order[1], steps[order[1]])
+    assert machine.on_worker_message(order[0], steps[order[0]]) == []
+    told = machine.on_worker_message(order[1], steps[order[1]])
     assert [(one.rank, one.message.reason) for one in told] == [(0, reason), (1, reason)]
-    assert mind.on_worker_message(0, Step(4, [{"lr": 0.1}])) == []
-    assert mind.on_worker_connected(1) == [ToWorker(1, Leads(0, [0])), told[1]]
+    assert machine.on_worker_message(0, Step(4, [{"lr": 0.1}])) == []
+    assert machine.on_worker_connected(1) == [ToWorker(1, Leads(0, [0])), told[1]]
 
 
 def test_not_a_number_equals_itself_so_that_a_norm_that_overflowed_is_no_disagreement():
-    mind = make()
-    assert mind.on_worker_message(0, Step(0, SGD, math.nan)) == []
-    assert mind.on_worker_message(1, Step(0, SGD, math.nan)) == []
+    machine = make()
+    assert machine.on_worker_message(0, Step(0, SGD, math.nan)) == []
+    assert machine.on_worker_message(1, Step(0, SGD, math.nan)) == []
 
 
 def test_an_optimizer_that_fails_is_told_to_all_with_its_own_words():
-    mind = make()
-    pull(mind, 0)
+    machine = make()
+    pull(machine, 0)
     for rank in range(2):
-        push(mind, rank, 0)
+        push(machine, rank, 0)
     bad = [{"lr": "much", "momentum": 0.9}, {"lr": 0.2}]
-    mind.on_worker_message(0, Step(0, bad))
-    told = mind.on_worker_message(1, Step(0, bad))
+    machine.on_worker_message(0, Step(0, bad))
+    told = machine.on_worker_message(1, Step(0, bad))
     assert isinstance(told[0].message, Refused)
     assert "SGD failed at clock 0: TypeError" in told[0].message.reason
 
 
 def test_a_saved_step_is_handed_on_once_its_last_shard_has_reached_it():
-    mind = make()
-    pull(mind, 0)
+    machine = make()
+    pull(machine, 0)
     for rank in range(2):
-        push(mind, rank, 0)
-        mind.on_worker_message(rank, Step(0, SGD, save=True))
-    assert mind.version == 0
-    push(mind, 1, 1)
-    outputs = push(mind, 0, 1)
+        push(machine, rank, 0)
+        machine.on_worker_message(rank, Step(0, SGD, save=True))
+    assert machine.version == 0
+    push(machine, 1, 1)
+    outputs = push(machine, 0, 1)
     (save,) = [output for output in outputs if isinstance(output, SaveSlices)]
     assert save.step == 1
     assert [copied.slice.name for copied in save.copied] == ["param/a", "optim/a/momentum_buffer", "param/b"]
 
 
 def test_a_version_can_be_saved_after_its_step_and_only_once():
-    mind = make()
-    (save,) = mind.on_worker_message(1, SaveNow(0))
+    machine = make()
+    (save,) = machine.on_worker_message(1, SaveNow(0))
     assert (save.step, len(save.copied)) == (0, 2)
-    assert mind.on_worker_message(0, SaveNow(0)) == []
-    assert mind.on_worker_message(0, SaveNow(1)) == []
-    pull(mind, 0)
+    assert machine.on_worker_message(0, SaveNow(0)) == []
+    assert machine.on_worker_message(0, SaveNow(1)) == []
+    pull(machine, 0)
     found = []
     for rank in range(2):
-        found += mind.on_worker_message(rank, Step(0, SGD))
-        found += push(mind, rank, 0) + push(mind, rank, 1)
+        found += machine.on_worker_message(rank, Step(0, SGD))
+        found += push(machine, rank, 0) + push(machine, rank, 1)
     assert [output.step for output in found if isinstance(output, SaveSlices)] == [1]
 
 
 def test_a_server_without_shards_has_its_empty_part_at_once():
-    mind = make(owners=(1, 1))
-    assert mind.on_worker_message(0, Step(0, SGD, save=True)) == []
-    assert mind.on_worker_message(1, Step(0, SGD, save=True)) == [SaveSlices(1, [])]
-    assert mind.on_worker_message(1, SaveNow(1)) == []
-    assert mind.on_worker_message(1, SaveNow(2)) == [SaveSlices(2, [])]
+    machine = make(owners=(1, 1))
+    assert machine.on_worker_message(0, Step(0, SGD, save=True)) == []
+    assert machine.on_worker_message(1, Step(0, SGD, save=True)) == [SaveSlices(1, [])]
+    assert machine.on_worker_message(1, SaveNow(1)) == []
+    assert machine.on_worker_message(1, SaveNow(2)) == [SaveSlices(2, [])]
 
 
 def test_who_is_waited_for_is_named():
-    mind = make()
-    pull(mind, 0)
-    push(mind, 0, 0)
-    push(mind, 0, 1)
-    assert mind.on_worker_message(0, WaitQuery(1)) == [
+    machine = make()
+    pull(machine, 0)
+    push(machine, 0, 0)
+    push(machine, 0, 1)
+    assert machine.on_worker_message(0, WaitQuery(1)) == [
         ToWorker(0, WaitAnswer(1, [0, 1]))
     ]  # no order from 0, nothing from 1
-    mind.on_worker_message(0, Step(0, SGD))
-    assert mind.on_worker_message(0, WaitQuery(1)) == [ToWorker(0, WaitAnswer(1, [1]))]
-    assert mind.on_worker_message(0, WaitQuery(0)) == [ToWorker(0, WaitAnswer(0, []))]
+    machine.on_worker_message(0, Step(0, SGD))
+    assert machine.on_worker_message(0, WaitQuery(1)) == [ToWorker(0, WaitAnswer(1, [1]))]
+    assert machine.on_worker_message(0, WaitQuery(0)) == [ToWorker(0, WaitAnswer(0, []))]
 
 
 @pytest.mark.parametrize(
@@ -182,20 +182,20 @@ def test_who_is_waited_for_is_named():
     [Push(7, 0, 1.0, b"\1", 0), Push(-1, 0, 1.0, b"\1", 0), NormsQuery(0)],
 )
 def test_an_unknown_shard_or_a_payload_where_none_belongs_is_an_error(message):
-    mind = make(owners=(0, 1))
+    machine = make(owners=(0, 1))
     with pytest.raises(ProtocolError, match="worker/1"):
-        mind.receive_buffer_for(1, message, 20)
+        machine.receive_buffer_for(1, message, 20)
 
 
 @pytest.mark.parametrize("message", [Pull(1, [7], 1, [0]), Pull(1, [0], 1, []), Step(0, SGD[:1]), SaveNow(-5)])
 def test_a_message_that_cannot_be_meant_is_an_error(message):
-    mind = make(owners=(0, 1))
-    pull(mind, 0)
+    machine = make(owners=(0, 1))
+    pull(machine, 0)
     if isinstance(message, SaveNow):
-        assert mind.on_worker_message(1, message) == []  # long saved
+        assert machine.on_worker_message(1, message) == []  # long saved
         return
     with pytest.raises(ProtocolError):
-        mind.on_worker_message(1, message)
+        machine.on_worker_message(1, message)
 
 
 def test_a_stranger_is_refused():
