@@ -22,6 +22,7 @@ from psctl.launch import agent_calls
 from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster, split_job
 from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
+from psctl.launch.jobs import job_logs
 from psctl.launch.jobs.prepare import load_requested_job
 from psctl.remote.shell import CommandResult
 from psctl.transport.protocol.authority import Pair, make_authority, sign
@@ -410,3 +411,11 @@ def test_a_manifest_that_no_decoder_reads_is_refused_though_its_checksum_is_righ
     data = b'{"checksum":"' + manifests.checksum(body).encode() + b'",\n' + body
     with pytest.raises(errors.CheckpointCorrupt, match="is damaged"):
         manifests.decode(data, "checkpoint")
+
+
+@pytest.mark.parametrize("printed", [b"x", b"[1, 2]", b'["a"]', b'["a", null]', b'{"\xff": 1}'])
+def test_a_line_of_a_log_in_another_form_is_refused_by_the_host_s_name(printed: bytes) -> None:
+    shell = FakeShell("a")
+    shell.on("python3", lambda *_: CommandResult(0, printed + b"\n", b""))
+    with pytest.raises(errors.CommandFailed, match="a: `host_state logs` ended with 0: an unexpected answer"):
+        job_logs.read_lines(shell, host("a", "/w"), {})

@@ -277,7 +277,7 @@ def restart(job: JobState) -> None:
 
 
 def _drop(job: JobState, step: int, why: str, problem: str) -> None:
-    """Give up a checkpoint; people are told if it had begun, and workers receive `problem`."""
+    """Give up a checkpoint; a notice says so if it had begun, and workers receive `problem`."""
     begun = job.checkpoints.open.pop(step, None) is not None
     job.checkpoints.dropped.add(step)
     job.instructions.append(DiscardCheckpoint(step))

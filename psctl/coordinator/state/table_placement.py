@@ -96,8 +96,8 @@ def on_ready(job: JobState, rank: Rank, message: TablesReady) -> None:
 def advance(job: JobState, patient: bool) -> str:
     """Go on with the start of tables and with shards that move; return the server whose transfer is late, or "".
 
-    Servers that have joined are told to hold tables; when the first ones do, shards are placed; then workers that
-    asked are answered.
+    Servers that have joined receive the order to hold tables; when the first ones do, shards are placed; then
+    workers that asked are answered.
 
     Args:
         job: the job.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from psctl import errors
 from psctl.launch import agent_calls
 from psctl.launch.home import HostRecord, JobRecord
-from psctl.launch.host_programs import HOST_STATE, program_command
+from psctl.launch.host_programs import HOST_STATE, program_command, read_answer
 from psctl.launch.jobs.host_messages import SourcePaths
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -143,7 +144,7 @@ def read_logs(
     question: dict[str, object] = {"prefixes": selector.prefixes(), "tail": tail, "grep": grep}
 
     def read(name: HostName, shell: Shell) -> tuple[list[LogLine], list[RemovedLines]]:
-        return _read(shell, by_name[name], question)
+        return read_lines(shell, by_name[name], question)
 
     found = fleet.each(read, names=[HostName(name) for name in by_name])
     missing = {str(name): outcome.error for name, outcome in found.items() if outcome.error is not None}
@@ -164,7 +165,16 @@ def pattern_of(grep: str) -> re.Pattern[str]:
         ) from error
 
 
-def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[LogLine], list[RemovedLines]]:
+_LINE: msgspec.json.Decoder[tuple[str, int | str]] = msgspec.json.Decoder(tuple[str, int | str])
+"""A log file and a line of it, or the number of its removed lines."""
+
+
+def read_lines(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[LogLine], list[RemovedLines]]:
+    """Return the lines of a job's log files on a host, and how many lines its limit has removed.
+
+    Raises:
+        CommandFailed: the host's answer has another form.
+    """
     asked = {**question, "folder": host.job_dir}
     result = shell.run(
         program_command(host.python, HOST_STATE, "logs", asked),
@@ -173,7 +183,7 @@ def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[
     )
     lines, removed = [], []
     for raw in result.stdout.splitlines():
-        name, text = json.loads(raw)
+        name, text = read_answer(host.name, "host_state logs", _LINE, raw)
         match = _FILE.fullmatch(name)
         if match is None:
             continue
