@@ -27,9 +27,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+WHOLE_LIMIT = 420
+"""Seconds for a test with real processes: the longest takes 60 s on two quiet cores, and 140 s on slow, busy ones."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first, then folders with long ones; the order within a folder stays."""
+    """Put long files first, then folders with long ones; the order within a folder stays. Limit whole tests."""
     tests = Path(__file__).parent
+    for item in items:
+        if item.get_closest_marker("whole") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(WHOLE_LIMIT))
 
     def place(item: pytest.Item) -> tuple[int, int]:
         file = item.path.relative_to(tests)

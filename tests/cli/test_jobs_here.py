@@ -20,7 +20,7 @@ from tests.cli.inside import psctl
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.whole
 
 WAIT = (
     "import os, time\nprint('rank', os.environ['RANK'], flush=True)\ntime.sleep(float(os.environ.get('NAP', '60')))\n"

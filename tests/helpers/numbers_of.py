@@ -48,7 +48,7 @@ class Exact:
             env=environment,
             check=True,
             capture_output=True,
-            timeout=100,
+            timeout=240,
         )
         return self.result()
 

@@ -78,7 +78,7 @@ class Psctl:
             cwd=cwd or self.home, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, *arguments: str, cwd: Path | None = None, timeout: float = 100) -> Ended:
+    def run(self, *arguments: str, cwd: Path | None = None, timeout: float = 240) -> Ended:
         """Run psctl to its end."""
         with self.start(*arguments, cwd=cwd) as process:
             try:

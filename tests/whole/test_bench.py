@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.running import Psctl, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 RECORD = {
     "operation", "strategy", "bytes", "world", "seconds", "algbw", "busbw", "predicted_seconds", "correct",

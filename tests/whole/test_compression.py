@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Ended, Psctl, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
 DIGITS = str(ROOT / "templates" / "digits" / "job.yaml")
 QUIET = ("--set", "checkpoint.every=null", "--set", "checkpoint.on_stop=false")

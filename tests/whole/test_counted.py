@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
 JOB = str(ROOT / "tests" / "whole" / "counted" / "job.yaml")
 EXAMPLES, EPOCHS, CLOCKS = 96, 10, 120

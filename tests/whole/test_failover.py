@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl, processes
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 STEADY = str(ROOT / "tests" / "whole" / "steady" / "job.yaml")
 

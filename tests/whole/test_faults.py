@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Ended, Psctl, next_event, set_args, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 
 class Lab:

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.hosts import PATH
 from tests.helpers.running import Psctl, assert_clean
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.running import STEADY, assert_clean, next_event, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 
 def test_a_job_survives_its_psctl_and_is_restored_on_another_number_of_hosts(lab: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Psctl, assert_clean, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 
 def digest(run: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.running import Psctl, assert_clean
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 
 def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> None:

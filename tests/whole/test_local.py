@@ -12,7 +12,7 @@ from msgspec import structs
 from psctl.checkpoint import manifest as manifests
 from tests.helpers.running import ROOT, Psctl, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 DIGITS = str(ROOT / "templates" / "digits" / "job.yaml")
 SHORT = set_args("--epochs", "8")

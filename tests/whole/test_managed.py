@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.running import Psctl, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 NEEDED = ("msgspec>=0.19", "cryptography>=47", "psutil>=5.9", "numpy>=1.26")
 BASE = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")

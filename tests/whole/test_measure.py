@@ -20,7 +20,7 @@ from psctl.remote.fleet import Fleet
 from tests.helpers.hosts import PATH
 from tests.helpers.running import Ended, Psctl, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 SHOWS = """
 import json, os

@@ -17,7 +17,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Ended, Psctl, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 LONG = '--set=args=["--epochs", "4000", "--pause", "0.02"]'
 

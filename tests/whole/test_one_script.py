@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 DIGITS = ROOT / "templates" / "digits"
 SHORT = ("--epochs", "5")

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.lived import LONG, Lived, words
 from tests.helpers.running import STEADY, Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.whole
 
 STEPS = 50
 WIDTH = 20_000

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Psctl, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 FAILING = """
 import os, pathlib

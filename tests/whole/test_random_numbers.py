@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.running import Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 JOB = """
 version: 1

@@ -13,7 +13,7 @@ import pytest
 from psctl.transport.protocol import preauth
 from tests.helpers.running import ROOT, Psctl, assert_clean, next_event
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 RING = """
 import os, psutil, torch, torch.distributed as dist

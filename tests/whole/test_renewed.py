@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.running import ROOT, STEADY, Psctl, processes, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
 
 def test_processes_that_come_when_first_certificates_are_over_are_let_in(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.numbers_of import Exact, assert_near
 from tests.helpers.running import processes
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 
 def test_a_server_is_killed_and_a_checkpoint_goes_on_with_other_numbers_of_workers_and_servers(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Psctl, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 STALL = "timeouts.stall=4s"
 

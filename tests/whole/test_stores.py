@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl, processes
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.whole
 
 COUNTING = str(ROOT / "tests" / "whole" / "counting" / "job.yaml")
 

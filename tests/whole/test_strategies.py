@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.numbers_of import EXACT, Exact, assert_near
 from tests.helpers.running import ROOT, Ended, Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 EPOCHS = "4"
 """Of 5 steps."""

@@ -24,7 +24,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl, next_event, set_args
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 STEADY = str(ROOT / "tests" / "whole" / "steady" / "job.yaml")
 SEATED = (

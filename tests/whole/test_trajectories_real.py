@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.numbers_of import Exact, assert_near
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 
 @pytest.mark.parametrize(

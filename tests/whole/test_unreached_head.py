@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.running import STEADY, Psctl, set_args, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 
 def test_a_job_whose_head_is_gone_is_unknown_and_its_copies_are_listed(make_hosts: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.helpers.running import Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.whole
 
 JOB = """
 version: 1

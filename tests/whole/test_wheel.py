@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.running import ROOT, Psctl
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.whole
 
 
 @pytest.fixture(scope="module")
