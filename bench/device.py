@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import torch
 
+from psctl.agent.shm_broker import memfd
 from psctl.sync.device_copies import CopySpan, CudaCopies
 from psctl.sync.gpu_staging import Staging
-from psctl.transport.shared_memory import memfd
 
 PARTS = 8
 

@@ -22,8 +22,7 @@ from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, Sha
 from psctl.ps.table_messages import Fetched, Update
 from psctl.ps.tables.reductions import Array
 from psctl.transport.peer_connection import PeerConnection
-from psctl.transport.shared_allocator import SharedAllocator
-from psctl.transport.shared_memory import SegmentClient
+from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.types import Member
 
 M = TypeVar("M", bound=msgspec.Struct)

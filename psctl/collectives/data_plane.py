@@ -28,7 +28,7 @@ from psctl.collectives.sealed_pieces import PostedPiece, SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, exchange_size, is_supported
 from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
-from psctl.transport.shared_allocator import SharedAllocator
+from psctl.transport.shared_memory import SharedAllocator
 from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Record, UnixChannel
 from psctl.types import Member
 

@@ -22,8 +22,7 @@ from psctl.process.rejected_connections import RejectionLog
 from psctl.schedule.schedule import Schedule
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
-from psctl.transport.shared_allocator import SharedAllocator
-from psctl.transport.shared_memory import SegmentClient
+from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.transport.unix_channel import ChannelListener, UnixChannel
 from psctl.types import Address, Member
 

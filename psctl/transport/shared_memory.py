@@ -11,12 +11,15 @@ the memory until it unmaps it.
 
 Two members are on the same host if and only if one can get the other's segment: boot ids and addresses do not prove it.
 Other processes may write to a segment at any time: never read a size or an offset that must be valid from it.
+
+This module is the children's end: segments, and the buffers that are cut from them. agent/shm_broker.py is the agent's.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -26,15 +29,17 @@ import threading
 import msgspec
 
 from psctl.errors import PeerLost, ProtocolError
-from psctl.types import UNDECODABLE, Member
+from psctl.types import Member
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-MOST = 256
-"""Segments that one member may hold; each takes a descriptor of the agent."""
-
 LONGEST = 4096
 """Bytes of a request or an answer."""
+
+PAGE = 4096
+
+FIRST = 64 << 20
+"""Bytes of the first segment at least; each further one is at least twice as large as the one before."""
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +74,6 @@ class Absent(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-_REQUESTS = msgspec.msgpack.Decoder(Make | Get | Drop)
 _ANSWERS = msgspec.msgpack.Decoder(Made | Absent)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -110,99 +114,6 @@ class Segment:
             what = f"bytes [{offset}, {offset + size}) of a segment of {self.size}"
             raise ProtocolError(f"{self.holder}: named {what}", where=str(self.holder))
         return self.memory[offset : offset + size]
-
-
-def memfd(size: int) -> int:
-    """Return the descriptor of new memory whose size can never change.
-
-    Raises:
-        OSError: the system refuses.
-    """
-    descriptor = os.memfd_create("psctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new connection between an agent and a child, which keeps the bounds of messages."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-class SegmentServer:
-    """The agent's end: makes segments, and keeps which member holds which. May be called by any thread.
-
-    Args:
-        largest: bytes that a segment may have, at most.
-    """
-
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._lock = threading.Lock()
-        self._held: dict[Member, dict[int, tuple[int, int]]] = {}  # number -> descriptor, size
-        self._next: dict[Member, int] = {}
-
-    def serve(self, member: Member, end: socket.socket) -> None:
-        """Answer a child's requests until it closes its end, on the calling thread. `ended` releases its segments."""
-        with self._lock:
-            self._held.setdefault(member, {})
-        with end, contextlib.suppress(OSError):  # the child has ended, or the broker has shut the socket down
-            while request := end.recv(LONGEST):
-                answer, descriptor = self._answer(member, request)
-                rights = [descriptor] if descriptor is not None else []
-                try:
-                    socket.send_fds(end, [_encode(answer)], rights)
-                finally:
-                    for each in rights:
-                        os.close(each)
-
-    def ended(self, member: Member) -> None:
-        """Release all segments of a member that has ended."""
-        with self._lock:
-            for descriptor, _ in self._held.pop(member, {}).values():
-                os.close(descriptor)
-            self._next.pop(member, None)
-
-    def _answer(self, member: Member, request: bytes) -> tuple[Made | Absent, int | None]:
-        """Return the answer and the descriptor to send with it, which the caller closes."""
-        try:
-            message = _REQUESTS.decode(request)
-        except UNDECODABLE as error:
-            return Absent(f"an invalid request: {error}"), None
-        with self._lock:
-            held = self._held.get(member)
-            if held is None:
-                return Absent(f"{member} has ended"), None
-            match message:
-                case Make():
-                    return self._make(member, held, message.size)
-                case Get():
-                    descriptor, size = self._held.get(message.holder, {}).get(message.number, (-1, 0))
-                    if descriptor < 0:
-                        return Absent(f"{message.holder} holds no segment {message.number} on this host"), None
-                    return Made(message.number, size), os.dup(descriptor)
-            descriptor, _ = held.pop(message.number, (-1, 0))
-            if descriptor >= 0:
-                os.close(descriptor)
-            return Absent("dropped"), None
-
-    def _make(self, member: Member, held: dict[int, tuple[int, int]], size: int) -> tuple[Made | Absent, int | None]:
-        if not 0 < size <= self._largest or len(held) >= MOST:
-            problem = f"{size} bytes asked for, {self._largest} possible; {len(held)} segments held, {MOST} possible"
-            return Absent(problem), None
-        number = self._next.get(member, 0)
-        try:
-            descriptor = memfd(size)
-            given = os.dup(descriptor)
-        except OSError as error:
-            return Absent(f"the host cannot make it: {error.strerror}"), None
-        self._next[member] = number + 1
-        held[number] = descriptor, size
-        return Made(number, size), given
 
 
 class SegmentClient:
@@ -281,3 +192,104 @@ def inherited(me: Member, descriptor: int | None) -> SegmentClient:
         return SegmentClient(me, None)
     os.set_inheritable(descriptor, False)  # children of the process do not inherit it
     return SegmentClient(me, socket.socket(fileno=descriptor))
+
+
+class SharedAllocator:
+    """Allocates memory that other processes of this host can read, and reads theirs. May be called by any thread.
+
+    Buffers are cut from segments one after another. A released buffer is reused for the next allocation of its size,
+    the latest first, because its pages are in memory. Pages that were never touched take no memory.
+
+    Args:
+        segments: makes and finds segments.
+        alignment: of the first byte of a buffer, within its segment.
+    """
+
+    def __init__(self, segments: SegmentClient, alignment: int = PAGE) -> None:
+        self._segments, self._alignment = segments, alignment
+        self._lock = threading.Lock()
+        self._own: list[tuple[int, Segment]] = []  # with the address of the first byte
+        self._filled = 0  # bytes of the newest segment
+        self._free: dict[int, list[memoryview]] = {}  # by size; without the lock, for finalizers release buffers
+        self._mapped: dict[tuple[Member, int], Segment] = {}
+
+    @property
+    def first_segment(self) -> int | None:
+        """The number of this process's first segment; None: it has none."""
+        with self._lock:
+            return self._own[0][1].number if self._own else None
+
+    def allocate(self, size: int, *, zeroed: bool = False) -> memoryview | None:
+        """Return a buffer of `size` bytes; None: no shared memory is available.
+
+        Args:
+            zeroed: clear a buffer that was used before; new memory is zero anyway.
+        """
+        part = self.reuse(size)
+        if part is None:
+            with self._lock:
+                return self._cut(size)
+        if zeroed:
+            ctypes.memset(_address(part), 0, size)
+        return part
+
+    def reuse(self, size: int) -> memoryview | None:
+        """Return a released buffer of exactly this size; None: there is none."""
+        try:
+            return self._free.setdefault(size, []).pop()
+        except IndexError:
+            return None
+
+    def release(self, part: memoryview) -> None:
+        """Take back a buffer that nothing reads any more. Takes no lock, so that finalizers may call it."""
+        self._free[len(part)].append(part)
+
+    def _cut(self, size: int) -> memoryview | None:
+        space = -(-size // self._alignment) * self._alignment
+        if not self._own or self._filled + space > self._own[-1][1].size:
+            wanted = max(space, 2 * self._own[-1][1].size if self._own else FIRST)
+            segment = self._segments.make(wanted) or self._segments.make(space)
+            if segment is None:
+                return None
+            self._own.append((_address(segment.memory), segment))
+            self._filled = 0
+        part = self._own[-1][1].part(self._filled, size)
+        self._filled += space
+        return part
+
+    def locate(self, address: int, size: int) -> tuple[int, int] | None:
+        """Return (segment number, offset) of bytes of this process; None when they are not in shared memory."""
+        for start, segment in self._own:
+            if start <= address and address + size <= start + segment.size:
+                return segment.number, address - start
+        return None
+
+    def read(self, holder: Member, number: int, offset: int, size: int) -> memoryview | None:
+        """Return bytes of another process's segment, not to be written; None: it has no such segment on this host.
+
+        Raises:
+            ProtocolError: the segment has no such bytes.
+            PeerLost: the agent is gone.
+        """
+        segment = self.map(holder, number)
+        return segment.part(offset, size) if segment is not None else None
+
+    def map(self, holder: Member, number: int) -> Segment | None:
+        """Return another process's segment; None: it has no such segment on this host. PeerLost: the agent is gone."""
+        found = self._mapped.get((holder, number))
+        if found is None:
+            with self._lock:
+                found = self._mapped.get((holder, number)) or self._segments.get(holder, number)
+                if found is not None:
+                    self._mapped[holder, number] = found
+        return found
+
+    def unmap(self, holder: Member) -> None:
+        """Forget a process's segments; their memory stays mapped while a view of it exists."""
+        with self._lock:
+            for key in [key for key in self._mapped if key[0] == holder]:
+                del self._mapped[key]
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -7,7 +7,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, SharedRange
-from psctl.transport.shared_allocator import FIRST, PAGE
+from psctl.transport.shared_memory import FIRST, PAGE
 from psctl.types import Member
 from tests.helpers.job_world import Job
 from tests.helpers.ps_world import DTYPES, LARGEST, Host, World, flat_values, make_layout

@@ -20,8 +20,7 @@ from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
-from psctl.transport.shared_allocator import SharedAllocator
-from psctl.transport.shared_memory import SegmentClient
+from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.types import Member
 from tests.collectives.test_data_plane import NAMES
 from tests.helpers.memory_stream import MemoryNetwork

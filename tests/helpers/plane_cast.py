@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from psctl.agent.shm_broker import SegmentServer, pair
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
 from psctl.schedule.schedule import Schedule
-from psctl.transport.shared_allocator import SharedAllocator
-from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
+from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Member
 from tests.helpers.job_world import credentials

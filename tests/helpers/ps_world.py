@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from psctl.agent.shm_broker import SegmentServer, pair
 from psctl.client.dense_client import ParameterClient
 from psctl.client.host_aggregation import HostAggregation
 from psctl.client.shared_buffers import SharedBuffers
@@ -27,7 +28,7 @@ from psctl.server.main import Server
 from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
-from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
+from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Assignment, Layout, Member, ParameterInfo, ServerAt
 from tests.helpers.memory_checkpoints import MemoryCheckpoint, Tensors, read_slice
 from tests.helpers.memory_stream import MemoryNetwork

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from psctl.agent.shm_broker import MOST, SegmentServer, memfd, pair
 from psctl.errors import PeerLost, ProtocolError
-from psctl.transport.shared_memory import MOST, Segment, SegmentClient, SegmentServer, inherited, memfd, pair
+from psctl.transport.shared_memory import Segment, SegmentClient, inherited
 from psctl.types import Member
 
 WORKER, SERVER = Member("worker", 0), Member("server", 1)
