@@ -1,7 +1,7 @@
 """The messages that a connection allows, as data: one row for each message, checked before any handler.
 
 A row states the roles of sender and receiver, the permitted states of the sender, the largest sizes of the message and
-its payload, and a check of its fields. psctl/transport/connect.py enforces the rows; the tables are in
+its payload, and a check of its fields. transport/peer_connection.py enforces the rows; the tables are in
 job/job_permits.py (the coordinator with agents, servers and workers) and ps/permits.py (workers and servers). Limits of
 single fields are part of the fields' types, so that decoding refuses them before memory is allocated.
 """
@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import msgspec
 
+from psctl.errors import MessageRefused
 from psctl.types import Member, Role
 
 Direction = tuple[Role, Role]
@@ -103,3 +104,45 @@ def why_refused(row: Permit | None, sender: Member, message: Any, state: str, pa
         return f"{name} with {payload} bytes of payload, more than {row.payload}"
     why = row.check(sender, message) if row.check is not None else ""
     return f"{name}: {why}" if why else ""
+
+
+class SenderPermits:
+    """What one sender may send on one connection. Calls must not overlap.
+
+    Args:
+        permits: of all messages of the connection.
+        receiver: the role of this end.
+        sender: as its certificate names it.
+    """
+
+    def __init__(self, permits: Permits, receiver: Role, sender: Member) -> None:
+        self.state = NEW
+        """The sender's state."""
+        self._sender, self._rows = sender, permits.to(receiver).get(sender.role, {})
+        self.always = {
+            kind: row.payload
+            for kind, row in self._rows.items()
+            if row.check is None and not row.next_state and row.rank is None and sender.role not in row.states
+        }
+        """By kind of message that needs no `check` and no `admit`, because it is permitted in every state with any
+        fields: the most bytes of its payload."""
+
+    def check(self, message: Any, payload: int) -> None:
+        """Check a message with so many bytes of payload, before memory is taken for them.
+
+        Raises:
+            MessageRefused: no row permits it now.
+        """
+        why = why_refused(self._rows.get(type(message)), self._sender, message, self.state, payload)
+        if why:
+            raise MessageRefused(f"it broke the protocol: {why}", where=str(self._sender))
+
+    def admit(self, message: Any, *, checked: bool) -> None:
+        """Admit a message that has arrived; `checked`: `check` was called with its payload.
+
+        Raises:
+            MessageRefused: as `check`.
+        """
+        if not checked:
+            self.check(message, 0)
+        self.state = self._rows[type(message)].next_state or self.state

@@ -1,7 +1,6 @@
 """How two processes of a job connect: `dial` on one side, `Acceptor` on the other.
 
-Both learn from the other's certificate which member of the job it is. Where messages have permits (permits.py), a
-PermitGate in front of the handler refuses what the sender may not send.
+Both learn from the other's certificate which member of the job it is.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from psctl.errors import ConnectionFailed, MessageRefused, PeerLost
-from psctl.permits import NEW, Permit, Permits, why_refused
+from psctl.errors import ConnectionFailed, PeerLost
 from psctl.transport import tcp_stream
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
@@ -79,7 +77,7 @@ def dial(
             raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
         why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else describe_error(error)
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
-    peer = PeerConnection(stream, credentials, Codec(kinds), guarded(kinds, credentials, handler), accepting=False)
+    peer = PeerConnection(stream, credentials, Codec(kinds), handler, accepting=False)
     peer.name = name
     try:
         peer.handshake(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
@@ -95,11 +93,6 @@ def dial(
     return peer
 
 
-def guarded(kinds: Any, credentials: Credentials, handler: ConnectionHandler) -> ConnectionHandler:
-    """Return the handler behind a PermitGate where there are permits."""
-    return PermitGate(kinds, credentials.member.role, handler) if isinstance(kinds, Permits) else handler
-
-
 def _unexpected(expect: Member | Role, found: Member) -> str | None:
     if isinstance(expect, str):
         return None if found.role == expect else f"expected a {expect}, found {found}"
@@ -108,47 +101,6 @@ def _unexpected(expect: Member | Role, found: Member) -> str | None:
     if expect.incarnation != found.incarnation:
         return f"expected incarnation {expect.incarnation} of {expect}, found {found.incarnation}"
     return None
-
-
-class PermitGate(ConnectionHandler):
-    """Enforces permits in front of a handler: a message that no permit allows ends the connection.
-
-    Args:
-        permits: of all messages.
-        me: the receiver's role.
-        handler: receives the allowed messages.
-    """
-
-    def __init__(self, permits: Permits, me: Role, handler: ConnectionHandler) -> None:
-        self._rows, self._handler = permits.to(me), handler
-        self._states: dict[PeerConnection, str] = {}
-
-    def on_connected(self, peer: PeerConnection) -> None:
-        self._states[peer] = NEW
-        self._handler.on_connected(peer)
-
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        self._check(peer, message, size)
-        return self._handler.receive_buffer_for(peer, message, size)
-
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        # receive_buffer_for has checked a message with a payload, before memory was taken for it
-        row = self._rows[peer.member.role][type(message)] if payload is not None else self._check(peer, message, 0)
-        if row.next_state:
-            self._states[peer] = row.next_state
-        self._handler.on_message(peer, message, payload)
-
-    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        self._states.pop(peer, None)
-        self._handler.on_connection_lost(peer, error)
-
-    def _check(self, peer: PeerConnection, message: Any, size: int) -> Permit:
-        member = peer.member
-        row = self._rows.get(member.role, {}).get(type(message))
-        why = why_refused(row, member, message, self._states[peer], size)
-        if why or row is None:
-            raise MessageRefused(f"it broke the protocol: {why}", where=str(member))
-        return row
 
 
 class Acceptor:
@@ -191,7 +143,7 @@ class Acceptor:
         listen: Listen = tcp_stream.listen,
     ) -> None:
         self._credentials, self._codec = credentials, Codec(kinds)
-        self._handler = guarded(kinds, credentials, handler)
+        self._handler = handler
         self._allow, self._refused, self._patience, self._half_open = allow, refused, patience, half_open
         self._changed = threading.Condition()
         self._handshakes: dict[Stream, float] = {}  # with the time of their start; oldest first

@@ -6,6 +6,9 @@ while (ReadLease) and leaves it to the reader thread to end the connection. `out
 the connection (close, a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then
 joins the writer, closes the socket and calls the handler.
 
+Where messages have permits (permits.py), a message that the other end may not send ends the connection: before memory
+is taken for its payload, and before the handler is called.
+
 Read leases. A message that a thread waits for costs two thread switches when the reader thread receives it: the kernel
 wakes the reader, the reader wakes the waiting thread, and that one must also get the interpreter lock. So a waiting
 thread reads the connection directly where it can (leader and followers: Schmidt et al., Pattern-oriented software
@@ -22,10 +25,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
+from psctl.permits import SenderPermits
 from psctl.transport.credentials import Credentials
 from psctl.transport.outgoing_queue import OutgoingQueue
 from psctl.transport.protocol.connection import ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
@@ -131,6 +134,8 @@ class PeerConnection:
         self.name = stream.name
         self.bytes_received = 0
         self._stream, self._codec, self._handler = stream, codec, handler
+        self._role = credentials.member.role
+        self._permits: SenderPermits | None = None  # of the other end; None: its messages need none
         self._connection = ConnectionProtocol(
             credentials.accepting if accepting else credentials.dialling,
             accepting=accepting,
@@ -138,7 +143,7 @@ class PeerConnection:
             me=credentials.member,
             codec=codec,
             window=stream.window,
-            receive_buffer_for=partial(handler.receive_buffer_for, self),
+            receive_buffer_for=self._receive_buffer_for,
         )
         self._part, self._credited = max(1, stream.window // CREDIT), 0.0
         self._lock = threading.Lock()
@@ -332,6 +337,8 @@ class PeerConnection:
         self.member = member
         self.name = f"{member} at {self._stream.name}"
         if against is None:
+            if self._codec.permits is not None:
+                self._permits = SenderPermits(self._codec.permits, self._role, member)
             self._connection.accept()
             return
         self._connection.refuse(against)
@@ -400,7 +407,7 @@ class PeerConnection:
 
     def _deliver(self) -> ConnectionFailed | None:
         """Deliver what has arrived; return why the connection ended, None while it has not."""
-        connection, handler, out = self._connection, self._handler, self._outgoing
+        connection, handler, out, permits = self._connection, self._handler, self._outgoing, self._permits
         me, corked = threading.get_ident(), False
         while True:
             event: Event | None = connection.next_event()
@@ -413,6 +420,8 @@ class PeerConnection:
                     if not corked:
                         out.cork(me)
                         corked = True
+                    if permits is not None and type(message) not in permits.always:
+                        permits.admit(message, checked=payload is not None)
                     handler.on_message(self, message, payload)
                 case None:
                     if corked:
@@ -426,6 +435,12 @@ class PeerConnection:
                     return self._failure("connection reset")
                 case _:
                     raise AssertionError(f"{event} in an open connection")
+
+    def _receive_buffer_for(self, message: Any, size: int) -> memoryview | None:
+        permits = self._permits
+        if permits is not None and size > permits.always.get(type(message), -1):
+            permits.check(message, size)
+        return self._handler.receive_buffer_for(self, message, size)
 
     def _give_credit(self) -> None:
         connection, now = self._connection, time.monotonic()

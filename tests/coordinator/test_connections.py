@@ -18,8 +18,8 @@ from psctl.job.job_permits import COORDINATION
 from psctl.job.process_messages import Register
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
-from psctl.transport.connect import PermitGate
 from psctl.types import Layout, Member, TensorSlice
+from tests.helpers.permit_checks import PermitChecks
 
 W0, W1, W2, S0 = Member("worker", 0), Member("worker", 1), Member("worker", 2), Member("server", 0)
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
@@ -69,7 +69,7 @@ class Scene:
         saver: Any = self.saver
         behind = CoordinatorConnections(self.heard.append, saver, resume, self._why_refused)
         self.tell = behind.send
-        self.handler: Any = PermitGate(COORDINATION, "coordinator", behind)
+        self.handler: Any = PermitChecks(COORDINATION, "coordinator", behind)
         self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
         self.heard.clear()
 

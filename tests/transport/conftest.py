@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from psctl.errors import ConnectionFailed
+from psctl.ps.permits import PARAMETERS
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import PeerConnection
@@ -81,8 +82,8 @@ KINDS = Note | Other
 class Pair:
     """A server that accepts and a worker that dials, over TCP or memory."""
 
-    def __init__(self, job: Job, kind: str, window: int = 2 << 20) -> None:
-        self.job, self.kind = job, kind
+    def __init__(self, job: Job, kind: str, window: int = 2 << 20, kinds: Any = KINDS) -> None:
+        self.job, self.kind, self.kinds = job, kind, kinds
         self.server, self.worker = Recorder(), Recorder()
         self.refused: queue.Queue[str] = queue.Queue()
         self.network = MemoryNetwork(window=window, silence=0.2)
@@ -93,16 +94,16 @@ class Pair:
         mine = credentials or self.job.credentials(SERVER)
         options = {"refused": lambda end, error: self.refused.put(error.message), **options}
         if self.kind == "memory":
-            made = self.network.acceptor(mine, KINDS, self.server, **options)
+            made = self.network.acceptor(mine, self.kinds, self.server, **options)
         else:
-            made = Acceptor("127.0.0.1", None, mine, KINDS, self.server, **options)
+            made = Acceptor("127.0.0.1", None, mine, self.kinds, self.server, **options)
         self._acceptors.append(made)
         return made
 
     def dial(self, acceptor: Acceptor, credentials: Credentials | None = None, expect: Any = SERVER) -> PeerConnection:
         call = self.network.dial if self.kind == "memory" else dial
         mine = credentials or self.job.credentials(WORKER)
-        peer = call(acceptor.address, mine, expect, KINDS, self.worker)
+        peer = call(acceptor.address, mine, expect, self.kinds, self.worker)
         self._peers.append(peer)
         return peer
 
@@ -168,5 +169,13 @@ def other() -> type[Other]:
 def narrow_pair(job: Job) -> Iterator[Pair]:
     """Ends that hold only 16 KiB unread, so that longer messages travel in pieces."""
     made = Pair(job, "memory", window=16 << 10)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server_pair(job: Job) -> Iterator[Pair]:
+    """Ends that send the messages of workers and servers, under their permits."""
+    made = Pair(job, "memory", kinds=PARAMETERS)
     yield made
     made.close()

@@ -29,8 +29,9 @@ class Codec:
     """
 
     def __init__(self, kinds: Any) -> None:
-        union = kinds.union if isinstance(kinds, Permits) else kinds
-        self._sizes = kinds.sizes if isinstance(kinds, Permits) else None
+        self.permits: Permits | None = kinds if isinstance(kinds, Permits) else None
+        """The permits of all messages; None: there are none."""
+        union = kinds if self.permits is None else self.permits.union
         self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(union).decode
 
@@ -57,10 +58,10 @@ class Codec:
         Raises:
             MessageRefused: it is too long.
         """
-        if self._sizes is None:
+        if self.permits is None:
             return
         name = _tag(start)
-        most = self._sizes.get(name, SHORT)
+        most = self.permits.sizes.get(name, SHORT)
         if size > most:
             raise MessageRefused(f"it sent a {name or 'message of no name'} of {size} bytes, more than {most}")
 

@@ -23,9 +23,9 @@ from psctl.permits import NEW, Permits
 from psctl.ps import messages as of_parameters
 from psctl.ps import table_messages as of_tables
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.transport.connect import PermitGate
 from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
+from tests.helpers.permit_checks import PermitChecks
 
 ROLES: tuple[Role, ...] = get_args(Role)
 BETWEEN_PROCESSES = {
@@ -77,13 +77,13 @@ class Caller:
 
     def __init__(self, permits: Permits, receiver: Role, member: Member) -> None:
         self.member, self.spy = member, Spy()
-        self.gate = PermitGate(permits, receiver, self.spy)
-        self.gate.on_connected(self)  # type: ignore[arg-type]
+        self.gate = PermitChecks(permits, receiver, self.spy)
+        self.gate.on_connected(self)
 
     def say(self, message: Any, payload: int = 0) -> None:
         if payload:
-            self.gate.receive_buffer_for(self, message, payload)  # type: ignore[arg-type]
-        self.gate.on_message(self, message, memoryview(bytes(payload)) if payload else None)  # type: ignore[arg-type]
+            self.gate.receive_buffer_for(self, message, payload)
+        self.gate.on_message(self, message, memoryview(bytes(payload)) if payload else None)
 
     def refused(self, message: Any, payload: int = 0) -> str:
         """Say a message that must not reach the handler; return why not."""
@@ -173,15 +173,37 @@ def test_every_row_keeps_its_states_and_sizes(name: str) -> None:
             if NEW not in allowed:
                 assert f"{row.name} in state 'new'" in caller.refused(message)
             for state in ("new", "joined", "prepared", "other"):
-                caller.gate._states[caller] = state  # type: ignore[index]
+                caller.gate.of[caller].state = state
                 if sender in row.states and state not in allowed:
                     assert f"in state {state!r}" in caller.refused(message)
-            caller.gate._states[caller] = allowed[0]  # type: ignore[index]
+            caller.gate.of[caller].state = allowed[0]
             assert f"with {row.payload + 1} bytes of payload" in caller.refused(message, row.payload + 1)
             if row.rank is not None and sender != "coordinator":
                 other = Caller(permits, receiver, Member(sender, row.rank + 1))
-                other.gate._states[other] = allowed[0]  # type: ignore[index]
+                other.gate.of[other].state = allowed[0]
                 assert f"is for {sender}/{row.rank} to send" in other.refused(message)
+
+
+@pytest.mark.parametrize("name", TABLES_OF)
+def test_messages_that_a_connection_does_not_check_are_permitted_always(name: str) -> None:
+    permits, _ = TABLES_OF[name]
+    always = 0
+    for row in permits.rows:
+        for sender, receiver in row.directions:
+            gate = Caller(permits, receiver, Member(sender, 5)).gate
+            (found,) = gate.of.values()
+            if row.message not in found.always:
+                continue
+            always += 1
+            message = made(row.message)
+            for state in ("new", "joined", "prepared", "other"):
+                found.state = state
+                found.check(message, found.always[row.message])
+                found.admit(message, checked=False)
+                assert found.state == state
+                with pytest.raises(MessageRefused, match="bytes of payload"):
+                    found.check(message, found.always[row.message] + 1)
+    assert always > 0
 
 
 def worker(rank: int = 1, *, prepared: bool = True) -> Caller:
@@ -297,3 +319,39 @@ def test_a_message_longer_than_its_kind_may_be_is_refused_by_its_first_bytes() -
     codec.admit(msgspec.msgpack.encode({"type": "Prepare"}), 9_000_000)
     with pytest.raises(MessageRefused, match="of no name"):
         codec.admit(b"\xc1" * 10, 100_000)
+
+
+@pytest.mark.parametrize("payload", [None, b"payload"])
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (of_parameters.StartValues(0), "StartValues is for worker/0 to send"),
+        (of_parameters.PutRankState(0, rank=0), "PutRankState: the state of worker/0"),
+        (of_parameters.Values(0, 1, b"", 0, 1), "Values is no message that a worker may send here"),
+    ],
+)
+def test_a_connection_ends_before_its_handler_gets_a_message_that_no_row_permits(
+    server_pair: Any, message: Any, why: str, payload: bytes | None
+) -> None:
+    mine, _ = server_pair.join()
+    asked: list[Any] = []
+    server_pair.server.receive_buffer_for = lambda peer, message, size: asked.append(message)
+    permitted = of_parameters.PutRankState(1, rank=3), of_parameters.Pull(0, [0], 0, [-1])
+    mine.send(permitted[0], b"state")
+    mine.send(permitted[1])
+    for expected in permitted:
+        assert server_pair.server.next("received")[1][0] == expected
+    mine.send(message, payload)
+    _, error = server_pair.server.next("lost")
+    assert isinstance(error, MessageRefused)
+    assert f"it broke the protocol: {why}" in error.message
+    assert asked == [permitted[0]]
+
+
+def test_a_connection_refuses_a_payload_that_is_too_large_for_its_message(server_pair: Any) -> None:
+    mine, _ = server_pair.join()
+    server_pair.server.receive_buffer_for = lambda peer, message, size: pytest.fail("memory was taken")
+    mine.send(of_parameters.Pull(0, [0], 0, [-1]), b"x")
+    _, error = server_pair.server.next("lost")
+    assert isinstance(error, MessageRefused)
+    assert "Pull with 1 bytes of payload, more than 0" in error.message
