@@ -122,7 +122,7 @@ def test_what_a_job_asks_for_is_taken_or_refused_with_the_reason(tmp_path: Path)
         (["--topology", "clusters/pcie-box.json", "--world", "5"], "places for 4 ranks"),
         (["--topology", "clusters/pcie-box.json", "--cluster", "x.yaml"], "--topology"),
         (["--topology", "no-such-file"], "no-such-file"),
-        (["--topology", "LICENSE"], "none of the outputs"),
+        (["--topology", "LICENSE"], "not a known output"),
     ],
 )
 def test_what_can_not_be_planned_for_is_refused(tmp_path: Path, words: list[str], says: str) -> None:

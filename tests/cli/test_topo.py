@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_one_error_and_no_picture(tmp_path: Path, output:
         assert (error["code"], error["exit"], error["where"], err) == ("invalid-file", 2, "x", "")
     else:
         assert out == ""
-        assert err.startswith("error: x: it is none of the outputs that are known; it begins with")
+        assert err.startswith("error: x: it is not a known output; it begins with")
         assert "hint: accepted are nvidia-smi topo -m" in err and "\x1b" not in err
     out, err = psctl(tmp_path, "topo", "--from", "nowhere", "-o", output, code=2)
     assert "nowhere: No such file or directory" in (out if output == "json" else err)

@@ -93,8 +93,8 @@ def test_without_measurements_rates_are_nominal() -> None:
 def test_what_was_measured_stands_in_place_of_nominal_rates(tmp_path: Path) -> None:
     found = reached("a", "b", "c", home=Home(tmp_path))
     assert {each.rate for each in machines_of(found).values()} == {NOMINAL}
-    link_measurement.keep(found, measured("a", "b", "c"))
-    kept = link_measurement.recall(found)
+    link_measurement.save(found, measured("a", "b", "c"))
+    kept = link_measurement.load(found)
     assert kept == measured("a", "b", "c")
     assert {(each.b, each.bandwidth, each.measured, each.via) for each in link_measurement.between(found, kept)} == {
         ("network", 9 * G, True, "eth0")
@@ -104,17 +104,17 @@ def test_what_was_measured_stands_in_place_of_nominal_rates(tmp_path: Path) -> N
 
 def test_what_is_kept_holds_for_fewer_hosts_and_for_no_other_address(tmp_path: Path) -> None:
     fewer = reached("a", "b", home=Home(tmp_path))
-    assert link_measurement.recall(fewer) is None
-    link_measurement.keep(fewer, measured("a", "b", "c"))
-    assert link_measurement.recall(fewer) is not None
+    assert link_measurement.load(fewer) is None
+    link_measurement.save(fewer, measured("a", "b", "c"))
+    assert link_measurement.load(fewer) is not None
     assert fewer.rates == {"a": 9 * G, "b": 9 * G}
     moved = reached("a", "b", "c", home=Home(tmp_path))
     moved.addresses = {name: Address("10.9.9.9", "eth1", "") for name in "abc"}
     moved.rates = {"a": 1.0}
-    assert link_measurement.recall(moved) is None
+    assert link_measurement.load(moved) is None
     assert moved.rates == {}
     (tmp_path / "measured/links/lab.json").write_text("{")
-    assert link_measurement.recall(fewer) is None
+    assert link_measurement.load(fewer) is None
 
 
 def rebuilt(found: ReachedCluster, name: str, what: str) -> ReachedCluster:
@@ -137,17 +137,17 @@ def rebuilt(found: ReachedCluster, name: str, what: str) -> ReachedCluster:
 def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what: str) -> None:
     rebooted, found = (reached("a", "b", "c", home=Home(tmp_path)) for _ in range(2))
     copies = {name: (Link("gpu0", "memory", "copy", 2e10, 1e-5, measured=True),) for name in "ab"}
-    link_measurement.keep(found, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
+    link_measurement.save(found, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
     costs = {"gloo": calibration.FittedCosts(Costs(), 3, 0.2, 0.1)}
-    calibration.keep(found, costs, {})
+    calibration.save(found, costs, {})
     rebooted.sites["b"] = msgspec.structs.replace(
         rebooted.sites["b"], facts=msgspec.structs.replace(rebooted.sites["b"].facts, boot="another", time=9.0)
     )
-    assert link_measurement.recall(rebooted) is not None
-    assert "gloo" in calibration.recall(rebooted)
+    assert link_measurement.load(rebooted) is not None
+    assert "gloo" in calibration.load(rebooted)
     rebuilt(found, "b", what)
-    assert link_measurement.recall(found) is None
-    assert calibration.recall(found) == {}
+    assert link_measurement.load(found) is None
+    assert calibration.load(found) == {}
     link_measurement.plan(found)
     assert "measure the links to 2 hosts" in actions(found)["b"]
     anew = msgspec.structs.replace(
@@ -188,7 +188,7 @@ def test_up_measures_what_is_not_kept_and_only_that(tmp_path: Path) -> None:
     found = reached("a", "b", "c", home=Home(tmp_path))
     link_measurement.plan(found)
     assert actions(found) == {name: ["measure the links to 2 hosts"] for name in "abc"}
-    link_measurement.keep(found, measured("a", "b", "c"))
+    link_measurement.save(found, measured("a", "b", "c"))
     found = reached("a", "b", "c", home=Home(tmp_path))
     link_measurement.plan(found)
     assert actions(found) == {"a": [], "b": [], "c": []}
@@ -219,7 +219,7 @@ def test_a_measurement_that_fails_is_a_warning_and_no_action(tmp_path: Path) -> 
     (warning,) = link_measurement.carry_out(found, lambda *_: None)
     assert warning.startswith("the links were not measured: nothing could be measured: a - b:")
     assert not any(isinstance(action, MeasureLinks) for each in found.plans.values() for action in each)
-    assert link_measurement.recall(found) is None
+    assert link_measurement.load(found) is None
 
 
 def test_wide_scatter_lost_pairs_and_odd_fabrics_are_told() -> None:

@@ -77,8 +77,9 @@ def test_what_is_not_understood_in_a_folder_is_a_finding_each(tmp_path: Path) ->
         what.split(" was not read: ")[0]: what.split(" was not read: ")[1] for what in found if "was not read" in what
     }
     assert told == {
-        "notes.md": 'it is none of the outputs that are known; it begins with "# bought in May"',
-        ".DS_Store": "hidden", "empty": "it is empty", "pipe": "it is no file", "socket": "it is no file",
+        "notes.md": 'it is not a known output; it begins with "# bought in May"',
+        ".DS_Store": "hidden", "empty": "it is empty",
+        "pipe": "it is not a regular file", "socket": "it is not a regular file",
         "gone": "No such file or directory", "large": "it is larger than 16 MB; no such command prints that much",
     }  # fmt: skip
 
@@ -87,7 +88,7 @@ def test_what_is_not_understood_in_a_folder_is_a_finding_each(tmp_path: Path) ->
     ("text", "why"),
     [
         ("", "it is empty"), ("\n \n", "it is empty"), ("hello\nworld", 'begins with "hello"'),
-        ("{", "begins as a JSON document and is none"), ('{"a": 1}', 'neither "hosts" nor "devices"'),
+        ("{", "begins as JSON and is not valid"), ('{"a": 1}', 'neither "hosts" nor "devices"'),
         ('{"hosts": []}', "empty"), ('{"hosts": 3}', "hosts"), ("{}", 'neither "hosts" nor "devices"'),
         ('{"devices": [{"id": "GPU0", "kind": "toaster"}], "links": []}', "toaster"),
     ],
@@ -103,7 +104,7 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, text: str, 
 
 
 def test_folders_without_anything_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFile, match="nothing in this folder is understood: it is empty"):
+    with pytest.raises(InvalidFile, match="this folder has no known output: it is empty"):
         read_saved(str(tmp_path))
     (tmp_path / "x").write_text("what?")
     with pytest.raises(InvalidFile, match=r'x was not read: .* "what\?"'):
@@ -159,10 +160,10 @@ def test_two_hosts_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"hosts":' + "[" * 1_000_000, "nested deeper"),
+        ('{"hosts":' + "[" * 1_000_000, "nested too deeply"),
         (
             '{"hosts":[{"name":"a","devices":[],"links":' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}]}",
-            "nested deeper",
+            "nested too deeply",
         ),
         ("GPU0\t X \tNV1\tSYS\n" * 150_000, "larger than 2 MB"),
     ],

@@ -23,7 +23,7 @@ def down(
     from psctl.launch.clusters import shown_path
     from psctl.launch.home import PARTIAL
     from psctl.launch.hosts.converge import verdict
-    from psctl.launch.hosts.site import look_at_hosts
+    from psctl.launch.hosts.site import inspect_hosts
     from psctl.launch.setup import teardown
     from psctl.view.tables import draw_up
 
@@ -35,7 +35,7 @@ def down(
         of = f" of {', '.join(jobs)}" if jobs else ""
         own.confirm(f"remove {chosen.spec.runtime.workdir} with all logs and checkpoints{of} from {where}")
     with own.connect(chosen) as fleet:
-        sites, failed = look_at_hosts(chosen.spec, fleet)
+        sites, failed = inspect_hosts(chosen.spec, fleet)
         running = teardown.running_jobs(sites)
         if running and force:
             own.confirm(f"end running jobs: {teardown.listed(running)}")

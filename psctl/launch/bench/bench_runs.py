@@ -265,7 +265,7 @@ def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[Ben
         flowing |= predictor.flowing(measured)
         waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(measured)}
         paces = {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
-        calibration.keep(reached, found, paces)
+        calibration.save(reached, found, paces)
     return found
 
 

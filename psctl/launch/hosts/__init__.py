@@ -1,7 +1,7 @@
-"""One host: inspection, and the actions that make it ready.
+"""Preparation of hosts: inspection, and the actions that make a host ready.
 
-actions: the actions for a host, as a pure decision
+actions: the actions that a host needs, as a pure decision
 converge: decides and carries out the actions on all hosts
-installing: runs of pip on a host
-site: a host as inspected
+installing: runs pip on a host
+site: inspects a host
 """

@@ -1,11 +1,11 @@
-"""The actions that make a host ready: a pure decision, printed by --dry-run and carried out unchanged.
+"""Decides the actions that make a host ready. The decision is pure: --dry-run prints it, `up` carries it out unchanged.
 
-On a host psctl keeps, under `runtime.workdir`:
+Layout of `runtime.workdir` on a host:
 
-    code/HASH/      psctl's own package, and the folders of jobs, each by the hash of its content
-    envs/KEY/       a virtual environment; KEY is a hash of all that decides what is in it
+    code/HASH/      psctl's own package, and the folders of jobs, each under the hash of its content
+    envs/KEY/       a virtual environment; KEY is a hash of everything that determines its content
     wheels/HASH/    a wheelhouse that was sent
-    ready.json      written last: which code and which Python a job is to use
+    ready.json      the code and the Python that jobs use; written last
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from psctl.launch.pins import version_of
 from psctl.units import format_bytes, hide_credentials
 
 SPARE_BYTES = 200_000_000
-"""Bytes that must be free before anything is installed, so that no installation ends on a full disk."""
+"""Bytes that must be free before packages are installed, so that no installation fills the disk."""
 
 FILES, INSTALLED_FILES = 1_000, 20_000
-"""Files that a disk must take before anything is sent there, and before packages are installed (torch: 12,000)."""
+"""Free inodes that are required before files are sent, and before packages are installed (torch has 12,000 files)."""
 
 
 class Action(msgspec.Struct, frozen=True, tag=True):
-    """Base of all kinds; `str()` of one is what --dry-run prints."""
+    """Base class of all actions; `str(action)` is the line that --dry-run prints."""
 
 
 class SendCode(Action, frozen=True):
@@ -52,7 +52,7 @@ class SendWheels(Action, frozen=True):
 
 
 class MakeEnvironment(Action, frozen=True):
-    """Make a virtual environment; `sees` are the package folders of another Python that it looks into after its own."""
+    """Make a virtual environment; `sees` are package folders of another Python that it searches after its own."""
 
     key: str
     python: str
@@ -66,7 +66,7 @@ class MakeEnvironment(Action, frozen=True):
 
 
 class Install(Action, frozen=True):
-    """Install packages into an environment, from an index, or from a wheelhouse that was sent."""
+    """Install packages into an environment, from an index or from a wheelhouse that was sent."""
 
     key: str
     packages: tuple[str, ...]
@@ -79,7 +79,7 @@ class Install(Action, frozen=True):
 
 
 class WriteReady(Action, frozen=True):
-    """Write down which code and which Python jobs use."""
+    """Record the code and the Python that jobs use."""
 
     code: str
     key: str  # "" for the host's own Python
@@ -90,14 +90,14 @@ class WriteReady(Action, frozen=True):
 
 
 class FindNetwork(Action, frozen=True):
-    """With all other hosts: find the addresses by which they reach each other."""
+    """Find, together with all other hosts, the addresses by which they reach each other."""
 
     def __str__(self) -> str:
         return "find the network by which the hosts reach each other"
 
 
 class MeasureLinks(Action, frozen=True):
-    """With all other hosts: measure the links between them."""
+    """Measure, together with all other hosts, the links between them."""
 
     others: int
 
@@ -109,7 +109,7 @@ AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady | Fin
 
 
 class HostNeeds(msgspec.Struct, frozen=True):
-    """What a host must have. `torch` is a version, "" for any that is new enough, or None for no torch."""
+    """The requirements of a host. `torch` is a version, "" for any that is new enough, or None for no torch."""
 
     code: str
     code_size: int
@@ -120,27 +120,27 @@ class HostNeeds(msgspec.Struct, frozen=True):
     wheels: str = ""
     wheels_size: int = 0
     wheels_pip: bool = False
-    pins: dict[str, str] = {}  # by name, with hashes (pins.py); empty: what is installed from decides
+    pins: dict[str, str] = {}  # requirements with hashes by name (pins.py); empty: any version of the source
 
 
-def decide(site: HostSite, wants: HostNeeds) -> list[AnyAction]:
-    """Return the actions for a host, in order; none when it has all that it needs.
+def decide(site: HostSite, needs: HostNeeds) -> list[AnyAction]:
+    """Return the actions for a host, in order; an empty list when the host is ready.
 
     Raises:
-        DiskFull, PythonMissing: it cannot be done there.
-        InvalidFile: others may write the workdir.
+        DiskFull, PythonMissing: the host cannot be made ready.
+        InvalidFile: other users may write to the workdir.
     """
     _check_private(site)
     actions: list[AnyAction] = []
-    if not site.codes.get(wants.code):
-        actions.append(SendCode(wants.code, wants.code_size))
-    environment = _managed(site, wants) if wants.managed else _seeing(site, wants)
+    if not site.codes.get(needs.code):
+        actions.append(SendCode(needs.code, needs.code_size))
+    environment = _managed(site, needs) if needs.managed else _existing(site, needs)
     key = environment[0].key if environment else ""
     if environment and site.environments.get(key) is None:
-        if wants.wheels and not site.codes.get(wants.wheels):
-            actions.append(SendWheels(wants.wheels, wants.wheels_size))
+        if needs.wheels and not site.codes.get(needs.wheels):
+            actions.append(SendWheels(needs.wheels, needs.wheels_size))
         actions += environment
-    ready = WriteReady(wants.code, key, python_of(site, key))
+    ready = WriteReady(needs.code, key, python_of(site, key))
     if (site.ready or {}) != msgspec.to_builtins(ready) or actions:
         actions.append(ready)
     if actions:
@@ -149,76 +149,81 @@ def decide(site: HostSite, wants: HostNeeds) -> list[AnyAction]:
 
 
 def python_of(site: HostSite, key: str) -> str:
-    """Return the interpreter of an environment, or the host's own for key ""."""
+    """Return the path of an environment's interpreter, or of the host's own for key ""."""
     return f"{site.workdir}/envs/{key}/bin/python" if key else site.executable
 
 
-def torch_of(site: HostSite, wants: HostNeeds) -> str:
-    """Return the version of torch that workers will meet there, without its build ("2.5.1"); "" for none."""
+def torch_of(site: HostSite, needs: HostNeeds) -> str:
+    """Return the version of torch that workers of the host import, without its build ("2.5.1"); "" for none."""
     found = site.modules.get("torch")
-    if not wants.managed and found and not _older(found, NEEDED["torch"]):
+    if not needs.managed and found and not _older(found, NEEDED["torch"]):
         return found.partition("+")[0]
-    return (wants.torch or "").partition("+")[0]
+    return (needs.torch or "").partition("+")[0]
 
 
 def torch_to_ask_for(version: str, *, source: bool) -> str:
-    """Return the version of torch that pip is asked for.
+    """Return the version of torch that pip is to install.
 
     Args:
         version: "2.5.1", or with the label of a build, "2.5.1+cpu", "2.5.1+cu124".
-        source: an index or a wheelhouse is given, which decides the build; without one, no label can be asked for.
+        source: whether an index or a wheelhouse is given; without one, the label of a build is dropped, because the
+            default index has none.
     """
     number, _, label = version.partition("+")
     return version if source or not re.fullmatch(r"cpu|cu[0-9]+", label) else number
 
 
-def missing(site: HostSite, wants: HostNeeds) -> list[str]:
-    """Return what the host's own Python lacks of what a job needs there, as requirements."""
+def missing(site: HostSite, needs: HostNeeds) -> list[str]:
+    """Return the requirements of a job that the host's own Python does not meet."""
     found = site.modules
     return [
-        need for name, need in _needs(wants).items() if not found.get(name) or _older(found[name] or "", NEEDED[name])
+        need
+        for name, need in _requirements(needs).items()
+        if not found.get(name) or _older(found[name] or "", NEEDED[name])
     ]
 
 
-def _needs(wants: HostNeeds) -> dict[str, str]:
-    """Return psctl's needs by module, as requirements; torch as it is wanted."""
-    needs = {name: f"{name}>={oldest}" for name, oldest in NEEDED.items() if name != "torch" or wants.torch is not None}
-    needs |= {name: f"{name}=={version_of(line)}" for name, line in wants.pins.items() if name in needs}
-    if wants.torch:
-        needs["torch"] = f"torch=={wants.torch}"
-    return needs
+def _requirements(needs: HostNeeds) -> dict[str, str]:
+    """Return the requirements of psctl by module, with torch in the version that is asked for."""
+    required = {
+        name: f"{name}>={oldest}" for name, oldest in NEEDED.items() if name != "torch" or needs.torch is not None
+    }
+    required |= {name: f"{name}=={version_of(line)}" for name, line in needs.pins.items() if name in required}
+    if needs.torch:
+        required["torch"] = f"torch=={needs.torch}"
+    return required
 
 
-def _seeing(site: HostSite, wants: HostNeeds) -> list[MakeEnvironment | Install]:
-    """`environment: existing`: only what is missing, in an environment of its own that sees the existing one."""
-    packages = missing(site, wants)
+def _existing(site: HostSite, needs: HostNeeds) -> list[MakeEnvironment | Install]:
+    """Return the actions for `environment: existing`: missing packages go to an environment that sees the old."""
+    packages = missing(site, needs)
     if not packages:
         return []
     key = _key("existing", site.executable, site.minor, *packages)
     has_pip = site.modules.get("pip") is not None
-    _check_pip(site, wants, has_pip)
+    _check_pip(site, needs, has_pip)
     sees = tuple(site.paths)
     make = MakeEnvironment(key, site.executable, site.minor, pip=not has_pip, sees=sees)
-    return [make, Install(key, tuple(packages), _options(wants), wants.wheels)]
+    return [make, Install(key, tuple(packages), _options(needs), needs.wheels)]
 
 
-def _managed(site: HostSite, wants: HostNeeds) -> list[MakeEnvironment | Install]:
-    """`environment: managed`: everything in an environment of its own."""
-    packages = [*_needs(wants).values(), *wants.requirements]
-    options = _options(wants)
-    key = _key("managed", site.minor, wants.wheels, hide_credentials(wants.index or ""), *options, *packages)
-    _check_pip(site, wants, has_pip=False)
-    make = MakeEnvironment(key, site.executable, site.minor, pip=not wants.wheels_pip)
-    return [make, Install(key, tuple(packages), options, wants.wheels)]
+def _managed(site: HostSite, needs: HostNeeds) -> list[MakeEnvironment | Install]:
+    """Return the actions for `environment: managed`: all packages go to an environment of psctl."""
+    packages = [*_requirements(needs).values(), *needs.requirements]
+    options = _options(needs)
+    key = _key("managed", site.minor, needs.wheels, hide_credentials(needs.index or ""), *options, *packages)
+    _check_pip(site, needs, has_pip=False)
+    make = MakeEnvironment(key, site.executable, site.minor, pip=not needs.wheels_pip)
+    return [make, Install(key, tuple(packages), options, needs.wheels)]
 
 
-def _options(wants: HostNeeds) -> tuple[str, ...]:
-    """Return pip's options: packages come from the wheelhouse alone where one was sent."""
-    return ("--no-index",) if wants.wheels else ()
+def _options(needs: HostNeeds) -> tuple[str, ...]:
+    """Return pip's options: where a wheelhouse was sent, it is the only source of packages."""
+    return ("--no-index",) if needs.wheels else ()
 
 
-def _check_pip(site: HostSite, wants: HostNeeds, has_pip: bool) -> None:
-    if not (has_pip or wants.wheels_pip or site.modules.get("ensurepip") is not None or site.modules.get("pip")):
+def _check_pip(site: HostSite, needs: HostNeeds, has_pip: bool) -> None:
+    if not (has_pip or needs.wheels_pip or site.modules.get("ensurepip") is not None or site.modules.get("pip")):
         raise errors.PythonMissing(
             f"{site.name}: {site.executable} has neither pip nor ensurepip, so nothing can be installed for it",
             hint="apt install python3-venv there, or put pip's own wheel into runtime.wheelhouse",

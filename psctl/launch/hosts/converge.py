@@ -1,7 +1,8 @@
-"""`psctl up`: inspects every host, decides its actions, prints them or carries them out; a second run has none.
+"""Makes all hosts of a cluster ready (`psctl up`): inspects them, decides the actions, prints or carries them out.
 
-The decision (`actions.decide`) is pure; --dry-run prints the same list that is carried out. A running job is never
-changed: code and environments are stored under the hash of their content, next to those in use.
+A second run finds nothing to do. The decision (`actions.decide`) is pure; --dry-run prints the same list that is
+carried out. A running job is never changed: code and environments are stored under the hash of their content, next to
+those in use.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from psctl.launch.hosts.actions import (
     torch_to_ask_for,
 )
 from psctl.launch.hosts.installing import install, runs_of
-from psctl.launch.hosts.site import HostSite, look_at_hosts
+from psctl.launch.hosts.site import HostSite, inspect_hosts
 from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -42,12 +43,12 @@ from psctl.topology.network.addresses import ChosenAddress as Address
 from psctl.types import HostName
 from psctl.units import hide_credentials
 
-PRIVATELY = ("sh", "-c", 'umask 077; exec "$@"', "sh")
-"""Words before a command: what it writes is for this user alone, whatever the login's umask."""
+PRIVATE_UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+"""Prefix of a command whose files only this user may read, whatever the umask of the login."""
 
 
 class HostOutcome(msgspec.Struct, frozen=True):
-    """What `up` did on one host, as `up -o json` prints it."""
+    """The result of `up` on one host, as `up -o json` prints it."""
 
     name: str
     state: str  # created | updated | unchanged | failed
@@ -56,19 +57,19 @@ class HostOutcome(msgspec.Struct, frozen=True):
 
 
 class ReachedCluster(msgspec.Struct):
-    """A cluster whose hosts were connected and inspected: sites found, actions planned, errors of hosts."""
+    """A cluster whose hosts are connected and inspected: their states, planned actions and errors, by host."""
 
     home: Home
     chosen: ChosenCluster
     connect: Connect
     fleet: Fleet
-    wants: HostNeeds
+    needs: HostNeeds
     archives: dict[str, Archive]
     sites: dict[str, HostSite]
     plans: dict[str, list[AnyAction]]
     failed: dict[str, errors.PsctlError]
-    addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: as their facts say
-    rates: dict[str, float] = {}  # payload bytes/s of each host's port, where it was measured
+    addresses: dict[str, Address] = {}  # the addresses that a probe chose; {}: those of the inspection
+    rates: dict[str, float] = {}  # payload bytes/s of each host's port, if measured
 
     def python(self, name: str) -> str:
         """Return the interpreter that jobs use on a host."""
@@ -78,20 +79,20 @@ class ReachedCluster(msgspec.Struct):
     def record(self, job: str, name: str) -> HostRecord:
         """Return a job's folders on a host."""
         workdir = self.sites[name].workdir
-        code = f"{workdir}/code/{self.wants.code}"
+        code = f"{workdir}/code/{self.needs.code}"
         return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.python(name), code)
 
 
-def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
-    """Return the needs of a cluster's hosts, and the archives that are sent to meet them.
+def needs_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
+    """Return the requirements of a cluster's hosts, and the archives to send.
 
     Raises:
-        InvalidFile: the wheelhouse is not there; the user's fault.
+        InvalidFile: the wheelhouse does not exist; the user's fault.
     """
     runtime = chosen.spec.runtime
     code = pack_psctl()
     archives = {code.hash: code}
-    wheels = pack_wheels(_beside(chosen, runtime.wheelhouse)) if runtime.wheelhouse else None
+    wheels = pack_wheels(_resolve(chosen, runtime.wheelhouse)) if runtime.wheelhouse else None
     if wheels is not None:
         archives[wheels.hash] = wheels
     source = wheels is not None or runtime.index is not None
@@ -100,47 +101,48 @@ def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
         else _torch_here() if runtime.torch == "auto"
         else torch_to_ask_for(runtime.torch, source=source)
     )  # fmt: skip
-    wants = HostNeeds(
+    needs = HostNeeds(
         code=code.hash, code_size=len(code.data), managed=runtime.environment == "managed", torch=torch,
         requirements=runtime.requirements, index=runtime.index, wheels=wheels.hash if wheels else "",
         wheels_size=len(wheels.data) if wheels else 0,
         wheels_pip=any(name.startswith("pip-") for name in wheels.files) if wheels else False,
         pins={} if wheels else hashed(),
     )  # fmt: skip
-    return wants, archives
+    return needs, archives
 
 
 @contextlib.contextmanager
 def inspect(home: Home, chosen: ChosenCluster, connect: Connect, codes: Sequence[str] = ()) -> Iterator[ReachedCluster]:
-    """Connect to every host, inspect those that are reached and decide what to do there; nothing is changed.
+    """Connect to every host, inspect the reached ones and decide their actions; no host is changed.
 
     Args:
         home: the records of this machine.
-        chosen, connect: the cluster, and how its hosts are connected to.
-        codes: further archives to look for: a job's folder.
+        chosen: the cluster.
+        connect: connects to hosts.
+        codes: hashes of further archives to look for, such as a job's folder.
     """
     with connect(chosen, None) as fleet:
-        wants, archives = wants_of(chosen)
-        sites, failed = look_at_hosts(chosen.spec, fleet, [*archives, *codes])
-        reached = ReachedCluster(home, chosen, connect, fleet, wants, archives, sites, {}, failed)
+        needs, archives = needs_of(chosen)
+        sites, failed = inspect_hosts(chosen.spec, fleet, [*archives, *codes])
+        reached = ReachedCluster(home, chosen, connect, fleet, needs, archives, sites, {}, failed)
         for name, site in sites.items():
             try:
-                reached.plans[name] = decide(site, wants)
+                reached.plans[name] = decide(site, needs)
             except errors.PsctlError as error:
                 failed[name] = error
         yield reached
 
 
 def check_versions(reached: ReachedCluster) -> None:
-    """Refuse hosts whose Python or torch would not work together.
+    """Refuse hosts whose versions of Python or torch differ.
 
     Raises:
-        VersionMismatch: it names the hosts; whoever set them up.
+        VersionMismatch: versions differ; the message names the hosts.
     """
     sites = [reached.sites[name] for name in reached.plans]
     for what, versions in (
         ("Python", {site.name: site.minor for site in sites}),
-        ("torch", {site.name: torch_of(site, reached.wants) for site in sites}),
+        ("torch", {site.name: torch_of(site, reached.needs) for site in sites}),
     ):
         if len(set(versions.values())) > 1:
             listed = ", ".join(f"{name} has {version or 'none'}" for name, version in versions.items())
@@ -152,7 +154,7 @@ def check_versions(reached: ReachedCluster) -> None:
 
 
 def carry_out(reached: ReachedCluster, progress: Progress) -> None:
-    """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
+    """Carry out each host's own actions, hosts in parallel; a host that fails moves from `plans` to `failed`."""
     busy = [HostName(name) for name, actions in reached.plans.items() if actions]
     done = reached.fleet.each(lambda _, shell: _carry_out_host(reached, shell, progress), names=busy) if busy else {}
     for name, outcome in done.items():
@@ -161,7 +163,7 @@ def carry_out(reached: ReachedCluster, progress: Progress) -> None:
 
 
 def outcomes(reached: ReachedCluster) -> list[HostOutcome]:
-    """Return one row a host, in the cluster file's order."""
+    """Return one row per host, in the order of the cluster file."""
     rows = []
     for name in (host.name for host in reached.chosen.spec.hosts):
         actions = [str(action) for action in reached.plans.get(name, [])]
@@ -174,9 +176,9 @@ def outcomes(reached: ReachedCluster) -> list[HostOutcome]:
 
 
 def verdict(failed: Mapping[str, errors.PsctlError], total: int, what: str = "ready") -> errors.PsctlError | None:
-    """Return the error that a command over many hosts ends with; None when every host is done.
+    """Return the error with which a command over many hosts ends; None when it succeeded on all.
 
-    Some done, some not: Partial. None done: the first host's own error, with the number of the others.
+    If it succeeded on some, the error is Partial; if on none, it is the first host's error, with the number of others.
     """
     if not failed:
         return None
@@ -199,7 +201,7 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
     site = reached.sites[shell.name]
     for action in reached.plans[shell.name]:
         if isinstance(action, (FindNetwork, MeasureLinks)):
-            continue  # all hosts together do these: `measure.carry_out`
+            continue  # carried out for all hosts together by `link_measurement.carry_out`
         progress(shell.name, str(action))
         match action:
             case SendCode(hash=name):
@@ -219,10 +221,14 @@ def _send(reached: ReachedCluster, shell: Shell, site: HostSite, name: str, fold
 
 
 def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> str:
-    """Unpack an archive on a host as `folder`/HASH, unless it is there; return that folder.
+    """Unpack an archive on a host as `folder`/HASH, unless it exists; return that folder.
 
     Args:
-        keep: leave the packed archive beside it, for another host to get it from here.
+        shell: the host.
+        python: its interpreter.
+        folder: the parent folder there.
+        archive: what to send.
+        keep: keep the packed archive next to it, from which other hosts can fetch it.
     """
     question = {"folder": folder, "hash": archive.hash, "keep": keep}
     run_program(shell, python, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data, timeout=None)
@@ -233,7 +239,7 @@ def _make_environment(shell: Shell, site: HostSite, action: MakeEnvironment) -> 
     path = f"{site.workdir}/envs/{action.key}"
     pip = action.pip and site.modules.get("ensurepip") is not None
     flags = ["--clear"] if pip else ["--clear", "--without-pip"]
-    shell.run([*PRIVATELY, action.python, "-m", "venv", *flags, path], timeout=300)
+    shell.run([*PRIVATE_UMASK, action.python, "-m", "venv", *flags, path], timeout=300)
     if action.sees:
         lines = "".join(f"{folder}\n" for folder in action.sees)
         shell.put(lines.encode(), f"{path}/lib/python{action.minor}/site-packages/psctl-sees.pth")
@@ -244,15 +250,15 @@ def _install(reached: ReachedCluster, shell: Shell, site: HostSite, action: Inst
     options = [*action.options]
     if action.wheels:
         options += ["--find-links", f"{site.workdir}/wheels/{action.wheels}"]
-    constraints = f"{site.workdir}/code/{reached.wants.code}/psctl/{CONSTRAINTS}"
-    runs = runs_of(action.packages, reached.wants.pins, constraints)
-    install(shell, _pip(reached, site, action, python), options, runs, None if action.wheels else reached.wants.index)
+    constraints = f"{site.workdir}/code/{reached.needs.code}/psctl/{CONSTRAINTS}"
+    runs = runs_of(action.packages, reached.needs.pins, constraints)
+    install(shell, _pip(reached, site, action, python), options, runs, None if action.wheels else reached.needs.index)
     note = msgspec.json.encode({"packages": [hide_credentials(each) for each in action.packages], "python": python})
     shell.put(note, f"{site.workdir}/envs/{action.key}/psctl-ready.json")
 
 
 def _pip(reached: ReachedCluster, site: HostSite, action: Install, python: str) -> list[str]:
-    """Return how pip is run for an environment: its own, the wheelhouse's, or the host's for it."""
+    """Return the command of pip for an environment: its own pip, the wheelhouse's, or the host's with --python."""
     made = next(a for a in reached.plans[site.name] if isinstance(a, MakeEnvironment))
     if (made.pip and site.modules.get("ensurepip") is not None) or (made.sees and site.modules.get("pip")):
         return [python, "-m", "pip"]
@@ -264,13 +270,13 @@ def _pip(reached: ReachedCluster, site: HostSite, action: Install, python: str) 
     return [site.executable, "-m", "pip", "--python", python]
 
 
-def _beside(chosen: ChosenCluster, path: str) -> Path:
-    """Return a path of the cluster file; a relative one starts at that file's folder."""
+def _resolve(chosen: ChosenCluster, path: str) -> Path:
+    """Return a path that the cluster file names; a relative one starts at that file's folder."""
     return Path(chosen.known.source).parent / Path(path).expanduser()
 
 
 def _torch_here() -> str:
-    """Return this machine's version of torch without its build: the index or wheelhouse decides the build."""
+    """Return this machine's version of torch without its build, which the index or wheelhouse decides."""
     try:
         return importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

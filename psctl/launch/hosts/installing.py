@@ -1,11 +1,11 @@
-"""Installs packages into an environment on a host: the runs of pip, and how they get requirements with passwords.
+"""Installs packages into an environment on a host: decides the runs of pip, and carries them out.
 
-What psctl itself needs comes in the versions that it is tested with, and pip checks their hashes. torch comes in the
-version that was asked for; where that is the tested one, so does what it brings. The user's requirements
-are installed last, unpinned, and may replace the others within the ranges that psctl works with. A wheelhouse is
-installed as it is: its content was chosen on the operator's machine, and the host verifies its hash.
+psctl's own dependencies are installed in tested versions, and pip checks their hashes. torch is installed in the
+requested version; if that is the tested one, its dependencies are installed in tested versions too. The user's
+requirements are installed last, unpinned, and may replace the others within the ranges that psctl supports. A
+wheelhouse is installed as it is: the operator chose its content, and the host verifies its hash.
 
-Requirements and the index go over standard input, for either may hold a password.
+Requirements and the index are passed over standard input, because either may contain a password.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _PIP = (
     'umask 077; IFS= read -r index; if [ -n "$index" ]; then PIP_INDEX_URL=$index; export PIP_INDEX_URL; fi; '
     'exec "$@" -r /dev/stdin'
 )
-"""Arguments: pip... Input: the index or an empty line, then requirements. `read` takes no more than its line."""
+"""A shell script. Arguments: the command of pip. Input: a line with the index or nothing, then requirements, which
+`read` leaves to pip."""
 
-_OTHERS = "DO NOT MATCH THE HASHES"
+_WRONG_HASH = "DO NOT MATCH THE HASHES"
 
 
 class PipRun(msgspec.Struct, frozen=True):
@@ -44,8 +45,8 @@ def runs_of(packages: Sequence[str], pinned: Mapping[str, str], constraints: str
     """Return the runs of pip that install packages.
 
     Args:
-        packages: what is wanted; those of `pinned` stand there as NAME==VERSION.
-        pinned: a line with hashes by name; empty: all is taken as it is found.
+        packages: requirements; a package of `pinned` has the form NAME==VERSION.
+        pinned: the requirement with hashes of each pinned package, by name; empty: nothing is pinned.
         constraints: path of the file of tested versions on the host.
     """
     own = [name for name, line in pinned.items() if f"{name}=={pins.version_of(line)}" in packages]
@@ -71,13 +72,14 @@ def install(
 
     Args:
         shell: the host.
-        pip: how pip is run there.
-        options: for every run.
+        pip: the command of pip on that host.
+        options: pip's options in every run.
         runs: see `runs_of`.
-        index: where pip looks, None where it is set to.
+        index: URL of the package index; None for the one that pip is configured with.
 
     Raises:
-        DiskFull, PythonMissing: it cannot be done there.
+        DiskFull: the disk has no space left.
+        PythonMissing: a package could not be installed.
     """
     for run in runs:
         command = [*pip, "install", "--disable-pip-version-check", "--no-input", "--quiet", *options, *run.options]
@@ -93,7 +95,7 @@ def install(
 def _failed(host: str, error: errors.CommandFailed) -> errors.PsctlError:
     if "No space left" in error.tail:
         return errors.DiskFull(f"{host}: no space left for packages", hint="set runtime.workdir to another disk")
-    if _OTHERS in error.tail:
+    if _WRONG_HASH in error.tail:
         found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+) from (\S+)", error.tail, re.MULTILINE)
         what = f"{found[1]} from {found[2].partition('#')[0]}" if found else "a package"
         return errors.PythonMissing(

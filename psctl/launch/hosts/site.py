@@ -24,7 +24,7 @@ OLDEST = (3, 11)
 NEEDED = {
     "msgspec": "0.19", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
 }  # fmt: skip
-"""Modules that psctl needs on a host, with the oldest version of each that will do."""
+"""Modules that psctl needs on a host, with the oldest supported version of each."""
 
 _MARK = "@@psctl-python"
 
@@ -38,7 +38,7 @@ exec "$1" -P -c "$2" probe "$3"
 
 
 class RunningJob(msgspec.Struct, frozen=True):
-    """A job whose agent runs on a host. `folder` is the job's folder there, `workers` how many it has there."""
+    """A job whose agent runs on a host. `folder` is the job's folder, `workers` its number of workers on that host."""
 
     job: str
     folder: str
@@ -46,28 +46,28 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's answer to an inspection. A module's version is None when it cannot be imported."""
+    """A host's answer to an inspection. The version of a module is None when the module is not installed."""
 
     executable: str
     version: str
-    paths: list[str]  # where its packages lie
+    paths: list[str]  # the folders of its packages
     modules: dict[str, str | None]
-    cuda: str | None  # what its torch was built for
+    cuda: str | None  # the CUDA version that its torch was built for
     workdir: str
     home: str
     free: int
     writable: bool
-    open: dict[str, str] | None  # why others may change what lies in the workdir, and the cure
+    open: dict[str, str] | None  # why other users can change files in the workdir ("why"), and the remedy ("cure")
     codes: dict[str, bool]
     environments: dict[str, dict[str, Any] | None]
     ready: dict[str, Any] | None
     jobs: list[RunningJob]
-    names: list[str]  # of jobs and checkpoints that lie there
+    names: list[str]  # of jobs and checkpoints in the workdir
     hostname: str
     cores: int
-    inodes: int | None = None  # files that can still be made there; None: no limit
-    machine: str = ""  # a hash of its installation's id and its network cards
-    clock: float = 0.0  # its time
+    inodes: int | None = None  # free inodes of the workdir's file system; None: no limit
+    machine: str = ""  # a hash of the id of its installation and of its network cards
+    clock: float = 0.0  # its time in seconds since 1970
 
 
 class HostSite(HostState, frozen=True, kw_only=True):
@@ -75,11 +75,11 @@ class HostSite(HostState, frozen=True, kw_only=True):
 
     name: str
     facts: HostFacts
-    skew: float  # seconds by which its clock is surely ahead of ours (behind: below 0); the round trip hides less
+    skew: float  # seconds by which its clock is at least ahead of ours (negative: behind); 0 within the round trip
 
     @property
     def identity(self) -> str:
-        """Return what identifies this machine among others of the same name; reboots do not change it."""
+        """Return a hash that distinguishes this machine from another one of the same name; it survives reboots."""
         facts = self.facts
         cards = sorted((nic.name, nic.driver, nic.speed) for nic in facts.nics if nic.kind == "physical")
         parts = (self.machine, facts.machine, facts.cpu, facts.sockets, [gpu.name for gpu in facts.gpus], cards)
@@ -87,23 +87,23 @@ class HostSite(HostState, frozen=True, kw_only=True):
 
     @property
     def minor(self) -> str:
-        """Python's version as far as it matters to packages: "3.11"."""
+        """Return the major and minor version of Python: "3.11"."""
         return ".".join(self.version.split(".")[:2])
 
 
 _STATE = msgspec.json.Decoder(HostState)
 
 
-def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
-    """Look at a host.
+def inspect_host(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
+    """Inspect a host.
 
     Args:
         shell: the host.
-        cluster: whose `runtime:` says which Python and folder to look at.
-        codes: hashes of archives; the answer says which of them are there.
+        cluster: its `runtime:` names the Python and the workdir to inspect.
+        codes: hashes of archives; the answer has those that the host has.
 
     Raises:
-        PythonMissing: no Python there, or one that is too old; whoever set up the host, or wrote runtime.python.
+        PythonMissing: the host has no Python, or one that is too old.
         CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
     """
     python = interpreter(shell, cluster)
@@ -125,17 +125,19 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     return HostSite(**msgspec.structs.asdict(found), name=shell.name, facts=parse_probe(machine), skew=skew)
 
 
-def look_at_hosts(
+def inspect_hosts(
     cluster: ClusterSpec, fleet: Fleet, codes: Sequence[str] = ()
 ) -> tuple[dict[str, HostSite], dict[str, errors.PsctlError]]:
-    """Look at every host that was reached, in parallel; nothing is changed.
+    """Inspect every host that was reached, in parallel; no host is changed.
 
     Returns:
-        what was found on the hosts that answered, and why the others did not.
+        The inspected hosts, and the errors of the others, by name.
     """
     failed = {str(name): error for name, error in fleet.failed.items()}
     sites: dict[str, HostSite] = {}
-    for name, outcome in fleet.each(lambda _, shell: look(shell, cluster, codes), names=list(fleet.shells)).items():
+    for name, outcome in fleet.each(
+        lambda _, shell: inspect_host(shell, cluster, codes), names=list(fleet.shells)
+    ).items():
         if outcome.error is None:
             sites[name] = outcome.value
         else:
@@ -144,7 +146,7 @@ def look_at_hosts(
 
 
 def interpreter(shell: Shell, cluster: ClusterSpec) -> str:
-    """Return the interpreter that the cluster file names, `~` replaced by the home there."""
+    """Return the interpreter that the cluster file names, with `~` replaced by the host's home folder."""
     return expand(cluster.runtime.python, shell.home)
 
 

@@ -104,7 +104,7 @@ def reach(
         for error in reached.failed.values():
             raise _of_all(reached.failed, error)
         reach_each_other.find(reached, progress)
-        link_measurement.recall(reached)
+        link_measurement.load(reached)
         yield reached
 
 

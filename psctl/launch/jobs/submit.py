@@ -154,7 +154,7 @@ class _Submission:
             name, reached.chosen.spec, request.job, job_hosts, code_hash=request.code, job_file=request.text,
             environment=request.environment, resume=resume,
             topology=machines_document(reached, job_hosts.names),
-            costs=calibration.recall(reached),
+            costs=calibration.load(reached),
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)

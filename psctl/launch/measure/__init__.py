@@ -1,10 +1,10 @@
-"""Networks and links of a cluster, measured and saved with it.
+"""Measurement of a cluster's networks and links; results are saved with the cluster.
 
-calibration: costs of messages as `bench` measured them
-link_measurement: rates and latencies between hosts, and copies inside them
-measurement_servers: servers of the link probe on many hosts
-reach: the addresses by which hosts reach each other
-saved_output: machines read from files of saved output
+calibration: saves and loads the costs of messages that `bench` measured
+link_measurement: measures rates and latencies between hosts, and copies inside hosts
+measurement_servers: runs servers of the link probe on many hosts
+reach: finds the addresses by which hosts reach each other
+saved_output: reads machines from files of saved output
 strategy_suggestion: the strategy that `topo` suggests
 survey: the document of `psctl topo`
 """

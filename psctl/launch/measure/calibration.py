@@ -1,4 +1,4 @@
-"""Costs of messages on a cluster as `bench` measured them: saved, and used by every plan on the same machines."""
+"""Saves the costs of messages that `bench` measured on a cluster, and loads them for plans on the same machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 
 
 class FittedCosts(msgspec.Struct, frozen=True):
-    """One engine's costs, and by how much predictions were off, as a median part of what was measured."""
+    """The costs of one engine, and the median relative error of predictions before and after the fit."""
 
     costs: Costs
     measurements: int
@@ -24,9 +24,9 @@ class FittedCosts(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What was found, and on which machines: host to address, cores, GPUs and identity.
+    """Measured costs, and the machines that they were measured on (by host: address, cores, GPUs and identity).
 
-    `paces` says of strategies how many times as long as predicted their bytes flow, `waits` their messages wait.
+    `paces` and `waits` hold, by strategy, measured time over predicted time: of transfers, and of waits for messages.
     """
 
     time: float
@@ -36,8 +36,8 @@ class Calibration(msgspec.Struct, frozen=True):
     waits: dict[str, float] = {}
 
 
-def keep(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace]) -> Calibration:
-    """Save the results of these engines and strategies, next to those of others on the same machines."""
+def save(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace]) -> Calibration:
+    """Save results by engine and by strategy; earlier results of other ones on the same machines are kept."""
     machines = machines_of(reached)
     before = _kept(reached)
     known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
@@ -50,10 +50,10 @@ def keep(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Map
     return made
 
 
-def recall(reached: ReachedCluster) -> dict[str, dict[str, float]]:
-    """Return the kept costs by engine, and what `paces_of` reads, when all hosts are as they were then; else none.
+def load(reached: ReachedCluster) -> dict[str, dict[str, float]]:
+    """Return the saved costs by engine, and the saved paces for `paces_of`; {} when a host has changed since.
 
-    Call `reach.find` or `reach.settled` before.
+    Call `reach.find` or `reach.settled` first.
     """
     kept = _kept(reached)
     if kept is None or not machines_of(reached).items() <= kept.machines.items():
@@ -63,10 +63,10 @@ def recall(reached: ReachedCluster) -> dict[str, dict[str, float]]:
 
 
 def machines_of(reached: ReachedCluster) -> dict[str, str]:
-    """Return what identifies each host; old costs hold only while it is unchanged."""
+    """Return a text that identifies each host; saved costs are valid while it is unchanged."""
     try:
         at = {name: one.address for name, one in reach.addresses(reached).items()}
-    except errors.PsctlError:  # a host has no address that others could use: callers that need one raise
+    except errors.PsctlError:  # a host has no address that others can use: callers that need one raise
         at = {}
     return {
         name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"
@@ -77,5 +77,5 @@ def machines_of(reached: ReachedCluster) -> dict[str, str]:
 def _kept(reached: ReachedCluster) -> Calibration | None:
     try:
         return reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
-    except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall
+    except errors.InvalidFile:  # damaged, or written by another version
         return None

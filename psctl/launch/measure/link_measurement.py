@@ -1,8 +1,8 @@
-"""Measures the links between hosts: each pair in rounds, the network that the rates show, and what is saved of it.
+"""Measures the links between hosts, infers the network from the rates, and saves the results.
 
-Pairs of one round run at once and share no host, so n hosts take about n rounds. Each pair is measured from its first
-host: latency, then bytes/s out, then in. What the rates call for beyond that (`fabric.more`) follows in rounds of its
-own.
+The pairs of one round are measured at the same time and share no host, so n hosts take about n rounds. Each pair is
+measured from its first host: latency, then bytes/s out, then in. Further rounds follow for the pairs that
+`fabric.further_measurements` names.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ PAYLOAD = 0.956
 """Share of a NIC's nominal rate that is payload, at an MTU of 1500."""
 
 LATENCY = 1e-4
-"""Seconds between a host and the network, until it is measured."""
+"""Seconds between a host and the network where no latency is measured."""
 
 WIDE = 0.10
-"""Range of the repeats, as a part of their median, above which a rate is not to be trusted."""
+"""Range of the repeats, as a part of their median, above which a rate is reported as unreliable."""
 
 FAST = 20e9 / 8
 """Bytes/s of a nominal speed above which one connection does not fill a port."""
 
 STREAMS = 4
-"""Connections at once on such a port."""
+"""Parallel connections on such a port."""
 
 TURNS = 4
-"""Times that more is asked for, at most: pairs alone, those that scattered once more, racks, and racks again."""
+"""Limit of further measurements: pairs alone, pairs whose rates varied, racks, and racks a second time."""
 
 COPIES = 120.0
-"""Seconds for the copies inside one host."""
+"""Time limit for the copies inside one host, in seconds."""
 
 
 class MeasurementEffort(msgspec.Struct, frozen=True):
-    """How long a pair is measured: `repeats` times `seconds`, after `burn` that do not count, in each direction."""
+    """The duration of a pair's measurement: per direction `repeats` times `seconds`, each after `burn` seconds of
+    warm-up; `pings` is the number of messages for the latency."""
 
     seconds: float
     burn: float
@@ -70,19 +71,19 @@ class MeasurementEffort(msgspec.Struct, frozen=True):
 
     @property
     def round(self) -> float:
-        """Seconds of a round, without its start."""
+        """Return the seconds of a round, without its start."""
         return 2 * self.repeats * (self.seconds + self.burn)
 
 
 QUICK = MeasurementEffort(seconds=0.15, burn=0.08, repeats=3, pings=30)
-"""What `up` spends: 1.4 s a round."""
+"""The effort of `up`: 1.4 s per round."""
 
 THOROUGH = MeasurementEffort(seconds=0.6, burn=0.2, repeats=3, pings=200)
-"""What `topo --measure` spends."""
+"""The effort of `topo --measure`."""
 
 
 class MeasuredCopy(msgspec.Struct, frozen=True):
-    """A measured path between two devices: bytes/s, seconds of a small copy, scatter of the repeats."""
+    """A measured path between two devices: bytes/s, seconds of a small copy, and the relative range of the repeats."""
 
     a: str
     b: str
@@ -92,7 +93,7 @@ class MeasuredCopy(msgspec.Struct, frozen=True):
 
 
 class MeasuredCopies(msgspec.Struct, frozen=True):
-    """A host's measured copies, or why there are none."""
+    """The measured copies of a host, or the reason why there are none."""
 
     copies: list[MeasuredCopy]
     error: str = ""
@@ -102,10 +103,10 @@ _COPIES = msgspec.json.Decoder(MeasuredCopies)
 
 
 class Measurements(msgspec.Struct, frozen=True):
-    """All that was measured of a cluster.
+    """The measurements of a cluster.
 
-    `addresses` are those that it was measured at, `machines` the identities of the hosts (`Site.identity`).
-    `missing` says of pairs why they could not be. `inside` has the copies within hosts.
+    `addresses` are the addresses that were used, `machines` the identities of the hosts (`HostSite.identity`).
+    `missing` holds the pairs that could not be measured, each with the reason; `inside` the copies inside hosts.
     """
 
     time: float
@@ -116,7 +117,7 @@ class Measurements(msgspec.Struct, frozen=True):
     machines: dict[str, str] = {}
 
     def fabric(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
-        """Return the network between these hosts, as far as it was measured."""
+        """Return the network between these hosts, inferred from the measurements."""
         found = infer_fabric(list(self.addresses), self.series, labels)
         edges = tuple(edge for edge in found.between if edge.a in hosts or edge.a not in self.addresses)
         return msgspec.structs.replace(found, between=edges)
@@ -129,15 +130,15 @@ def measure(reached: ReachedCluster, progress: Progress, effort: MeasurementEffo
     """Measure every pair of the hosts that were inspected.
 
     Args:
-        reached: the cluster; `reach.find` was called.
+        reached: the cluster, after `reach.find`.
         progress: shows progress.
-        effort: how long.
+        effort: the duration of each pair's measurement.
 
     Returns:
-        what was measured; of pairs that could not be, why.
+        The measurements, with the reasons for pairs that could not be measured.
 
     Raises:
-        InvalidFile, HostUnreachable: no address is fit, or no pair of hosts could be measured.
+        InvalidFile, HostUnreachable: a host has no usable address, or no pair could be measured.
     """
     chosen, at = reached.chosen, _addresses(reached)
     hosts = [host.name for host in chosen.spec.hosts if host.name in at and host.name in reached.fleet.shells]
@@ -184,7 +185,7 @@ class _Work:
         self._rounds = 0
 
     def run(self, servers: RunningServers, pairs: Sequence[Pair]) -> None:
-        """Measure pairs at once."""
+        """Measure pairs at the same time."""
         partners = {HostName(a): b for a, b in pairs}
         meeting = self._meeting(servers, pairs)
 
@@ -213,7 +214,7 @@ class _Work:
         self.series += [ConcurrentSamples(tuple(samples)) for samples in (out, back) if samples]
 
     def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
-        """Return where the hosts of a round wait for each other, so that all pairs are measured at the same time."""
+        """Return the server at which the hosts of a round wait for each other, so that all pairs start together."""
         self._rounds += 1
         host = pairs[0][1]
         port = servers.ports.get(host, {}).get(self.at[host])
@@ -237,11 +238,11 @@ def inside(reached: ReachedCluster, progress: Progress) -> dict[str, tuple[Link,
 
     Args:
         reached: the cluster.
-        progress: shows progress, and hosts whose Python has no torch that can copy.
+        progress: shows progress, and hosts whose torch cannot copy.
 
     Returns:
-        by host, links of type "copy" from device to device, their bandwidth that of one copy alone; hosts without GPUs
-        are left out.
+        Links of type "copy" between devices, by host. The bandwidth of a link is that of one copy alone. Hosts without
+        GPUs are left out.
     """
     names = [HostName(host.name) for host in reached.chosen.spec.hosts if _copies(host.name, reached)]
     if not names:
@@ -271,25 +272,25 @@ def _copies(name: str, reached: ReachedCluster) -> bool:
     return name in reached.fleet.shells and name in reached.plans and bool(reached.sites[name].facts.gpus)
 
 
-# ---- keeping ---------------------------------------------------------------------------------------------------------
+# ---- saved measurements ----------------------------------------------------------------------------------------------
 
 
-def keep(reached: ReachedCluster, measured: Measurements) -> None:
-    """Keep measurements with the cluster; those of an embedded one are not."""
+def save(reached: ReachedCluster, measured: Measurements) -> None:
+    """Save measurements with the cluster, except for the embedded one."""
     if not reached.chosen.embedded:
         reached.home.save_measurement("links", reached.chosen.spec.name, measured)
 
 
-def recall(reached: ReachedCluster) -> Measurements | None:
-    """Return the saved measurements if they are of these machines at their present addresses; else None.
+def load(reached: ReachedCluster) -> Measurements | None:
+    """Return the saved measurements if machines and addresses are unchanged, else None; set `reached.rates`.
 
-    Call `reach.find` or `reach.settled` before. Sets `reached.rates`.
+    Call `reach.find` or `reach.settled` first.
     """
     reached.rates = {}
     try:
         kept = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
         at = _addresses(reached)
-    except errors.PsctlError:  # damaged, or no address fits: there is nothing to recall
+    except errors.PsctlError:  # the file is damaged, or a host has no usable address
         return None
     if kept is None or not at.items() <= kept.addresses.items():
         return None
@@ -303,19 +304,19 @@ def recall(reached: ReachedCluster) -> Measurements | None:
 
 
 def plan(reached: ReachedCluster) -> None:
-    """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
+    """Add the missing measurements to each host's actions: the network of the cluster, and the rates of its links.
 
-    Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
+    Nothing is added for fewer than two hosts, or while a job runs: measurement and job would disturb each other.
 
     Raises:
-        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+        InvalidFile, HostUnreachable: a host has no usable address; the cluster file's fault.
     """
     hosts = [name for name in reached.plans if name not in reached.failed]
     settled = reach.settled(reached)
     reach.addresses(reached)
     if len(hosts) < 2 or reached.chosen.embedded or any(reached.sites[name].jobs for name in hosts):
         return
-    if settled and recall(reached) is not None:
+    if settled and load(reached) is not None:
         return
     for name in hosts:
         reached.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
@@ -333,13 +334,13 @@ def carry_out(reached: ReachedCluster, progress: Progress) -> tuple[str, ...]:
         for name, actions in reached.plans.items():
             reached.plans[name] = [action for action in actions if not isinstance(action, ours)]
         return (f"the links were not measured: {error.message}",)
-    keep(reached, msgspec.structs.replace(measured, inside=_inside_before(reached, measured)))
-    recall(reached)
+    save(reached, msgspec.structs.replace(measured, inside=_inside_before(reached, measured)))
+    load(reached)
     return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(reached.chosen, measured))
 
 
 def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
-    """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
+    """Return the saved copies inside the machines that are unchanged since `topo --measure`."""
     try:
         before = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
     except errors.InvalidFile:
@@ -354,7 +355,7 @@ def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str,
 
 
 def between(reached: ReachedCluster, measured: Measurements | None) -> tuple[Between, ...]:
-    """Return the links between the hosts: those of `links:`, else measured ones, else nominal rates.
+    """Return the links between the hosts: from `links:`, else measured, else with nominal rates.
 
     Raises:
         InvalidFile, HostUnreachable: a host has no address that others could use.
@@ -385,7 +386,7 @@ def between(reached: ReachedCluster, measured: Measurements | None) -> tuple[Bet
 
 
 def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the payload bytes/s of each host's own port: the widest of its cables to a switch."""
+    """Return the payload bytes/s of each host's port: the rate of the fastest link between the host and a switch."""
     found: dict[str, float] = {}
     for edge in edges:
         for host, other in ((edge.a, edge.b), (edge.b, edge.a)):
@@ -395,7 +396,7 @@ def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float
 
 
 def warnings(chosen: ChosenCluster, measured: Measurements) -> tuple[Finding, ...]:
-    """Return the faults of a measurement: rates that varied, pairs that could not be measured, odd networks."""
+    """Return the findings of a measurement: rates that varied, pairs that could not be measured, and the fabric's."""
     wide = sorted(
         (each for each in fastest_samples(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread
     )

@@ -1,4 +1,4 @@
-"""Servers of the link probe on many hosts during a measurement: starts them, reads their ports, stops them."""
+"""Runs servers of the link probe on many hosts during a measurement: starts them, reads their ports, stops them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY = 5.0
 
 
 class RunningServers(msgspec.Struct):
-    """Servers that run. `ports` has each one's port by host and address; `failed` why there is none."""
+    """Running servers: their ports by host and address, and the errors of hosts without one."""
 
     token: str
     ports: dict[str, dict[str, int]]
@@ -32,14 +32,14 @@ class RunningServers(msgspec.Struct):
 
 
 class ListeningPorts(msgspec.Struct, frozen=True):
-    """By address, the port of a host's server, or why it does not listen there."""
+    """The ports of a host's server by address, and the errors of addresses on which it does not listen."""
 
     ports: dict[str, int]
     failed: dict[str, str]
 
 
 class MeasuredRates(msgspec.Struct, frozen=True):
-    """What one end measured to another: seconds of a message there and back, bytes/s of each repetition."""
+    """The rates that a client measured to a server: latency in seconds, bytes/s of each repeat out and in."""
 
     latency: float
     out: list[float]
@@ -47,7 +47,7 @@ class MeasuredRates(msgspec.Struct, frozen=True):
 
 
 class ReachedAddress(msgspec.Struct, frozen=True):
-    """Seconds of a message to an address and back, or why it is not reached."""
+    """The latency to an address in seconds, or the reason why it was not reached."""
 
     latency: float | None = None
     error: str = ""
@@ -59,7 +59,7 @@ REACHED: msgspec.json.Decoder[dict[str, ReachedAddress]] = msgspec.json.Decoder(
 
 
 class ProbeSettings(msgspec.Struct, frozen=True):
-    """How the link probe runs: the hosts' interpreters, and the network settings of the cluster file."""
+    """Settings of the link probe: the hosts' interpreters, and the network settings of the cluster file."""
 
     pythons: Mapping[str, str]
     span: tuple[int, int] | None
@@ -67,7 +67,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, reached: ReachedCluster) -> ProbeSettings:
-        """Return how the probe runs on the hosts of a cluster."""
+        """Return the settings for the hosts of a cluster."""
         network = reached.chosen.spec.network
         return cls({name: site.executable for name, site in reached.sites.items()}, network.ports, network.congestion)
 
@@ -92,20 +92,20 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 def serving(
     fleet: Fleet, settings: ProbeSettings, listen: Mapping[str, Sequence[str]], seconds: float
 ) -> Iterator[RunningServers]:
-    """Run a server on each host, on addresses of that host, while the block runs.
+    """Run a server on each host while the block runs.
 
     Args:
         fleet: connections to the hosts.
-        settings: how the probe runs there.
-        listen: numeric addresses by host.
-        seconds: after which the servers end by themselves.
+        settings: settings of the probe.
+        listen: the numeric addresses on which each host's server listens, by host.
+        seconds: time after which the servers end by themselves.
     """
     token = secrets.token_hex(16)
     names = [HostName(name) for name in listen]
     threads = [
         threading.Thread(target=_serve, args=(fleet.shells[name], settings, listen[name], seconds, token), daemon=True)
         for name in names
-    ]  # not by `each`, which has only so many at once: all servers run for the whole time
+    ]  # `Fleet.each` limits the number of parallel calls, but all servers run for the whole time
     for thread in threads:
         thread.start()
     try:
@@ -117,7 +117,7 @@ def serving(
 
 
 def _serve(shell: Shell, settings: ProbeSettings, addresses: Sequence[str], seconds: float, token: str) -> None:
-    """Run one server to its end; why one failed shows when its ports are asked for."""
+    """Run one server until it ends; its error appears when `_ready` reads its ports."""
     question = {"listen": list(addresses), "ports": settings.span, "seconds": seconds}
     with contextlib.suppress(errors.PsctlError):
         settings.ask(shell, "serve", question, OBJECT, token, seconds + READY)

@@ -1,7 +1,7 @@
-"""Finds the addresses by which hosts reach each other: each listens on all of its own, every other connects to them.
+"""Finds the addresses by which hosts reach each other: each host listens on all of its own, and the others connect.
 
-It takes two seconds where an address does not answer, so it is done only where a host has several, and the result is
-saved with the cluster, under a fingerprint of the machines and addresses.
+An address that does not answer takes two seconds, so hosts are probed only where one of them has several addresses.
+The result is saved with the cluster, together with a fingerprint of the machines and addresses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from psctl.topology.network.measurement_rounds import Pair, rounds
 from psctl.types import HostName
 
 DEAD = 2.0
-"""Seconds after which an address that does not answer is dead."""
+"""Seconds to wait for an answer from an address."""
 
 BURST = {"seconds": 0.15, "burn": 0.1, "repeats": 1, "pings": 5, "streams": 1}
 """A short measurement: enough to distinguish a management port from a data port."""
@@ -46,7 +46,7 @@ Candidates = Mapping[HostName, tuple[AddressCandidate, ...]]
 
 
 class KeptAddresses(msgspec.Struct, frozen=True):
-    """The addresses that a probe chose, and a fingerprint of the machines and candidates it chose from."""
+    """The addresses that a probe chose, and a fingerprint of the machines and of their candidate addresses."""
 
     fingerprint: str
     chosen: dict[str, ChosenAddress]
@@ -64,12 +64,12 @@ def settled(reached: ReachedCluster) -> bool:
 
 
 def find(reached: ReachedCluster, progress: Progress, *, keep: bool = True) -> None:
-    """Set the addresses by which hosts reach each other, `reached.addresses`; probe them where they are not known.
+    """Set `reached.addresses`, the addresses by which hosts reach each other; probe the hosts if none are saved.
 
     Args:
         reached: the cluster.
         progress: shows progress.
-        keep: remember the answer; doctor changes nothing.
+        keep: save the result; `doctor` does not, because it changes nothing.
     """
     if settled(reached):
         return
@@ -87,7 +87,7 @@ def find(reached: ReachedCluster, progress: Progress, *, keep: bool = True) -> N
 
 
 def reaches(reached: ReachedCluster) -> dict[HostName, HostReach]:
-    """Return the inspected hosts as topology/addresses takes them."""
+    """Return the inspected hosts in the form that `topology.network.addresses` takes."""
     hosts = {host.name: host for host in reached.chosen.spec.hosts}
     return {
         HostName(name): HostReach(site.facts, hosts[name].internal_address, hosts[name].local)
@@ -96,10 +96,10 @@ def reaches(reached: ReachedCluster) -> dict[HostName, HostReach]:
 
 
 def addresses(reached: ReachedCluster) -> dict[str, ChosenAddress]:
-    """Return each host's address: the one found or saved, else the one of its facts and the cluster file.
+    """Return each host's address: the one that a probe chose, else the one from its facts and the cluster file.
 
     Raises:
-        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+        InvalidFile, HostUnreachable: a host has no usable address; the cluster file's fault.
     """
     hosts, interface = reaches(reached), reached.chosen.spec.network.interface
     if not reached.sites.keys() <= reached.addresses.keys():
@@ -142,7 +142,7 @@ def _dial(
 
 
 def _burst(fleet: Fleet, settings: ProbeSettings, servers: RunningServers, network: CommonNetwork) -> float:
-    """Bytes/s of a network: the least that any host moved, each with one other; 0 where a burst failed."""
+    """Return the bytes/s of a network: the slowest rate of a short transfer between pairs of hosts; 0 if one failed."""
     members = network.members
     pairs: list[Pair] = list(rounds([*members])[0])
     paired = {name for pair in pairs for name in pair}

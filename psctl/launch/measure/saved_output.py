@@ -1,8 +1,7 @@
-"""Reads machines from saved output: a file, a folder with one file a command, or a folder of such folders, one a host.
+"""Reads machines from saved output: a file, a folder with one file per command, or a folder of such folders of hosts.
 
-A file's kind follows from its content alone: names of files appear only in findings and errors. No network is used. A
-file that is not understood is refused when it is the only one, and named in a finding when other files of the host were
-understood.
+The kind of a file is recognised by its content alone; its name appears only in findings and errors. No network is used.
+A file of unknown kind is an error when it is the only one, and a finding when other files of the host were read.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
 from psctl.types import UNDECODABLE
 
 LARGEST = 16_000_000
-"""Bytes of one file: a document of `topo -o json` for a thousand hosts takes as much."""
+"""Limit of bytes of one file: the size of a document of `topo -o json` for a thousand hosts."""
 
 LARGEST_TEXT = 2_000_000
-"""Bytes of one file of commands' output; lspci -vv of a server with hundreds of functions prints half of that."""
+"""Limit of bytes of one command's output: twice the output of lspci -vv on a server with hundreds of functions."""
 
 MOST = 4096
-"""Entries of one folder."""
+"""Limit of entries of one folder."""
 
 NAME = "saved"
 """The name of a host whose file contains no name."""
@@ -44,10 +43,10 @@ ACCEPTED = (
 
 
 class UnreadableOutput(Exception):
-    """A file that is not read.
+    """A file that cannot be read as saved output.
 
     Args:
-        why: what is wrong with it, in words that go behind its name.
+        why: the reason, as a clause that follows the name of the file.
     """
 
     def __init__(self, why: str) -> None:
@@ -56,9 +55,9 @@ class UnreadableOutput(Exception):
 
 
 class SavedMachines(msgspec.Struct, frozen=True):
-    """Saved machines: the graph, and further values of a document.
+    """Saved machines: their graph, and further values of a document.
 
-    `about` holds cores and memory by host, `failed` the rows of hosts that had not answered.
+    `about` holds cores and memory by host, `failed` the rows of hosts that failed when the document was written.
     """
 
     cluster: ClusterGraph
@@ -67,7 +66,7 @@ class SavedMachines(msgspec.Struct, frozen=True):
 
 
 class SavedOutputs(msgspec.Struct):
-    """What the files of one host turned out to be."""
+    """The contents of one host's files: documents, readings, and findings on refused files."""
 
     readings: list[Reading] = []
     documents: list[SavedMachines] = []
@@ -81,10 +80,10 @@ def read_saved(reference: str) -> SavedMachines:
         reference: a file, a folder, or "-" for standard input.
 
     Returns:
-        The hosts; between them only what documents of `topo -o json` say.
+        The hosts, and the links between them that documents of `topo -o json` contain.
 
     Raises:
-        InvalidFile: nothing in it is understood, or it cannot be read; whoever saved it.
+        InvalidFile: it cannot be read, or contains no known output.
     """
     path = Path(reference).expanduser()
     if reference != "-" and path.is_dir():
@@ -100,7 +99,7 @@ def read_saved(reference: str) -> SavedMachines:
 
 
 def _folder(path: Path) -> SavedMachines:
-    """Read a folder: its files are one host, and each of its folders is one."""
+    """Read a folder: its files describe one host, and each of its folders another one."""
     files, folders = _entries(path)
     found = _host_of_folder(path.resolve().name or NAME, path, files) if files or not folders else []
     for folder in folders:
@@ -137,7 +136,7 @@ def _host_of_folder(name: str, path: Path, files: Sequence[Path], extra: Sequenc
             outputs.refused.append(_unread(file.name, refused.why))
     if not outputs.readings and not outputs.documents:
         reasons = "; ".join(finding.what for finding in outputs.refused[:3]) or "it is empty"
-        raise InvalidFile(f"{path}: nothing in this folder is understood: {reasons}", hint=ACCEPTED, where=str(path))
+        raise InvalidFile(f"{path}: this folder has no known output: {reasons}", hint=ACCEPTED, where=str(path))
     return [*outputs.documents, *([_host(name, outputs, str(path))] if outputs.readings else [])]
 
 
@@ -150,15 +149,15 @@ def _bytes(path: Path, *, named: bool = False) -> bytes:
 
     Args:
         path: the file.
-        named: it was named on the command line: then it may be a pipe, as a shell's `<(command)` is.
+        named: the user named it, so it may be a pipe, such as a shell's `<(command)`.
 
     Raises:
-        UnreadableOutput: it is no file, is too large or cannot be read.
+        UnreadableOutput: it is not a file, is too large or cannot be read.
     """
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (named and (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)))):
-            raise UnreadableOutput("it is no file")
+            raise UnreadableOutput("it is not a regular file")
         return _whole(os.open(path, os.O_RDONLY | os.O_CLOEXEC), closing=True)
     except OSError as error:
         raise UnreadableOutput(error.strerror or str(error)) from None
@@ -173,7 +172,11 @@ def _whole(descriptor: int, *, closing: bool) -> bytes:
 
 
 def _understand(data: bytes, outputs: SavedOutputs) -> None:
-    """Recognise one file by its content and add it; UnreadableOutput when its kind is unknown."""
+    """Recognise the content of one file and add it to `outputs`.
+
+    Raises:
+        UnreadableOutput: its kind is unknown, or it is too large.
+    """
     text = recognise.decode(data)
     if text.lstrip().startswith("{"):
         outputs.documents.append(_document(data))
@@ -182,7 +185,7 @@ def _understand(data: bytes, outputs: SavedOutputs) -> None:
         raise UnreadableOutput(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
     for reading in recognise.read_all(text):
         if isinstance(reading, UnknownOutput):
-            begins = f'it is none of the outputs that are known; it begins with "{reading.first[:60]}"'
+            begins = f'it is not a known output; it begins with "{reading.first[:60]}"'
             raise UnreadableOutput(begins if reading.first else "it is empty")
         outputs.readings.append(reading)
 
@@ -191,14 +194,14 @@ def _document(data: bytes) -> SavedMachines:
     """Read a document of `topo -o json`, or one host of it.
 
     Raises:
-        UnreadableOutput: it is no JSON, or some other document.
+        UnreadableOutput: it is not JSON, or another kind of document.
     """
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
-        raise UnreadableOutput("its JSON is nested deeper than that of any document") from None
+        raise UnreadableOutput("its JSON is nested too deeply") from None
     except UNDECODABLE as error:
-        raise UnreadableOutput(f"it begins as a JSON document and is none: {error}") from None
+        raise UnreadableOutput(f"it begins as JSON and is not valid: {error}") from None
     try:
         if not isinstance(body, dict) or not ("hosts" in body or "devices" in body):
             raise UnreadableOutput('a JSON document with neither "hosts" nor "devices"')
@@ -226,7 +229,11 @@ def _host(name: str, outputs: SavedOutputs, shown: str) -> SavedMachines:
 
 
 def _joined(parts: Sequence[SavedMachines], shown: str) -> SavedMachines:
-    """Join the machines of several files; InvalidFile when two hosts have one name."""
+    """Join the machines of several files.
+
+    Raises:
+        InvalidFile: two hosts have the same name.
+    """
     hosts = [host for part in parts for host in part.cluster.hosts]
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -1,4 +1,4 @@
-"""The strategy that `topo` suggests: the plan's choice on that graph, with the groups of devices that it forms."""
+"""Suggests the strategy that `topo` shows: the choice of the plan, with the groups of devices that it forms."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def suggest(
     """Return the strategy that `plan` chooses on these machines for `size` bytes of gradients.
 
     Args:
-        cluster: hosts and what lies between them.
-        measured: of hosts that can be reached, what `bench` found that messages cost, by engine; None for machines that
-            a file describes, where only the latencies in the file count.
-        size: bytes of gradients a worker.
+        cluster: the hosts and the links between them.
+        measured: the costs of messages that `bench` measured, by engine; None for machines from a file, for which only
+            the latencies of the file count.
+        size: bytes of gradients per worker.
 
     Returns:
-        The name, a sentence, the groups; None where no host may hold a worker.
+        The strategy, the reason and the groups; None if no host may run a worker.
     """
     if not any("worker" in host.roles for host in cluster.hosts):
         return None
@@ -52,7 +52,7 @@ def suggest(
 
 
 def _unlinked(host: HostNode) -> bool:
-    """Return whether a host has several GPUs and no link between any of them is known."""
+    """Return whether a host has several GPUs without any known link."""
     return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
 
 
@@ -65,7 +65,7 @@ def _inputs(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] |
 
 
 def _groups(plan: Plan, inputs: PlanInput) -> tuple[Named, tuple[float, ...], Trees]:
-    """Return the groups that the chosen strategy makes, the part of the bytes of each, and the edges of its trees."""
+    """Return the groups of the chosen strategy, the part of the bytes that each carries, and the edges of its trees."""
     several = len(inputs.cluster.hosts) > 1
     name = [place if several else place.rpartition("/")[2] for place in inputs.ranks]
     row = next(each for each in plan.candidates if each.strategy == plan.chosen)

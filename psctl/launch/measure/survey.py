@@ -1,7 +1,7 @@
-"""`psctl topo`: the machines of a cluster, their devices and links, and the strategy that suits them.
+"""Makes the document of `psctl topo`: the machines of a cluster, their devices and links, and a suggested strategy.
 
-Live hosts and saved output are handled alike: text is recognised by its content, readings become one graph a host,
-graphs become one document.
+Live hosts and saved output take the same path: text is recognised by its content, the readings of a host become a
+graph, and the graphs become one document.
 """
 
 from __future__ import annotations
@@ -26,54 +26,57 @@ from psctl.topology.host.worker_placement import place_workers
 
 
 def known_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements | None, list[str]]:
-    """Find the addresses by which hosts reach each other, and recall what was measured between them.
+    """Find the addresses by which hosts reach each other, and load the saved measurements between them.
 
     Returns:
-        what was measured, None where nothing was; and what went wrong, in words: that is no reason to show nothing.
+        The measurements, None if there are none; and warnings, since a failed search does not prevent a display.
     """
     try:
         reach.find(reached, progress)
     except errors.PsctlError as error:
-        return None, [f"how hosts reach each other was not found out: {error.message}"]
-    return link_measurement.recall(reached), []
+        return None, [f"the network by which the hosts reach each other was not found: {error.message}"]
+    return link_measurement.load(reached), []
 
 
 def measured_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements, list[str]]:
-    """Measure between the hosts and inside them, keep it with the cluster, and return it with what is odd about it.
+    """Measure the links between the hosts and inside them, and save the results with the cluster.
+
+    Returns:
+        The measurements, and warnings about them.
 
     Raises:
-        HostUnreachable and others: nothing could be measured.
+        InvalidFile, HostUnreachable: nothing could be measured.
     """
     reach.find(reached, progress)
     found = link_measurement.measure(reached, progress)
     found = msgspec.structs.replace(found, inside=link_measurement.inside(reached, progress))
-    link_measurement.keep(reached, found)
+    link_measurement.save(reached, found)
     return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(reached.chosen, found)]
 
 
 def topology(reached: ReachedCluster, measured: Measurements | None) -> dict[str, Any]:
-    """Return the document of `topo -o json` for hosts that were inspected; those that failed are rows with the error.
+    """Return the document of `topo -o json` for inspected hosts; a host that failed is a row with its error.
 
     Args:
         reached: the cluster.
-        measured: what is known of the links between and inside its hosts.
+        measured: measurements of the links between and inside its hosts, if there are any.
 
     Raises:
-        InvalidFile, HostUnreachable: a host has no address that others could use.
+        InvalidFile, HostUnreachable: a host has no address that others can use.
     """
     cluster = cluster_graph(reached, list(reached.sites), measured)
     facts = {name: site.facts for name, site in reached.sites.items()}
-    document = _document(cluster, suggest(cluster, calibration.recall(reached)), facts, reached.failed)
+    document = _document(cluster, suggest(cluster, calibration.load(reached)), facts, reached.failed)
     order = [host.name for host in reached.chosen.spec.hosts]
     document["hosts"].sort(key=lambda host: order.index(host["name"]))
     return document
 
 
 def cluster_graph(reached: ReachedCluster, names: Sequence[str], measured: Measurements | None) -> ClusterGraph:
-    """Return the graph of some of the inspected hosts, in the order of `names`; a rate that is not measured is nominal.
+    """Return the graph of the inspected hosts `names`, in that order; rates that are not measured are nominal.
 
     Raises:
-        InvalidFile, HostUnreachable: a host has no address that others could use.
+        InvalidFile, HostUnreachable: a host has no address that others can use.
     """
     specs = {host.name: host for host in reached.chosen.spec.hosts}
     copies = measured.inside if measured is not None else {}
@@ -88,13 +91,13 @@ def cluster_graph(reached: ReachedCluster, names: Sequence[str], measured: Measu
 
 
 def saved_topology(reference: str) -> dict[str, Any]:
-    """Return the document of `topo -o json` for saved output; no host and no network is touched.
+    """Return the document of `topo -o json` for saved output; no connection is made.
 
     Args:
         reference: a file, a folder, or "-" for standard input.
 
     Raises:
-        InvalidFile: nothing in it is understood; whoever saved it.
+        InvalidFile: it cannot be read, or contains no known output.
     """
     saved = read_saved(reference)
     document = _document(saved.cluster, suggest(saved.cluster), {}, {})

@@ -18,7 +18,7 @@ from psctl.topology.network.addresses import rdma_of
 def machines_of(reached: ReachedCluster) -> dict[str, Machine]:
     """Return the inspected hosts as the roster takes them, each with the address that others reach it at.
 
-    Where links were measured (`link_measurement.recall`), a host's rate is its port's, else the nominal one.
+    Where links were measured (`link_measurement.load`), a host's rate is its port's, else the nominal one.
 
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
@@ -50,7 +50,7 @@ def machines_document(reached: ReachedCluster, names: Sequence[str]) -> dict[str
     Returns:
         the document; None where no host has an address that others could use: the plan then has nominal rates alone.
     """
-    measured = link_measurement.recall(reached)
+    measured = link_measurement.load(reached)
     try:
         return cluster_document(cluster_graph(reached, names, measured))
     except errors.PsctlError:

@@ -101,7 +101,7 @@ def plan(
         if name not in reached.sites:
             raise error
     reach.settled(reached)
-    link_measurement.recall(reached)  # sets the rates of ports
+    link_measurement.load(reached)  # sets the rates of ports
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
     job_hosts = assign_workers(reached.chosen.spec, idle(machines_of(reached)), asked)
     order = order_for_plan(reached, job.name, asked, job_hosts)
@@ -118,7 +118,7 @@ def order_for_plan(
     """Return a job's order as far as a plan needs it: its hosts, and what was measured of them."""
     return job_order(
         name, reached.chosen.spec, job, job_hosts, code_hash=code_hash,
-        topology=machines_document(reached, job_hosts.names), costs=calibration.recall(reached),
+        topology=machines_document(reached, job_hosts.names), costs=calibration.load(reached),
     )  # fmt: skip
 
 

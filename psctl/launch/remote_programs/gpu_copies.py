@@ -1,7 +1,8 @@
-"""A program that measures copies between the GPUs of a host and its memory, with torch; it is sent like host_state.py.
+"""Measures copies between the GPUs of a host and its memory with torch. The program is sent like host_state.py.
 
-A pair is measured alone: consecutive large copies for bytes/s, the median of several repeats in the slower direction;
-copies of a few bytes, one at a time, for the latency. The host's memory is pinned, on the node of the GPU.
+One pair is measured at a time. The rate is the median over several repeats of consecutive large copies, in the slower
+direction; the latency is that of copies of a few bytes, one after the other. The host's memory is pinned and on the
+NUMA node of the GPU.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from typing import Any
 Question = dict[str, Any]
 
 LARGE = 64 << 20
-"""Bytes of a copy that shows the rate: large beside the cost of a launch, small beside any GPU's memory."""
+"""Bytes of a copy that measures the rate: its time is long beside a launch, its size small beside a GPU's memory."""
 
-BEHIND = 4
+CONSECUTIVE = 4
+"""Large copies per repeat, queued without a wait between them."""
+
 REPEATS = 5
+"""Repeats of the rate's measurement."""
+
 SMALL = 30
+"""Copies of a few bytes for the latency."""
 
 
 def measure(question: Question) -> Question:
-    """Return the copies of every pair of GPUs, and of each with memory; `error` says why there are none.
+    """Measure the copies between all GPUs, and between each GPU and memory; `error` is the reason if there are none.
 
-    `nodes` holds the NUMA node of each GPU or null; `seconds` is the time after which no further pair is begun.
+    Args:
+        question: `nodes`: the NUMA node of each GPU or null; `seconds`: the time after which no further pair starts.
     """
-    # numbered as nvidia-smi numbers them, all of them
+    # all GPUs, numbered as by nvidia-smi
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
@@ -55,7 +62,7 @@ def measure(question: Question) -> Question:
 
 
 def pair(torch: Any, a: str, one: Any, b: str, other: Any) -> Question:
-    """Return the row of a pair: the slower direction's rate, the quicker one's seconds, the wider one's scatter."""
+    """Return the row of a pair: the lower rate, the lower latency and the larger range of its two directions."""
     directions = [one_direction(torch, one, other), one_direction(torch, other, one)]
     rate = min(directions, key=lambda each: statistics.median(each[0]))[0]
     spread = max((max(rates) - min(rates)) / statistics.median(rates) for rates, _ in directions)
@@ -64,7 +71,7 @@ def pair(torch: Any, a: str, one: Any, b: str, other: Any) -> Question:
 
 
 def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], float]:
-    """Return the rates of the repeats and the seconds of a small copy, one way."""
+    """Return the rates of the repeats, and the seconds of a small copy, from `source` to `target`."""
     devices = [tensor.device for tensor in (source, target) if tensor.is_cuda]
 
     def settle() -> None:
@@ -79,16 +86,16 @@ def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], fl
         settle()
         return time.perf_counter() - begin
 
-    timed(target, source, 2)  # the first copy sets up what later ones use
-    rates = [BEHIND * LARGE / timed(target, source, BEHIND) for _ in range(REPEATS)]
+    timed(target, source, 2)  # warm-up: the first copy makes mappings and streams
+    rates = [CONSECUTIVE * LARGE / timed(target, source, CONSECUTIVE) for _ in range(REPEATS)]
     return rates, statistics.median(timed(target[:4], source[:4], 1) for _ in range(SMALL))
 
 
 @contextlib.contextmanager
 def on_node(node: int | None) -> Any:
-    """Run on the processors of a NUMA node, so that memory taken there lies there."""
+    """Run the block on the processors of a NUMA node, so that memory is allocated there."""
     before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError, ValueError):  # no such node, or not ours to use: memory lies where it may
+    with contextlib.suppress(OSError, ValueError):  # no such node, or not permitted: memory is allocated anywhere
         if node is not None:
             with open(f"/sys/devices/system/node/node{node}/cpulist", encoding="ascii") as file:
                 os.sched_setaffinity(0, numbers(file.read()))
@@ -99,7 +106,7 @@ def on_node(node: int | None) -> Any:
 
 
 def numbers(text: str) -> set[int]:
-    """Return the numbers of a list as the kernel writes it: "0-3,8"."""
+    """Return the numbers in a list of the kernel's form: "0-3,8"."""
     spans = [span.partition("-") for span in text.strip().split(",") if span]
     return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
 

@@ -1,4 +1,4 @@
-"""A program that writes and removes psctl's files on a host; it is sent like host_state.py."""
+"""Writes and removes psctl's files on a host. The program is sent like host_state.py."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DISK_FULL = 28
 
 
 def make_private(folder: str) -> None:
-    """Make a folder and its parents, those that are missing for this user alone, whatever the umask.
+    """Make a folder and its missing parents with mode 0700, whatever the umask.
 
     Raises:
-        PermissionError: the folder is there, and another user may write into it.
+        PermissionError: the folder exists, and another user may write to it.
     """
     missing, at = [], folder
     while not os.path.isdir(at):
@@ -39,7 +39,7 @@ def make_private(folder: str) -> None:
     for each in reversed(missing):
         try:
             os.mkdir(each, 0o700)
-        except FileExistsError:  # another psctl was faster
+        except FileExistsError:  # another psctl made it first
             continue
         os.chmod(each, 0o700)
     found = os.stat(folder)
@@ -48,7 +48,13 @@ def make_private(folder: str) -> None:
 
 
 def unpack(question: Question) -> Question:
-    """Unpack the archive on standard input under `folder`/`hash`, once: proved first, renamed last."""
+    """Unpack the archive on standard input to `folder`/`hash`, unless that exists.
+
+    The hash is checked before anything is written, and the folder gets its name when it is complete.
+
+    Raises:
+        ValueError: the archive has another hash, or a member that is not permitted.
+    """
     data = sys.stdin.buffer.read()
     target = os.path.join(os.path.expanduser(question["folder"]), question["hash"])
     tar = gzip.decompress(data)
@@ -71,7 +77,7 @@ def unpack(question: Question) -> Question:
         try:
             os.rename(part, target)
         except OSError:
-            if not os.path.isdir(target):  # another psctl was faster: the same bytes
+            if not os.path.isdir(target):  # else another psctl has unpacked the same bytes first
                 raise
     finally:
         remove_part(part)
@@ -80,10 +86,10 @@ def unpack(question: Question) -> Question:
 
 
 def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
-    """Write one member of an archive below a folder that was empty at first, for this user alone, whatever the umask.
+    """Write one member of an archive below a folder that was empty at first, with modes 0700 or 0600.
 
     Python 3.11.0 to 3.11.3 have no extraction filters, so the rules are here: a member is a folder, a file or a
-    symbolic link, its name leads below the folder and through no link, and a link's target lies below the folder too.
+    symbolic link; its path lies below the folder and goes through no link; the target of a link lies below the folder.
 
     Raises:
         ValueError: the member breaks a rule; nothing of it was written.
@@ -92,7 +98,7 @@ def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> N
     through = [os.path.join(folder, *parts[:count]) for count in range(1, len(parts))]
     path = os.path.join(folder, *parts)
     if not all(parts) or {".", ".."} & set(parts) or any(os.path.islink(each) for each in through):
-        raise ValueError(f"the archive names {member.name!r}, which is no place below its folder")
+        raise ValueError(f"the archive names {member.name!r}, which is not a path below its folder")
     if member.isdir():
         os.mkdir(path)
         os.chmod(path, 0o700)
@@ -114,7 +120,7 @@ def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> N
 
 
 def make_caches(folder: str) -> None:
-    """Make the folders of bytecode: Python would make them with the umask of the user's script."""
+    """Make the folders of bytecode, because Python would make them with the umask of the user's script."""
     for at, _, files in os.walk(folder):
         if any(name.endswith(".py") for name in files):
             cache = os.path.join(at, "__pycache__")
@@ -123,9 +129,9 @@ def make_caches(folder: str) -> None:
 
 
 def begin_part(target: str) -> tuple[str, int]:
-    """Make a folder for what becomes `target`; return it and the lock that shows that it is in use."""
+    """Make a temporary folder that is later renamed to `target`; return it and the lock that marks it as in use."""
     while True:
-        part = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.part"  # hosts that share a disk share no process numbers
+        part = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.part"  # hosts that share a disk may have equal pids
         try:
             make_private(part)
             lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
@@ -138,11 +144,11 @@ def begin_part(target: str) -> tuple[str, int]:
 
 
 def sweep_parts(folder: str) -> None:
-    """Remove what was unpacked in part by processes that were killed."""
+    """Remove the temporary folders of processes that were killed."""
     for part in glob.glob(os.path.join(glob.escape(folder), "*.part")):
         try:
             lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # its process has finished it, or removed it
+        except OSError:  # its process has renamed or removed it
             continue
         if not is_locked(lock):
             remove_part(part)
@@ -153,7 +159,7 @@ def sweep_parts(folder: str) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Lock a folder; True when another process has done so, or the disk has no locks."""
+    """Lock a folder; return True if another process holds the lock, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -162,23 +168,28 @@ def is_locked(descriptor: int) -> bool:
 
 
 def remove_part(part: str) -> None:
-    """Remove a folder for which `begin_part` was called, and the packed archive beside it."""
+    """Remove a folder that `begin_part` made, and the packed archive next to it."""
     shutil.rmtree(part, ignore_errors=True)
     unlink(f"{part}.tar.gz")
 
 
 def unlink(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def begin(question: Question) -> Question:
-    """Make a job's folder on this host and keep the orders on standard input until its agent has read them.
+    """Make a job's folder on this host, and store the orders from standard input until the agent has read them.
 
-    With `claim` the job's name is taken: "taken" comes back when another machine was faster. "orders" is where they
-    are, and "disk" whether that is on a disk, because this host has no file system in memory that we can use. If no
-    agent takes over within `wait` seconds, because psctl died, all of it is removed again.
+    If no agent reads them within `wait` seconds, because psctl ended, folder and orders are removed again.
+
+    Args:
+        question: `folder`: the job's folder; `claim`: whether to reserve the job's name; `wait`: seconds.
+
+    Returns:
+        `taken`: whether another psctl has reserved the name first; `orders`: the path of the orders; `disk`: whether
+        they are on a disk, because no file system in memory is usable.
     """
     folder = os.path.expanduser(question["folder"])
     parent = os.path.dirname(folder)
@@ -201,7 +212,7 @@ def begin(question: Question) -> Question:
 
 
 def expire(folder: str, orders: str, seconds: float) -> None:
-    """Wait, detached, until an agent has read its orders; remove them and the job's folder if none came in time."""
+    """Wait as a detached process until the agent has read its orders; after `seconds`, remove them and the folder."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -216,14 +227,14 @@ def expire(folder: str, orders: str, seconds: float) -> None:
 
 
 def is_starting(folder: str) -> bool:
-    """Return whether a process was started with this job's orders."""
+    """Return whether a process runs that was started with this job's orders."""
     mark = f"PSCTL_ORDERS={folder.rstrip('/')}/".encode()
     for path in glob.glob("/proc/[0-9]*/environ"):
         try:
             with open(path, "rb") as file:
                 if any(item.startswith(mark) for item in file.read().split(b"\0")):
                     return True
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's, or ended
             continue
     return False
 
@@ -236,12 +247,12 @@ def discard(question: Question) -> Question:
     try:
         os.rmdir(os.path.dirname(folder))
     except OSError:
-        return {"kept": True}  # another host of this machine has its folder there
+        return {"kept": True}  # not empty: another host of the cluster on this machine has its folder there
     return {"kept": False}
 
 
 def remove(question: Question) -> Question:
-    """Remove what `up` put under the workdir; with `all` the jobs and checkpoints too."""
+    """Remove the files that `up` made in the workdir; with `all` also jobs and checkpoints."""
     workdir = os.path.expanduser(question["workdir"])
     parts = ["ready.json", "code", "envs", "wheels"] + (["jobs", "checkpoints"] if question["all"] else [])
     removed = []
@@ -263,7 +274,7 @@ VERBS = {"unpack": unpack, "remove": remove, "begin": begin, "discard": discard}
 
 def main() -> int:
     verb, question = sys.argv[1], json.loads(sys.argv[2])
-    os.umask(0o077)  # what is kept here is for this user alone, whatever the login's umask
+    os.umask(0o077)  # files are for this user alone, whatever the umask of the login
     try:
         print(json.dumps(VERBS[verb](question)))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A program that reports the state of a host and of its jobs; standard library only.
+"""Reports the state of a host and of its jobs, with the standard library only.
 
-Its source is sent as the argument of `python -c`, so that it runs on a host without psctl. The first argument is a
-verb, the second its question as JSON; the answer is one JSON document on standard output.
+The source of this program is sent as the argument of `python -c`, so that it runs on a host without psctl. Its first
+argument is a verb, the second the verb's parameters as JSON; the answer is one JSON document on standard output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from psctl.launch.remote_programs.pending_orders import discard_orders, orders_f
 Question = dict[str, Any]
 
 FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints")
-"""Folders of a workdir that must not be open to other users, as the workdir itself."""
+"""Folders of a workdir that other users must not be able to write, like the workdir itself."""
 
 # ---- state of the host -------------------------------------------------------------------------------------------
 
@@ -64,19 +64,19 @@ def probe(question: Question) -> Question:
 
 
 def machine_id(root: str = "/") -> str:
-    """Return a hash of what a machine keeps over reboots and loses when it is installed anew or replaced.
+    """Return a hash of the id of a machine's installation and of the hardware addresses of its network cards.
 
-    It covers the id of its installation and the hardware addresses of its network cards.
+    It survives reboots, and changes when the machine is installed anew or replaced.
 
     Args:
-        root: where its file system is.
+        root: the root of its file system.
     """
     found = []
     for path in ("etc/machine-id", "var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError), open(os.path.join(root, path), encoding="ascii", errors="replace") as file:
             found.append(file.read().strip())
             break
-    # cards only: bridges and tunnels draw new addresses at each boot
+    # cards only: bridges and tunnels get new addresses at each boot
     for device in sorted(glob.glob(os.path.join(root, "sys/class/net/*/device"))):
         folder = os.path.dirname(device)
         # a card in a bond shows the bond's address
@@ -88,31 +88,31 @@ def machine_id(root: str = "/") -> str:
 
 
 def free_space(path: str) -> int:
-    """Return the bytes left on the disk where `path` is or would be."""
+    """Return the free bytes of the file system where `path` is or would be."""
     found = os.statvfs(existing(path))
     return found.f_bavail * found.f_frsize
 
 
 def free_inodes(path: str) -> int | None:
-    """Return how many files can still be made where `path` is or would be; None where the file system has no limit."""
+    """Return the free inodes of the file system where `path` is or would be; None if it has no limit."""
     found = os.statvfs(existing(path))
     return found.f_favail if found.f_files else None
 
 
 def writable(path: str) -> bool:
-    """Return whether `path` can be written or made."""
+    """Return whether `path` can be written or created."""
     return os.access(existing(path), os.W_OK | os.X_OK)
 
 
 def existing(path: str) -> str:
-    """Return the folder nearest above `path` that is there, or `path` itself."""
+    """Return `path` if it exists, else its nearest existing parent."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
 def version_of(module: str) -> str | None:
-    """Return the version of a module that would import here, without importing it."""
+    """Return the version of a module of this Python without importing it; None if it is not installed."""
     try:
         if importlib.util.find_spec(module) is None:
             return None
@@ -122,7 +122,7 @@ def version_of(module: str) -> str | None:
 
 
 def torch_cuda() -> str | None:
-    """Return the CUDA version that torch was built for, read from its files; None for a CPU build or no torch."""
+    """Return the CUDA version that torch was built for, read from its files; None without torch or for a CPU build."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -139,11 +139,11 @@ def torch_cuda() -> str | None:
 
 
 def open_to_others(path: str, parts: Iterable[str] = ()) -> dict[str, str] | None:
-    """Return why another user can change files below `path`, and the cure; None when no other user can.
+    """Return why another user can change files below `path`, and the remedy; None if no other user can.
 
-    The folder itself, and its `parts`, must be ours and writable by us alone. Above it a folder that others may write
-    is safe only when it is sticky (/tmp), because otherwise they can replace it. A missing folder is judged by those
-    above it.
+    The folder and its `parts` must belong to this user and be writable by this user alone. A parent folder that others
+    may write is safe only with the sticky bit (/tmp), because otherwise they can replace the folder. For a missing
+    folder only its parents are checked.
     """
     whole, real = os.path.abspath(path), os.path.realpath(path)
     ours = [whole, real, *(os.path.join(real, part) for part in parts)]
@@ -164,13 +164,13 @@ def open_to_others(path: str, parts: Iterable[str] = ()) -> dict[str, str] | Non
 
 
 def folders_above(path: str) -> list[str]:
-    """Return all folders above an absolute path, from the root on."""
+    """Return all parent folders of an absolute path, the root first."""
     parts = path.split("/")[1:-1]
     return ["/", *("/" + "/".join(parts[: number + 1]) for number in range(len(parts)))]
 
 
 def environments(workdir: str) -> dict[str, Any]:
-    """Return the finished virtual environments by key, each with the note that was written last."""
+    """Return the complete virtual environments by key, each with the content of the file that was written last."""
     found = {}
     for path in glob.glob(os.path.join(workdir, "envs", "*", "psctl-ready.json")):
         found[os.path.basename(os.path.dirname(path))] = read_json(path)
@@ -210,7 +210,7 @@ def jobs(workdir: str) -> list[Question]:
 
 
 def identity(pid: int) -> str | None:
-    """Return "BOOT:TICKS" of a process, its boot and its start since then; None when it is gone or a zombie."""
+    """Return "BOOT:TICKS" of a process: the id of the boot, and its start in ticks since then; None if it has ended."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -222,13 +222,15 @@ def identity(pid: int) -> str | None:
 
 
 def agent_of(folder: str) -> tuple[int, str] | None:
-    """Return process id and identity of the agent that agent.pid names, when it is that very process and alive."""
+    """Return the process id and identity of the agent in agent.pid, if that process still runs."""
     path = os.path.join(folder, "agent.pid")
     try:
         with open(path, encoding="utf-8") as file:
             pid, named = file.read().split()
             found = identity(int(pid))
-            if ":" not in named:  # written by psctl before 0.1.0: a time, which a clock that is set contradicts
+            if (
+                ":" not in named
+            ):  # written by psctl before 0.1.0: a time of day, which a change of the clock invalidates
                 same = b"PSCTL_ORDERS=" + os.fsencode(os.path.join(folder, "orders.json")) in environment_of(pid)
             else:
                 same = named == found and is_locked(file.fileno())
@@ -238,22 +240,26 @@ def agent_of(folder: str) -> tuple[int, str] | None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether a process holds the lock of a file; True too on a disk that has no locks."""
+    """Return whether a process holds the lock of a file; also True on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
-    return False  # ours goes with the descriptor
+    return False  # closing the descriptor releases our lock
 
 
 def environment_of(pid: int | str) -> list[bytes]:
-    """Return the environment that a process was started with; OSError when it is gone or another user's."""
+    """Return the environment that a process was started with.
+
+    Raises:
+        OSError: the process has ended, or is another user's.
+    """
     with open(f"/proc/{pid}/environ", "rb") as file:
         return file.read().split(b"\0")
 
 
 def marks_of(pid: str) -> list[bytes]:
-    """Return a process's arguments, and its environment where that can be read; [] when it is gone."""
+    """Return a process's arguments, and its environment if that can be read; [] if it has ended."""
     found: list[bytes] = []
     for part in ("cmdline", "environ"):
         try:
@@ -265,7 +271,7 @@ def marks_of(pid: str) -> list[bytes]:
 
 
 def processes(folder: str) -> dict[int, str]:
-    """Return pid and identity of every process of the job in `folder`: the agent, and all whose orders lie there."""
+    """Return the pid and identity of every process of the job in `folder`: the agent, and those with orders there."""
     mark = f"PSCTL_ORDERS={folder.rstrip('/')}/".encode()
     found = {}
     agent = agent_of(folder)
@@ -280,9 +286,9 @@ def processes(folder: str) -> dict[int, str]:
 
 
 def sweep(question: Question) -> Question:
-    """Return the processes of a job that still run after `seconds`; with `kill` those, and no others, are killed.
+    """Return the processes of a job that still run after `seconds`; with `kill`, kill exactly those.
 
-    What a killed supervisor could not remove, secrets and keys among it, is removed then.
+    With `kill`, and when none runs any more, remove what a killed supervisor has left, such as secrets and keys.
     """
     folder, deadline = question["folder"], time.monotonic() + question.get("seconds", 0)
     while True:
@@ -301,7 +307,7 @@ def sweep(question: Question) -> Question:
 
 
 def clean(folder: str) -> None:
-    """Remove the files that only a running agent needs, as its supervisor does; logs and the event log stay."""
+    """Remove the files that only a running agent needs, as its supervisor does; keep the logs and the event log."""
     discard_orders(folder)
     shutil.rmtree(os.path.join(folder, "private"), ignore_errors=True)
     for name in ("agent.sock", "agent.pid", "slots"):
@@ -319,21 +325,21 @@ def command_of(pid: int) -> str:
 
 
 def digest(question: Question) -> Question:
-    """Return, for each job folder, whether its agent lives and the last state of the job and of every rank."""
+    """Return, for each job folder, whether its agent runs, and the last state of the job and of every rank."""
     for workdir in {workdir_of(each["folder"]) for each in question["jobs"]}:
         sweep_unread(workdir)
     return {each["folder"]: digest_one(each["folder"], each["pid"], each["started"]) for each in question["jobs"]}
 
 
 def workdir_of(folder: str) -> str:
-    """Return the workdir that the folder WORKDIR/jobs/JOB/HOST lies in."""
+    """Return the workdir of a folder WORKDIR/jobs/JOB/HOST."""
     return os.path.dirname(os.path.dirname(os.path.dirname(folder)))
 
 
 def digest_one(folder: str, pid: int, started: str) -> Question:
-    """Read one event log; lines that a process printed are passed over unread.
+    """Return the digest of one event log; lines that a process printed are skipped.
 
-    The agent is known by its process id and identity; where psctl died before it wrote those down, by its folder.
+    The agent is found by its process id and identity; if psctl ended before it recorded those, by its folder.
     """
     alive = identity(pid) == started if started else bool(processes(folder))
     waiting = bool(orders_for(folder))
@@ -353,16 +359,16 @@ def digest_one(folder: str, pid: int, started: str) -> Question:
             note(out, event)
     written = out.get("checkpoint")
     if written and not os.path.isfile(os.path.join(written["path"], "manifest.json")):
-        del out["checkpoint"]  # it was pruned since
+        del out["checkpoint"]  # it has been pruned
     return out
 
 
 def note(out: Question, event: Question) -> None:
-    """Take one event into a digest."""
+    """Add one event to a digest."""
     kind = event.get("event")
     if kind in ("started", "plan", "progress", "checkpoint", "finished"):
         out[kind] = event
-    elif kind == "restored":  # what was done beyond it is done again
+    elif kind == "restored":  # later steps are repeated
         out.pop("progress", None)
         out["ranks"] = {name: {**rank, "step": min(rank["step"], event["step"])} for name, rank in out["ranks"].items()}
     elif kind == "state" and event.get("role") == "job":
@@ -377,7 +383,7 @@ def note(out: Question, event: Question) -> None:
 def logs(question: Question) -> Iterator[bytes]:
     """Yield the last lines of the named logs, each as JSON [name, line], oldest first within a log.
 
-    Before them, where a log's first lines are not kept any more, comes [name, how many those were].
+    If the first lines of a log have been removed, [name, number of removed lines] precedes them.
     """
     pattern = re.compile(question["grep"].encode()) if question.get("grep") else None
     tail = question.get("tail")
@@ -394,7 +400,7 @@ def logs(question: Question) -> Iterator[bytes]:
 
 
 def segments(folder: str) -> dict[str, list[tuple[int, str]]]:
-    """Return the segments of each log (agent/log_files.py): the number of their first line, and their path."""
+    """Return the segments of each log (see agent/log_files.py): the number of the first line, and the path."""
     found: dict[str, list[tuple[int, str]]] = {}
     for path in glob.glob(os.path.join(folder, "*.log")):
         match = re.fullmatch(r"(\w+-\d+\.std(?:out|err))(?:\.(\d+))?\.log", os.path.basename(path))
@@ -404,7 +410,7 @@ def segments(folder: str) -> dict[str, list[tuple[int, str]]]:
 
 
 def lines_of(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file; none of one that was removed meanwhile."""
+    """Yield the lines of a file; nothing if it has been removed meanwhile."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError:

@@ -1,17 +1,18 @@
-"""A program that measures the link between two hosts, as server or client; it is sent like host_state.py.
+"""Measures the link between two hosts, as server or client. The program is sent like host_state.py.
 
-`serve` listens on addresses of its own host until it is stopped or its time is over; `ports` returns its ports, on the
-same host, and `stop` ends it, both over a Unix socket whose abstract name follows from the token. `dial` measures one
-link in both directions; `reach` tries many addresses at once. A client proves that it knows the token (which it reads
-from standard input) by a keyed hash over the server's random challenge; otherwise the server sends it no byte.
+Verbs: `serve` listens on addresses of its host until it is stopped or its time is over. `ports` returns the ports of
+the server on the same host, and `stop` ends it; both use a Unix socket whose abstract name is derived from the token.
+`dial` measures one link in both directions. `reach` tries many addresses at the same time. A client reads the token
+from standard input and proves its possession by a keyed hash over the server's random challenge; without that proof,
+the server sends nothing more.
 
-Pairs that are measured at the same time meet at one of the servers first: it releases all when the last has connected.
+Pairs that are measured at the same time wait for each other at a barrier on one of the servers.
 
-Bytes are counted where they arrive: those in the sender's buffers have not been transferred. Slow start and the burst
-of a token bucket are at the beginning and are left out.
+Bytes are counted at the receiver, because bytes in the sender's buffers have not been transferred. Slow start and the
+burst of a token bucket occur at the beginning and are left out.
 """
 
-# long: it travels as one text
+# one long module, because it is sent as one text
 
 from __future__ import annotations
 
@@ -33,21 +34,21 @@ from typing import Any
 
 Question = dict[str, Any]
 Counted = list[tuple[float, int]]
-"""Seconds of a clock, and bytes that had arrived by then."""
+"""Pairs of a time in seconds and the bytes that had arrived by then."""
 
-RECEIVE = 4 << 20  # as psctl's own data connections ask for: transport/tcp_stream.py
+RECEIVE = 4 << 20  # as for psctl's own data connections: transport/tcp_stream.py
 RCVBUFFORCE = 33
 CHUNK = 1 << 18
 WINDOWS = 12
-BURST = 1.05  # a window this much faster than later ones came out of a bucket
+BURST = 1.05  # a window that is faster than later ones by this factor belongs to a token bucket's burst
 UNPROVEN = 256
-"""Connections at once that have not shown the token yet."""
+"""Limit of connections that have not proved possession of the token."""
 PATIENCE = 5.0
-"""Seconds that a side waits for the other's next message."""
+"""Seconds to wait for the peer's next message."""
 
 
 def make_socket(host: str, congestion: str) -> socket.socket:
-    """Return a TCP socket for a numeric address, set up as psctl's own data connections are."""
+    """Return a TCP socket for a numeric address, with the options of psctl's own data connections."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE)
     with contextlib.suppress(PermissionError):
@@ -59,7 +60,7 @@ def make_socket(host: str, congestion: str) -> socket.socket:
 
 
 class JsonLines:
-    """A connection with lines of JSON between the bytes that are measured."""
+    """A connection that carries lines of JSON, and between them the bytes that are measured."""
 
     def __init__(self, connected: socket.socket, patience: float = PATIENCE) -> None:
         self.socket, self.patience = connected, patience
@@ -69,31 +70,31 @@ class JsonLines:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_line(self) -> Any:
-        """Return the next line; it is read byte by byte, because measured bytes follow it."""
+        """Read the next line, byte by byte because measured bytes follow it, and return its value."""
         line = bytearray()
         while not line.endswith(b"\n"):
             byte = self.socket.recv(1)
             if not byte or len(line) > 1 << 16:
-                raise ConnectionError("the other side hung up")
+                raise ConnectionError("the peer closed the connection")
             line += byte
         return json.loads(line)
 
     def echo(self, count: int, *, first: bool) -> list[float]:
-        """Send a byte there and back `count` times; the seconds of each, on the side that begins."""
+        """Exchange one byte `count` times; return the seconds of each round trip, on the side that sends first."""
         seconds = []
         for _ in range(count):
             begin = time.perf_counter()
             if first:
                 self.socket.sendall(b".")
             if not self.socket.recv(1):
-                raise ConnectionError("the other side hung up")
+                raise ConnectionError("the peer closed the connection")
             if not first:
                 self.socket.sendall(b".")
             seconds.append(time.perf_counter() - begin)
         return seconds
 
     def count(self, seconds: float) -> Counted:
-        """Receive bytes for `seconds`; return how many had arrived at which time."""
+        """Receive bytes for `seconds`; return the bytes received by each moment."""
         buffer, total = bytearray(CHUNK), 0
         counted: Counted = []
         begin, every = 0.0, seconds / (8 * WINDOWS)
@@ -101,7 +102,7 @@ class JsonLines:
             got = self.socket.recv_into(buffer)
             now = time.monotonic()
             if not got:
-                raise ConnectionError("the other side hung up")
+                raise ConnectionError("the peer closed the connection")
             total += got
             begin = begin or now
             if not counted or now - counted[-1][0] >= every:
@@ -110,7 +111,7 @@ class JsonLines:
                 return counted
 
     def flood(self, limit: float) -> bool:
-        """Send until the other side sends or closes; False when it did neither within `limit` seconds."""
+        """Send until the peer sends or closes; return False if it does neither within `limit` seconds."""
         data, end = memoryview(bytes(CHUNK)), time.monotonic() + limit
         self.socket.setblocking(False)
         try:
@@ -130,15 +131,16 @@ class JsonLines:
 
 
 def proof(token: str, nonce: str) -> str:
-    """Return the proof that its sender knows the token."""
+    """Return the proof of possession of the token for a challenge."""
     return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 
 def steady(counted: Counted, burn: float) -> float:
-    """Return the bytes/s that arrived once the flow was steady.
+    """Return the steady bytes/s of a transfer.
 
-    The time after the first `burn` seconds is cut into windows; those at its beginning that are faster than the median
-    of the later half came out of a bucket that is empty by then. What is left counts as a whole.
+    The first `burn` seconds are left out, and the rest is divided into windows. Windows at the beginning that are
+    faster than the median of the later half are the burst of a token bucket and are left out too. The result is the
+    mean over the remaining time.
     """
     begin, end = counted[0][0] + burn, counted[-1][0]
     marks = [begin + (end - begin) * number / WINDOWS for number in range(WINDOWS + 1)]
@@ -150,7 +152,7 @@ def steady(counted: Counted, burn: float) -> float:
 
 
 def bytes_at(counted: Counted, moment: float) -> float:
-    """Return the bytes that had arrived by a moment, a straight line between two counts."""
+    """Return the bytes that had arrived by a moment, interpolated between two counts."""
     before = counted[0]
     for after in counted[1:]:
         if after[0] >= moment:
@@ -161,7 +163,7 @@ def bytes_at(counted: Counted, moment: float) -> float:
 
 
 def serve(question: Question, token: str) -> Question:
-    """Listen until stopped, `seconds` at most; serve clients that know the token."""
+    """Listen until stopped, for `seconds` at most; serve clients that have the token."""
     stopped, meetings = threading.Event(), Meetings()
     listening, failed = {}, {}
     for host in question["listen"]:
@@ -185,7 +187,7 @@ def serve(question: Question, token: str) -> Question:
 
 @contextlib.contextmanager
 def closing(listener: socket.socket) -> Iterator[socket.socket]:
-    """Close a listener at the end, which ends a thread that waits in its accept()."""
+    """Close a listener at the end of the block, which ends a thread that waits in its accept()."""
     with listener:
         yield listener
         with contextlib.suppress(OSError):
@@ -193,7 +195,7 @@ def closing(listener: socket.socket) -> Iterator[socket.socket]:
 
 
 def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket:
-    """Return a socket that listens on an address: on the first free port of the range, or on any."""
+    """Return a socket that listens on an address, at the first free port of the range, or at any port."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         made = make_socket(host, congestion)
@@ -215,13 +217,13 @@ def control_name(question: Question, token: str) -> str:
 
 
 def serve_control(control: socket.socket, message: Question, stopped: threading.Event) -> None:
-    """Answer requests on the control socket of this host: report the server's ports, and stop it."""
+    """Answer requests on the control socket: report the server's ports, or stop it."""
     while not stopped.is_set():
         try:
             asking = JsonLines(control.accept()[0])
             with asking.socket:
                 if user_of(asking.socket) != os.geteuid():
-                    continue  # an abstract name is open to every user of the host
+                    continue  # every user of the host can connect to an abstract name
                 if asking.receive_line() == "stop":
                     stopped.set()
                 asking.send_line(message)
@@ -230,18 +232,18 @@ def serve_control(control: socket.socket, message: Question, stopped: threading.
 
 
 def user_of(connected: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket, as the kernel says."""
+    """Return the user id of the process at the other end of a Unix socket, from the kernel."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
-    """Answer each connection on a thread of its own, with a bound on those that have not shown the token yet."""
+    """Serve each connection on its own thread; bound the number of those without a proof of the token."""
     unproven = threading.BoundedSemaphore(UNPROVEN)
     while True:
         try:
             connected = listener.accept()[0]
-        except OSError:  # it was closed: the server has ended
+        except OSError:  # closed at the end of the server
             return
         if unproven.acquire(blocking=False):
             threading.Thread(target=serve_client, args=(connected, token, meetings, unproven), daemon=True).start()
@@ -250,14 +252,14 @@ def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
 
 
 class Meetings:
-    """Barriers at which the clients of a round wait for each other."""
+    """Barriers for the clients of a round."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, threading.Barrier] = {}
 
     def wait(self, key: str, count: int) -> None:
-        """Return when `count` clients wait under a key, or after PATIENCE seconds."""
+        """Wait until `count` clients wait under a key, for PATIENCE seconds at most."""
         with self._lock:
             barrier = self._open.setdefault(key, threading.Barrier(count))
         with contextlib.suppress(threading.BrokenBarrierError):  # a client did not arrive: the others continue
@@ -265,14 +267,14 @@ class Meetings:
 
 
 def has_proved(line: JsonLines, token: str) -> bool:
-    """Return whether the other end answers a random challenge with the token's proof."""
+    """Return whether the peer answers a random challenge with the proof of the token."""
     nonce = os.urandom(16).hex()
     line.send_line(nonce)
     return hmac.compare_digest(str(line.receive_line()), proof(token, nonce))
 
 
 def serve_client(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
-    """Serve the requests of one connection, once it has proved that it knows the token."""
+    """Serve the requests of one connection after its proof of the token."""
     with contextlib.suppress(OSError, ValueError), connected:
         line = JsonLines(connected)
         try:
@@ -306,7 +308,7 @@ def drain(line: JsonLines) -> None:
 
 @contextlib.contextmanager
 def connect_line(question: Question, token: str) -> Iterator[JsonLines]:
-    """Connect to a server and prove to know the token."""
+    """Connect to a server and send the proof of the token."""
     host, port = question["to"]
     with make_socket(host, question["congestion"]) as made:
         patience = question.get("patience", PATIENCE)
@@ -325,7 +327,7 @@ def request(line: JsonLines, message: Question) -> None:
 
 
 def latency(line: JsonLines, count: int) -> float:
-    """Return the seconds one way: half the median of `count` bytes there and back, the first few left out."""
+    """Return the latency one way in seconds: half the median of `count` round trips, without the first five."""
     request(line, {"do": "echo", "count": count + 5})
     return statistics.median(line.echo(count + 5, first=True)[5:]) / 2
 
@@ -339,7 +341,7 @@ def outward(question: Question, token: str, seconds: float) -> Counted:
 
 
 def inward(question: Question, token: str, seconds: float) -> Counted:
-    """Receive for `seconds`; return the counts of this side."""
+    """Receive for `seconds`; return this side's counts."""
     with connect_line(question, token) as line:
         request(line, {"do": "give", "seconds": seconds})
         return line.count(seconds)
@@ -349,7 +351,7 @@ Direction = Callable[[Question, str, float], Counted]
 
 
 def rate(direction: Direction, question: Question, token: str) -> float:
-    """Return the bytes/s of one repeat: all its streams together, while all of them were steady."""
+    """Return the bytes/s of one repeat: the sum of the steady rates of its parallel streams."""
     streams, seconds, burn = question["streams"], question["burn"] + question["seconds"], question["burn"]
     if streams == 1:
         return steady(direction(question, token, seconds), burn)
@@ -373,7 +375,7 @@ def dial(question: Question, token: str) -> Question:
     with connect_line(question, token) as line:
         late = latency(line, question["pings"])
     repeats = range(question["repeats"])
-    # slow start lasts some round trips, so a long way takes its time
+    # slow start lasts some round trips, so a link with a long latency needs a longer warm-up
     question["burn"] = max(question["burn"], min(2.0, 40 * late))
     meet(question, token, "out")
     out = [rate(outward, question, token) for _ in repeats]
@@ -382,7 +384,7 @@ def dial(question: Question, token: str) -> Question:
 
 
 def meet(question: Question, token: str, phase: str) -> None:
-    """Wait for all other clients of this round; a client that cannot connect there continues alone."""
+    """Wait at the barrier of this round; a client that cannot connect to it continues without a wait."""
     meeting = question.get("meet")
     if meeting is None:
         return
@@ -393,7 +395,7 @@ def meet(question: Question, token: str, phase: str) -> None:
 
 
 def reach(question: Question, token: str) -> Question:
-    """Try many servers at once; for each the latency and the own address of the connection, or what went wrong."""
+    """Try many servers at the same time; return for each the latency and the local address, or the error."""
     found: Question = {}
 
     def one(key: str, to: list[Any]) -> None:
@@ -414,7 +416,7 @@ def reach(question: Question, token: str) -> Question:
 
 
 def ports(question: Question, token: str) -> Question:
-    """Return the ports of this host's server, as soon as it listens."""
+    """Return the ports of this host's server when it listens."""
     return call_server("ports", question, token)
 
 
@@ -424,7 +426,7 @@ def stop(question: Question, token: str) -> Question:
 
 
 def call_server(message: str, question: Question, token: str) -> Question:
-    """Send a command to the control socket of this host's server, once it exists; `seconds` at most."""
+    """Send a command to the control socket of this host's server; wait up to `seconds` for the socket."""
     end = time.monotonic() + question["seconds"]
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A program that finds free and taken ports of a host, for `network.ports`; it is sent like host_state.py."""
+"""Finds free and taken ports of a host, for `network.ports`. The program is sent like host_state.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTENING = "0A"
 
 
 def ports(question: Question) -> Question:
-    """Return how many ports of a range can be bound on an address, and which processes hold the others."""
+    """Return the number of free ports of a range on an address, and the processes that hold the others."""
     host, taken = question["host"], []
     for port in range(question["first"], question["last"] + 1):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe_socket:
@@ -35,7 +35,7 @@ def ports(question: Question) -> Question:
 
 
 def holders(wanted: list[int]) -> dict[int, tuple[int, str]]:
-    """Return process id and program of the holders of these ports that this user may see; listeners are preferred."""
+    """Return the process id and program of each port's holder, if this user may see it; a listener has priority."""
     inodes: dict[str, tuple[int, bool]] = {}  # socket -> its port, whether it listens
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -46,7 +46,7 @@ def holders(wanted: list[int]) -> dict[int, tuple[int, str]]:
                     inodes[f"socket:[{fields[9]}]"] = (port, fields[3] == LISTENING)
     found: dict[int, tuple[bool, int, str]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")) if inodes else ():
-        with contextlib.suppress(OSError):  # it has gone, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 port, listens = inodes.get(os.readlink(entry.path), (0, False))
                 if port and (port not in found or listens > found[port][0]):

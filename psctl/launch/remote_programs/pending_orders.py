@@ -1,8 +1,8 @@
-"""Stores a job's orders, with its keys and secrets, on a host until its agent reads them; sent like host_state.py.
+"""Stores a job's orders, with its keys and secrets, on a host until the agent reads them; sent like host_state.py.
 
-They are kept in memory: as a new 0600 file in $XDG_RUNTIME_DIR or /dev/shm; only where neither is a file system in
-memory, in the job's folder. The agent removes the file as soon as it has read it. A file that no agent read is removed
-by the next psctl that inspects the host; its name contains the job's hash and the time, by a clock that is never set.
+The orders are a new file of mode 0600 in $XDG_RUNTIME_DIR or /dev/shm; if neither is a file system in memory, in the
+job's folder. The agent removes the file when it has read it. A file that no agent read is removed by the next psctl
+that inspects the host; its name contains a hash of the job's folder and the time since boot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 ORDERS = "psctl-orders-"
 
 UNREAD = 600
-"""Seconds after which no agent will read its orders any more."""
+"""Seconds after which orders count as unread."""
 
 IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -26,7 +26,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 def keep_orders(folder: str, data: bytes) -> tuple[str, bool]:
     """Write the orders of the job in `folder` to a new file; return its path, and whether it is on a disk."""
     for place in memories():
-        with contextlib.suppress(OSError):  # full, or not ours to write
+        with contextlib.suppress(OSError):  # full, or not writable
             return write_orders(place, folder, data), False
     return write_orders(folder, folder, data), True
 
@@ -46,7 +46,7 @@ def write_orders(place: str, folder: str, data: bytes) -> str:
 
 
 def memories() -> list[str]:
-    """Return the folders in memory where orders may wait: no other user can read, remove or replace a file of ours."""
+    """Return the folders in memory in which no other user can read, remove or replace this user's files."""
     found = []
     for place in (os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"):  # noqa: S108 - sticky, and files are made anew
         try:
@@ -61,14 +61,14 @@ def memories() -> list[str]:
 
 
 def file_system(path: str) -> str:
-    """Return the type of the file system that a path lies on, "" when that is not known."""
+    """Return the type of the file system of a path, "" if it is unknown."""
     found, longest, real = "", -1, os.path.realpath(path)
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             before, _, after = line.partition(" - ")
             point = before.split()[4].encode().decode("unicode_escape").rstrip("/")
             if len(point) >= longest and (real == point or real.startswith(point + "/")):
-                found, longest = after.split()[0], len(point)  # of two on one point the later one is on top
+                found, longest = after.split()[0], len(point)  # of two mounts on one point, the later one is on top
     return found
 
 
@@ -77,18 +77,18 @@ def key_of(folder: str) -> str:
 
 
 def boot_word() -> str:
-    """Return a word that is another one after each boot."""
+    """Return a word that changes with each boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read()[:8]
 
 
 def host_word() -> str:
-    """Return a word that is another one on each host that shares this disk."""
+    """Return a word that differs between hosts that share this disk."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def waiting_orders(workdir: str) -> list[str]:
-    """Return all files of ours in which orders wait, in memory and in the folders of jobs."""
+    """Return this user's files of orders, in memory and in the folders of jobs."""
     places = [*memories(), *glob.glob(os.path.join(glob.escape(workdir), "jobs", "*", "*"))]
     found = []
     for path in (path for place in places for path in glob.glob(os.path.join(glob.escape(place), ORDERS + "*"))):
@@ -99,19 +99,19 @@ def waiting_orders(workdir: str) -> list[str]:
 
 
 def orders_for(folder: str) -> list[str]:
-    """Return the orders that wait for the agent of the job in `folder`, WORKDIR/jobs/JOB/HOST."""
+    """Return the files of orders for the job in `folder`, WORKDIR/jobs/JOB/HOST."""
     found = waiting_orders(os.path.dirname(os.path.dirname(os.path.dirname(folder))))
     return [path for path in found if os.path.basename(path).startswith(f"{ORDERS}{key_of(folder)}-")]
 
 
 def discard_orders(folder: str) -> None:
-    """Remove the orders that wait for the agent of a job."""
+    """Remove the orders for the job in `folder`."""
     for path in orders_for(folder):
         drop_orders(path)
 
 
 def sweep_unread(workdir: str) -> None:
-    """Remove orders that no agent will come for: this host wrote them before it was booted, or they wait too long."""
+    """Remove orders that no agent will read: this host has been booted since, or they are too old."""
     for path in waiting_orders(workdir):
         with contextlib.suppress(FileNotFoundError, ValueError):
             if is_unread(path):
@@ -127,6 +127,6 @@ def is_unread(path: str) -> bool:
 
 
 def drop_orders(path: str) -> None:
-    """Remove orders; their agent or another psctl may have removed them already."""
+    """Remove a file of orders, unless its agent or another psctl has."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

@@ -181,7 +181,7 @@ def _note_login(report: HostReport, host: HostSpec | None) -> None:
 
 def _check_host(report: HostReport, site: HostSite, reached: ReachedCluster) -> None:
     report.good("python", f"{site.version} ({site.executable})")
-    lacking = missing(site, reached.wants)
+    lacking = missing(site, reached.needs)
     if not lacking:
         report.good("packages", "all there")
     elif site.name in reached.failed:
@@ -248,7 +248,7 @@ def _versions(reports: Mapping[str, HostReport], reached: ReachedCluster) -> Non
     sites = list(reached.sites.values())
     for what, of in (
         ("Python", lambda site: site.minor),
-        ("torch", lambda site: torch_of(site, reached.wants)),
+        ("torch", lambda site: torch_of(site, reached.needs)),
     ):
         versions = {site.name: of(site) for site in sites}
         usual = max(versions.values(), key=list(versions.values()).count, default="")
