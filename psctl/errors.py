@@ -24,7 +24,7 @@
     '- ConnectionFailed             connection-failed   1   a data-plane connection ended; never the user's fault
        |- ProtocolError             protocol            1   the peer broke the protocol (or is no member of the job)
        |  '- MessageRefused         protocol            1   a member sent a message that psctl's tables do not allow
-       '- PeerLost                  peer-lost           1   the peer died or the link was cut
+       '- PeerLost                  peer-lost           1   the peer ended or the link was cut
 
 Errors in a user's files are `ValueError`s too; an `assert` marks a bug in psctl. Only cli/app.py turns one of these
 errors into an exit code; the table of codes is promised to users.

@@ -161,7 +161,7 @@ class Agent:
         return 0
 
     def _start_event_sources(self, supervisor_pid: int, supervisor_pipe: int) -> None:
-        def on_sigterm(*_: object) -> None:  # the kernel sends it too when the supervisor has died: that is no stop
+        def on_sigterm(*_: object) -> None:  # the kernel sends it too when the supervisor has ended: that is no stop
             self._queue.put(SigtermReceived() if os.getppid() == supervisor_pid else SupervisorEnded())
 
         signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
@@ -212,8 +212,8 @@ class Agent:
                 self._stop_processes(self.orders.grace, "SIGTERM")
                 self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
             case SupervisorEnded():
-                self._log("the agent's supervisor has died: ending all processes of the job on this host")
-                self._record_failure("psctl's supervisor on the head died")
+                self._log("the agent's supervisor has ended: ending all processes of the job on this host")
+                self._record_failure("psctl's supervisor on the head was lost")
                 self._finished = True
 
     def _apply_deadlines(self, now: float) -> None:

@@ -109,7 +109,7 @@ class SegmentServer:
 
     def _make(self, member: Member, held: dict[int, tuple[int, int]], size: int) -> tuple[Made | Absent, int | None]:
         if not 0 < size <= self._largest or len(held) >= MOST:
-            problem = f"{size} bytes asked for, {self._largest} possible; {len(held)} segments held, {MOST} possible"
+            problem = f"{size} bytes requested, {self._largest} possible; {len(held)} segments held, {MOST} possible"
             return Absent(problem), None
         number = self._next.get(member, 0)
         try:

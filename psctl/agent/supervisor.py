@@ -202,7 +202,7 @@ def end_job(orders: AgentOrders, status: int) -> None:
     job_dir = Path(orders.job_dir)
     if orders.host == 0:
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        text = f"psctl's agent on the head died: {why}"
+        text = f"psctl's agent on the head was lost: {why}"
         failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text)
         write_finished(job_dir, orders.job.name, failure)
     remove_abandoned(Path(orders.workdir) / "checkpoints")  # their writers may have been killed

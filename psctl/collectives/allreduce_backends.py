@@ -122,7 +122,7 @@ def _exchange(summing: AllReduceBackend, first: bool, space: torch.Tensor, piece
 
 
 class ScheduleAllReduce:
-    """A schedule, played on a thread of its own (on GPUs: on a stream of its own) while backward goes on.
+    """A schedule, played on a thread of its own (on GPUs: on a stream of its own) while backward continues.
 
     The helper of strategy `cpu`, the node behind the ranks, is played in rank 0's process, on memory of the host.
 

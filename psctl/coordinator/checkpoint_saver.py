@@ -153,7 +153,7 @@ class CheckpointSaver:
         self._work.put(lambda: self._answer(self._copy(step, peer)))
 
     def find_restorable(self, use: Callable[[Path | None], None]) -> None:
-        """Find where the job goes on after a loss: its newest verified checkpoint, else the one it came from. Steps
+        """Find where the job continues after a loss: its newest verified checkpoint, else the one it came from. Steps
         that were given up may be saved again. The answer is RestorableFound.
 
         Args:
@@ -235,7 +235,7 @@ class CheckpointSaver:
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:
-    """Return what a checkpoint's folder says of where to go on; None for no folder.
+    """Return what a checkpoint's folder says of where to continue; None for no folder.
 
     Args:
         name: how users name it; None: as its manifest does.

@@ -45,7 +45,7 @@ class CoordinatorConnections:
     Args:
         put: takes inputs for the state machine, from any thread.
         saver: takes parts of checkpoints.
-        resume: folder of the checkpoint that the job goes on from.
+        resume: folder of the checkpoint that the job resumes from.
         why_refused: returns why a member may not send a message now, or ""; called on any thread.
     """
 
@@ -215,10 +215,10 @@ class CoordinatorConnections:
                     return
 
     def _load(self, peer: PeerConnection, wanted: LoadWanted) -> None:
-        """Send the wanted slices of the checkpoint that the job goes on from."""
+        """Send the wanted slices of the checkpoint that the job resumes from."""
         try:
             if self._resume is None:
-                peer.send(LoadEnd(wanted.ticket, "the job does not go on from a checkpoint"))
+                peer.send(LoadEnd(wanted.ticket, "the job does not resume from a checkpoint"))
                 return
             manifest = open_checkpoint(self._resume)
             for index, piece in enumerate(wanted.slices):

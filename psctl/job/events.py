@@ -114,7 +114,7 @@ class ServerLost(Event, frozen=True, tag="server-lost"):
 
 
 class Restored(Event, frozen=True, tag="restored"):
-    """Training goes on from a checkpoint; "" from the start values. `lost` steps were done and will be done again."""
+    """Training resumes from a checkpoint; "" from the start values. `lost` steps were done and will be done again."""
 
     checkpoint: str
     step: int
@@ -183,6 +183,6 @@ def from_line(line: bytes | str) -> AnyEvent:
 
 
 def finished_by_failure(now: float, exit_code: int, failure: ProcessFailure | None, text: str) -> Finished:
-    """Return the last event of a job that ended without its coordinator (it died, or its host did)."""
+    """Return the last event of a job that ended without its coordinator (it was lost, or its host)."""
     body: dict[str, Any] = msgspec.to_builtins(failure) if failure else {"exception": text}
     return Finished(time=now, status="failed", exit=exit_code, steps=0, seconds=0.0, metrics={}, failure=body)

@@ -25,7 +25,7 @@ HOST_LOST = "HostLost"
 """Prefix of the exception of a rank whose host was lost."""
 
 TRAIN_AGAIN = "psctl train JOB.yaml --resume latest"
-"""The command that goes on after an error in the user's code. psctl inserts the path of the job file, which only the
+"""The command that continues after an error in the user's code. psctl inserts the path of the job file, which only the
 submitting machine knows."""
 
 _LOSSES = frozenset({"peer-lost", "connection-failed", "protocol"})
@@ -56,7 +56,7 @@ def is_death(failure: ProcessFailure) -> bool:
 
 
 def may_follow(failure: ProcessFailure, before: list[ProcessFailure]) -> bool:
-    """Return whether this failure, which is no death, may follow from these.
+    """Return whether this failure, which is no loss, may follow from these.
 
     After a kill or the loss of a host anything may fail; an error of the script's own will come again after the
     restart. An abort does not count: torch.distributed aborts when another rank has failed.
@@ -92,7 +92,7 @@ def exit_code(failure: ProcessFailure) -> int:
 
 
 def resume_command(failure: ProcessFailure, checkpoint: str | None) -> str | None:
-    """Return the command that goes on after a failure; None without a checkpoint.
+    """Return the command that continues after a failure; None without a checkpoint.
 
     A restore runs the code that the checkpoint was made with, which is right after a lost process or host. An error of
     the user's code would come again, so the job file and the corrected script are sent anew.

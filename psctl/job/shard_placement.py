@@ -4,19 +4,19 @@ The present chains and the goal (made by assignment.py) differ, and every change
 assignment with a higher epoch. The steps from the present to the goal:
 
     copy        the primary of a shard fills the goal's new members; nothing else changes yet
-    take over   all new members have caught up: the goal's chain is valid. When it has another primary, and the one
-                before is alive, it is a *transfer*: servers are told first, and workers when the primary before has
+    take over   all new members have caught up: the goal's chain is valid. When it has another primary, and the former
+                one runs, it is a *transfer*: servers get the assignment first, and workers when the former primary has
                 confirmed it, so that no push is applied by two servers
-    loss        lost servers are removed from all chains; the next of a chain is its primary at once, with what it has.
-                The goal is made anew. A chain without a member left is lost: the job must restart
+    loss        lost servers are removed from all chains; the next member of a chain is its primary at once, with its
+                present state. The goal is made anew. A chain without members is lost: the job must restart
 
 Theory. A push is acknowledged when it is on every member of its chain. A chain changes by a loss (members are
 removed), or at a take-over, whose new members have the newest clock when they are added, and every later one by the
 order of the connection. So each member of a chain, always, holds every acknowledged push: a promotion loses none. Two
-servers never acknowledge for one shard: the primary before a transfer is silent before workers and the new primary are
-told (the coordinator waits for its confirmation, or for its loss), and one that is lost to the coordinator but lives
-cannot acknowledge, since its successors refuse older epochs. No shard moves twice at once: while a transfer is awaited
-nothing but a loss changes a chain.
+servers never acknowledge for one shard: the former primary of a transfer has stopped before workers and the new primary
+get the assignment (the coordinator waits for its confirmation, or for its loss), and one that is lost to the
+coordinator but still runs cannot acknowledge, since its successors refuse older epochs. No shard moves twice at once:
+while a transfer is awaited nothing but a loss changes a chain.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ class ShardPlacement:
 
     def survives(self, lost: Iterable[int]) -> bool:
         """Whether each shard has another member without these servers."""
-        dead = set(lost) & self.places.keys()
-        return all(without(self.chains, dead)) and dead != self.places.keys()
+        gone = set(lost) & self.places.keys()
+        return all(without(self.chains, gone)) and gone != self.places.keys()
 
     def remove_lost(self, lost: Iterable[int]) -> bool:
         """Remove lost servers; return False, with nothing changed, if a shard or the last server is lost with them."""
-        dead = set(lost) & self.places.keys()
-        if not self.survives(dead):
+        gone = set(lost) & self.places.keys()
+        if not self.survives(gone):
             return False
-        if not dead:
+        if not gone:
             return True
-        chains = without(self.chains, dead)
+        chains = without(self.chains, gone)
         promoted = {shard for shard, chain in enumerate(chains) if chain[0] != self.chains[shard][0]}
         # A promoted primary fills its copies anew: that one had caught up with the lost primary proves nothing.
         self._copied_since = {key: epoch for key, epoch in self._copied_since.items() if key[0] not in promoted}
@@ -102,11 +102,11 @@ class ShardPlacement:
         self.transfers = {  # where the new primary was lost, the one before may lead again and transfers nothing
             shard: before
             for shard, before in self.transfers.items()
-            if before not in dead and self.chains[shard][0] != before
+            if before not in gone and self.chains[shard][0] != before
         }
-        for server in dead:
+        for server in gone:
             del self.places[server]
-        self.leaving -= dead
+        self.leaving -= gone
         self._make_goal()
         return True
 
@@ -198,7 +198,7 @@ class ShardPlacement:
         self._start_copies()
 
     def _start_copies(self) -> None:
-        """Start the copies that the goal needs; those in progress go on."""
+        """Start the copies that the goal needs; those in progress continue."""
         self.epoch += 1
         self._moving = self.chains != self._goal
         self.copies = missing_copies(self.chains, self._goal)

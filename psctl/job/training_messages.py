@@ -64,7 +64,7 @@ class WorkerReport(JobMessage, frozen=True):
 
 
 class Heartbeat(JobMessage, frozen=True):
-    """A worker or server is alive; `doing` is its activity ("compute", "sync: waiting for server/1")."""
+    """A worker or server runs; `doing` is its activity ("compute", "sync: waiting for server/1")."""
 
     step: types.Step
     doing: str
@@ -77,7 +77,7 @@ class ScriptFinished(JobMessage, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Where a job goes on: rank 0's saved state, and the tensors of the checkpoint."""
+    """Where a job continues: rank 0's saved state, and the tensors of the checkpoint."""
 
     checkpoint: str  # "digits-3@500"
     step: int

@@ -111,7 +111,7 @@ def converted(host: str, command: str, value: object, kind: type[T]) -> T:
 
 def alive(shell: Shell, host: HostRecord) -> bool:
     """Return whether the agent of a host runs."""
-    if not host.started:  # psctl died when it had started the agent
+    if not host.started:  # psctl ended before it recorded the agent
         return digest(shell, host).alive
     return shell.alive(Process(host.pid, host.started))
 

@@ -113,7 +113,7 @@ def choose(
         the plan: all candidates, best first, every strategy's name once.
 
     Raises:
-        UsageError: the strategy that was asked for is not possible here; the message says why.
+        UsageError: the requested strategy is not possible here; the message says why.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
@@ -186,7 +186,7 @@ class Planner:
         """Return the plan for a number of bytes.
 
         Raises:
-            UsageError: the strategy that was asked for is not possible here.
+            UsageError: the requested strategy is not possible here.
         """
         ps = self._ps_timing(size)
         found = self._predicted([name for name in STRATEGIES if self._why_not(name, ps.servers) is None], size)
@@ -203,7 +203,7 @@ class Planner:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Refuse a strategy that was asked for by name and is impossible here, without timing any.
+        """Refuse a strategy that was requested by name and is impossible here, without timing any.
 
         Raises:
             UsageError: the message says why.
@@ -219,7 +219,7 @@ class Planner:
         With many ranks times are stepwise estimates, so of nearly equal strategies another one may be chosen.
 
         Raises:
-            UsageError: the strategy that was asked for is not possible here.
+            UsageError: the requested strategy is not possible here.
         """
         possible = [name for name in STRATEGIES if self._why_not(name, self._default_servers) is None]
         if self._request.strategy in possible:
@@ -300,15 +300,15 @@ class Planner:
         if name == "ps":
             if servers:
                 return None
-            return "servers: 0 was asked for" if self._request.servers == 0 else "no host may hold a server (roles)"
+            return "servers: 0 is requested" if self._request.servers == 0 else "no host may hold a server (roles)"
         if self._request.staleness != 0:
-            return f"consistency: {consistency(self._request.staleness)} was asked for, and collectives are bsp"
+            return f"consistency: {consistency(self._request.staleness)} is requested, but collectives are bsp"
         if self._request.update == "server":
-            return "update: server was asked for, and collectives update on workers"
+            return "update: server is requested, but collectives update on workers"
         if not self._request.compression.off and not self._request.compression.halves:
-            return f"compression: {self._request.compression} was asked for, which only servers support"
+            return f"compression: {self._request.compression} is requested, which only servers support"
         if self._request.serving:
-            return f"servers: {self._request.servers} was asked for, and collectives use none"
+            return f"servers: {self._request.servers} is requested, but collectives use none"
         if self._inputs.world == 1 and name != "native":
             return ALONE
         return self._why_unencrypted(name) or self._search.why_not(name)
@@ -382,11 +382,11 @@ class Planner:
 
     def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
         if self._inputs.world == 1 and chosen == "native":
-            return f"strategy: {chosen} was asked for" if self._request.strategy == chosen else ALONE
+            return f"strategy: {chosen} is requested" if self._request.strategy == chosen else ALONE
         hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
         carried = channel(chosen, hosts, gpus=self._gpus)
         if self._request.strategy != "auto" and self._request.strategy == chosen:
-            return f"strategy: {chosen} was asked for" + carried
+            return f"strategy: {chosen} is requested" + carried
         return reason(chosen, rows) + carried
 
     def _preferred(self, timed: Sequence[tuple[str, float]]) -> str:

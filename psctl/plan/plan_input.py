@@ -25,7 +25,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         servers: their number; None: chosen by the plan.
         optimizer: whether the optimizer is fit for servers.
         bucketed: gradients are sent in buckets, as in training; else as one vector.
-        serving: a number of servers was asked for, so only strategies that use servers are considered.
+        serving: a number of servers is requested, so only strategies that use servers are considered.
         staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
         period: local steps between two synchronisations.
         replicas: of each shard; None: one where there are two servers.

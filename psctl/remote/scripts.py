@@ -30,7 +30,7 @@ PUT = (
     'if [ "$g" -ne "$n" ]; then rm -f -- "$t"; echo "$g of $n bytes came" >&2; exit 75; fi; '
     'chmod -- "$m" "$t" && mv -f -- "$t" "$p" || { rm -f -- "$t"; exit 1; }'
 )
-"""Arguments: word, path, mode in octal, size. Input: the content. A short one (the sender died) leaves nothing."""
+"""Arguments: word, path, mode in octal, size. Input: the content. A short one (the sender ended) leaves nothing."""
 
 FETCH = _HELLO + 'export LC_ALL=C; n=$(wc -c <"$1") || exit 1; n=$((n)); printf "%s\\n" "$n"; exec cat -- "$1"'
 """Arguments: word, path. Output: the size, a newline, the content."""

@@ -194,7 +194,7 @@ def _stepping_on_workers(parts: TrainingParts, reducer: Reducer, decision: Decis
         return AllReduceSync(decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace)
     if parts.optimizer is None:
         raise UsageError(
-            f"period: {decision.period} was asked for, and run.prepare was given no optimizer, whose steps are counted",
+            f"period: {decision.period} is requested, and run.prepare was given no optimizer, whose steps are counted",
             "give the optimizer to run.prepare, or set `period: 1` under sync: in the job file",
         )
     resume = decision.resume
@@ -240,7 +240,7 @@ def _check_update_on_servers(parts: TrainingParts, decision: Decision, tools: To
     """Raise UsageError when servers cannot step the optimizer."""
     if tools.outer is not None:
         raise UsageError(
-            "update: server was asked for, and run.prepare was given outer=, which lets workers step alone",
+            "update: server is requested, and run.prepare was given outer=, which lets workers step alone",
             "set `update: auto` or `update: worker` under sync: in the job file",
         )
     if parts.optimizer is not None and decision.layout.optimizer:
@@ -248,12 +248,12 @@ def _check_update_on_servers(parts: TrainingParts, decision: Decision, tools: To
     given = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
     if decision.staleness != 0:
         raise UsageError(
-            f"consistency: {consistency(decision.staleness)} was asked for, but {given} was given, which servers "
+            f"consistency: {consistency(decision.staleness)} is requested, but {given} was given, which servers "
             "cannot step piece by piece, and only they can step while workers are apart",
             "give an optimizer that fits (SGD, Adam, AdamW ...), or set `consistency: bsp` under sync:",
         )
     raise UsageError(
-        f"update: server was asked for, but {given} was given, which servers cannot step piece by piece",
+        f"update: server is requested, but {given} was given, which servers cannot step piece by piece",
         "set `update: auto` or `update: worker` under sync: in the job file",
     )
 

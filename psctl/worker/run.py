@@ -116,12 +116,12 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is going on, from 0."""
+        """The epoch that is in progress, from 0."""
         return self._progress.epoch
 
     @property
     def resumed(self) -> str | None:
-        """The checkpoint that the job went on from ("digits-3@500"), or None."""
+        """The checkpoint that the job resumed from ("digits-3@500"), or None."""
         return self._resumed
 
     # ---- the model ----
@@ -138,7 +138,7 @@ class Run:
 
         The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
         one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers), or the checkpoint's when
-        the job goes on from one; the scheduler and the optimizer then are where they were, too.
+        the job resumes from one; the scheduler and the optimizer then are where they were, too.
 
         Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
         (`run.device`), frozen parameters frozen, and values of your own loaded.
@@ -191,7 +191,7 @@ class Run:
         """Save objects with every checkpoint: `run.track(ema=ema, best=best)`.
 
         Each has `state_dict()` and `load_state_dict(state)`; the state may be tensors, numbers, text, None, and lists,
-        tuples and dicts of them. Rank 0's is saved. When the job goes on from a checkpoint, each gets its saved state
+        tuples and dicts of them. Rank 0's is saved. When the job resumes from a checkpoint, each gets its saved state
         here (or in `prepare`, if that comes later), on every rank.
 
         Raises:
@@ -215,8 +215,8 @@ class Run:
         """Return an iterable of this rank's batches: every example once an epoch over all ranks.
 
         Which examples a step takes depends on the job's seed, the epoch and the step alone; ranks share them evenly in
-        rank order, and their gradients are weighted by examples. So N workers train as one does, and a job that goes on
-        from a checkpoint continues with the very next batch, whatever its number of workers. Random transforms of the
+        rank order, and their gradients are weighted by examples. So N workers train as one does, and a job that resumes
+        from a checkpoint continues with the next batch, whatever its number of workers. Random transforms of the
         dataset are seeded for each batch, also with `num_workers`.
 
         It is for the batches that steps are made of. Validate with a plain torch DataLoader.
@@ -240,9 +240,9 @@ class Run:
         )  # fmt: skip
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs to train, 0 .. count-1; from where the job went on after a resume.
+        """Yield the numbers of the epochs to train, 0 .. count-1; from where the job resumed after a resume.
 
-        A job that goes on from its last step yields none, and the script's tail runs with the restored model. With a
+        A job that resumes from its last step yields none, and the script's tail runs with the restored model. With a
         DataLoader of your own, a resumed job repeats the epoch that it was in.
         """
         return self._progress.epochs(count)

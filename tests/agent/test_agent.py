@@ -325,8 +325,8 @@ def test_whoever_is_killed_the_job_ends_and_nothing_is_left(cluster: Callable[..
     expected = {
         "worker": "killed by signal 9 (SIGKILL)",
         "coordinator": "psctl's coordinator: killed by signal 9 (SIGKILL)",
-        "agent on the head": "psctl's agent on the head died: killed by signal 9",
-        "supervisor on the head": "psctl's supervisor on the head died",
+        "agent on the head": "psctl's agent on the head was lost: killed by signal 9",
+        "supervisor on the head": "psctl's supervisor on the head was lost",
     }
     if victim in expected:
         assert said == expected[victim]

@@ -106,7 +106,7 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
 
 
 def test_scale_asks_for_something_and_for_a_running_job(tmp_path: Path) -> None:
-    assert "nothing is asked for" in psctl(tmp_path, "scale", code=2).stderr
+    assert "neither --workers nor --servers is given" in psctl(tmp_path, "scale", code=2).stderr
     assert error_of(psctl(tmp_path, "scale", "digits", "--servers", "2", "-o", "json", code=6))["code"] == "no-such-job"
 
 

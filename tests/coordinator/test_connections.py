@@ -164,7 +164,7 @@ def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
     scene = Scene()
     scene.handler.on_message(scene.peers[W0], LoadWanted(1, [SLICE]), None)
     end, _ = scene.peers[W0].sent.get(timeout=10)
-    assert end == LoadEnd(1, "the job does not go on from a checkpoint")
+    assert end == LoadEnd(1, "the job does not resume from a checkpoint")
 
 
 def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_that_asked() -> None:

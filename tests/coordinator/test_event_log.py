@@ -120,7 +120,7 @@ def test_the_supervisor_gives_a_log_its_end_once_and_cuts_a_torn_line(tmp_path: 
         + events.to_line(events.CheckpointWritten(time=7.0, step=500, path="/c", bytes=8, seconds=0.1))
         + b'{"event": "prog'
     )
-    failure = ProcessFailure("agent/0", "h0", -9, 9.0, 0, "psctl's agent on the head died")
+    failure = ProcessFailure("agent/0", "h0", -9, 9.0, 0, "psctl's agent on the head was lost")
     assert supervisor.write_finished(tmp_path, "digits-3", failure)
     assert not supervisor.write_finished(tmp_path, "digits-3", failure)
     last = read(path)[-1]

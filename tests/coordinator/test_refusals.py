@@ -1,4 +1,4 @@
-"""A member that says what it may not: one event names it, its process ends, the job goes on as after a loss."""
+"""A member that says what it may not: one event names it, its process ends, the job continues as after a loss."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_who_does_not_end_is_named() -> None:
     job.wait(40)
     failure = job.finished.failure
     assert failure is not None
-    assert "worker/0 on h0 did not end when it was told to" in failure["hint"]
+    assert "worker/0 on h0 did not end when it was ordered to" in failure["hint"]
 
 
 def test_damaged_checkpoints_are_named_and_unreadable_ones_end_the_job() -> None:

@@ -68,7 +68,7 @@ def test_a_server_that_goes_leaves_when_it_holds_nothing_and_that_is_no_loss() -
     assert asks(job, servers=2).problem == ""
     assert sent(job.instructions, Leave) == []
     move(job)
-    assert sent(job.instructions, Leave) == [(S[2], Leave("the job goes on with fewer servers"))]
+    assert sent(job.instructions, Leave) == [(S[2], Leave("the job continues with fewer servers"))]
     assert all(2 not in chain for chain in newest(job).chains)
     job.exits(S[2], 0)
     job.wait(1)

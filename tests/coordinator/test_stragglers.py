@@ -33,7 +33,7 @@ def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when
     for worker in (W0, W1):
         job.receive(worker, Heartbeat(11, "compute"))
     job.wait(0.1)
-    assert notices(job.instructions[before:])[1:] == ["worker/1 on h1 goes on: step 11, after 20 s"]
+    assert notices(job.instructions[before:])[1:] == ["worker/1 on h1 continues: step 11, after 20 s"]
     assert job.machine.state == "running"
 
 

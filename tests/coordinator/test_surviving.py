@@ -1,4 +1,4 @@
-"""Deaths under ps from which the job goes on at once: servers with replicas, workers that the store has all of."""
+"""Deaths under ps from which the job continues at once: servers with replicas, workers that the store has all of."""
 
 from __future__ import annotations
 

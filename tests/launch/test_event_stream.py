@@ -80,7 +80,7 @@ def test_a_lost_connection_is_made_anew_and_no_event_comes_twice() -> None:
         if event is not None:
             events.append(event)
     assert events == [STARTED, LINE, DONE]
-    assert told[0].endswith("the job goes on without it, connecting again")
+    assert told[0].endswith("the job continues without it, connecting again")
     assert told[1] == "node-a is back"
 
 
@@ -118,7 +118,7 @@ def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
 def test_a_line_that_is_no_event_is_told_of_with_its_place() -> None:
     shell = FakeShell("node-a")
     shell.append(LOG, to_line(STARTED) + b"{}\n")
-    with pytest.raises(errors.ProtocolError, match=r"events.jsonl on node-a holds no event"):
+    with pytest.raises(errors.ProtocolError, match=r"events.jsonl on node-a has no valid event"):
         follow(shell, record())
 
 

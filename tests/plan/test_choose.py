@@ -333,7 +333,7 @@ def test_a_host_that_may_not_serve_gets_no_server() -> None:
 
 def test_what_was_asked_for_is_taken_and_said() -> None:
     plan = choose(order(host("a"), host("b"), strategy="native"), 1_000_000, None, decided=True)
-    said = "strategy: native was asked for; over Gloo, which psctl neither encrypts nor authenticates"
+    said = "strategy: native is requested; over Gloo, which psctl neither encrypts nor authenticates"
     assert (plan.chosen, plan.reason, plan.servers) == ("native", said, [])
 
 
@@ -350,7 +350,7 @@ def test_workers_apart_leave_ps_with_the_optimizer_on_servers() -> None:
     plan = choose(apart, 1_000_000, None, decided=True)
     assert (plan.chosen, plan.update) == ("ps", "server")
     others = {each.why_not for each in plan.candidates if each.strategy != "ps"}
-    assert others == {"consistency: {ssp: 4} was asked for, and collectives are bsp"}
+    assert others == {"consistency: {ssp: 4} is requested, but collectives are bsp"}
 
 
 def test_servers_that_are_asked_for_by_number_are_used() -> None:

@@ -56,7 +56,7 @@ def test_what_servers_alone_can_do_leaves_ps_alone(how: Compression) -> None:
     assert plan.chosen == "ps"
     out = {each.strategy: each.why_not for each in plan.candidates if not each.feasible}
     assert out.keys() == {*STRATEGIES} - {"ps"}
-    assert out["native"] == f"compression: {how} was asked for, which only servers support"
+    assert out["native"] == f"compression: {how} is requested, which only servers support"
     with pytest.raises(UsageError, match="is not possible here"):
         planned(how, "ring")
 

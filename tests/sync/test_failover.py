@@ -172,7 +172,7 @@ def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_ch
     run.start()
     server.on_message(None, Welcome(1, 0, 0, 1.0, training=True), None)
     server.on_message(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
-    server.on_message(None, Leave("the job goes on without it"), None)
+    server.on_message(None, Leave("the job continues without it"), None)
     run.join(20)
     assert statuses == [0]
     assert coordinator.of(MemberReady)

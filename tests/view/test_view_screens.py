@@ -115,7 +115,7 @@ def test_the_live_picture_shows_all_that_matters():
 @pytest.mark.parametrize("events", [[], RUN[:1], RUN[:4], RUN], ids=["nothing", "started", "running", "whole"])
 @pytest.mark.parametrize(("width", "height"), [(100, 30), (60, 20), (40, 12), (20, 6), (200, 60)])
 def test_the_live_picture_fits_every_terminal(events, width, height):
-    hint = "Ctrl-C: detach (the job goes on); again within 3 s: save and stop"
+    hint = "Ctrl-C: detach (the job continues); again within 3 s: save and stop"
     lines = drawn(events, width, height, hint)
     assert all(len(line) <= width for line in lines)
     if height >= 12:

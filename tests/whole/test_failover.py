@@ -1,4 +1,4 @@
-"""Processes of a training job are killed in its midst: it goes on, and ends with the undisturbed run's parameters."""
+"""Processes of a training job are killed in its midst: it continues, and ends with the undisturbed run's parameters."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_rank_that_holds_the_interpreter_for_20_s_is_named_and_lives_on(
     job.until(lambda: any("worker/1" in text for text in job.notices("waits for")), "the late one's name")
     (named, *_) = [text for text in job.notices("waits for") if "worker/1" in text]
     assert " waits for worker/1 on h2 since " in named, named
-    job.until(lambda: [text for text in job.notices("goes on") if "worker/1" in text], "that it goes on")
+    job.until(lambda: [text for text in job.notices("continues") if "worker/1" in text], "that it continues")
     job.goes_on()
     assert job.lost() == []
     job.ends_right(reference)

@@ -235,7 +235,7 @@ def test_a_rank_that_leaves_in_mid_training_is_named_not_those_who_wait_for_it(t
     assert run.code == 1, run
     failure = run.events[-1]["failure"]
     assert (failure["role"], failure["rank"], failure["step"]) == ("worker", 1, 7)
-    assert "worker/1 on local left after step 7, while others go on" in failure["exception"]
+    assert "worker/1 on local left after step 7, while others continue" in failure["exception"]
     assert "break" in failure["hint"]
 
 

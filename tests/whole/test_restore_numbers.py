@@ -1,4 +1,4 @@
-"""A run that loses a server, or goes on from a checkpoint, ends with the numbers of one undisturbed process."""
+"""A run that loses a server, or continues from a checkpoint, ends with the numbers of one undisturbed process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that goes on from a checkpoint is where it was: values, optimizer, scheduler, data, tracked state."""
+"""A job that continues from a checkpoint is where it was: values, optimizer, scheduler, data, tracked state."""
 
 from __future__ import annotations
 

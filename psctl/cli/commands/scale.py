@@ -27,7 +27,7 @@ def scale(
 
     own = Context.of(context)
     if workers is None and servers is None:
-        raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
+        raise UsageError("neither --workers nor --servers is given", hint="psctl scale JOB --workers N --servers M")
     record = own.home.job(job)
     if record.over:
         raise NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)

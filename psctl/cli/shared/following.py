@@ -46,7 +46,7 @@ from psctl.view.live_screen import make_screen
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
 
-HINT = "Ctrl-C detaches; the job goes on"
+HINT = "Ctrl-C detaches; the job continues"
 
 
 class SignalQueue:
@@ -199,7 +199,7 @@ class JobFollower:
         match action:
             case "announce":
                 output.show_hint(
-                    f"detaching from {job}, which goes on. Come back: psctl attach {job}. Stop it: psctl stop {job}, "
+                    f"detaching from {job}, which continues. Come back: psctl attach {job}. Stop it: psctl stop {job}, "
                     "or press Ctrl-C again within 3 s (checkpoint, then stop)"
                 )
             case "save":
@@ -278,7 +278,7 @@ class JobFollower:
         if last is None:
             if self.context.options.output == "json":
                 print_json({"job": job, "state": "running", "detached": True})
-            self.context.tell(f"detached from {job}, which goes on", f"  come back: psctl attach {job}",
+            self.context.tell(f"detached from {job}, which continues", f"  come back: psctl attach {job}",
                               f"  stop it:   psctl stop {job}")  # fmt: skip
             return 0
         self._record_end(last, output)
@@ -323,7 +323,7 @@ def follow(
         runs: whether the job runs; following a job that is over ends with the job's code.
 
     Raises:
-        HostUnreachable: the head cannot be reached any more; the job may go on.
+        HostUnreachable: the head cannot be reached any more; the job may continue.
     """
     return JobFollower(context, record, signals, on_interrupt, fleet, runs).run()
 

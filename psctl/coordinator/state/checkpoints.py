@@ -64,7 +64,7 @@ class JobCheckpoints(msgspec.Struct):
     job: str
     """The job's name."""
     resumed: str | None
-    """Name of the checkpoint that the job goes on from."""
+    """Name of the checkpoint that the job resumes from."""
     every_seconds: float
     """Seconds between two checkpoints by time; 0: none."""
     due_at: float

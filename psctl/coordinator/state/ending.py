@@ -50,7 +50,7 @@ class Ending(msgspec.Struct):
     first: ProcessFailure | None = None
     stopped: list[str] = msgspec.field(default_factory=list)
     saving: bool = False  # a checkpoint was asked for at the stop
-    common_step: int | None = None  # after which all workers were told to leave
+    common_step: int | None = None  # after which all workers were ordered to leave
 
 
 def fail(job: JobState, *found: ProcessFailure, since: float | None = None) -> None:
@@ -72,7 +72,7 @@ def fail(job: JobState, *found: ProcessFailure, since: float | None = None) -> N
 
 
 def stop(job: JobState, wanted: StopWanted) -> None:
-    """Stop the job, as a person or a signal wants."""
+    """Stop the job on a request by a person or a signal."""
     end = job.ending
     if end is not None and (end.phase in ("closing", "closed") or not wanted.force):
         return
@@ -127,7 +127,7 @@ def kill(job: JobState, grace: float, reason: str) -> None:
 
 
 def advance(job: JobState) -> None:
-    """Go on ending as far as possible now; called after every input."""
+    """Take all phases of the end that are possible now; called after every input."""
     while job.ending is not None and _advance_once(job, job.ending):
         pass
 
@@ -274,4 +274,4 @@ def _left_early(job: JobState, steps: int) -> Rank | None:
 
 def _blame(job: JobState, rank: Rank, others: str) -> ProcessFailure:
     how = f"left after step {rank.step}" if rank.finished else "ended with status 0 in the middle of training"
-    return job.failure_of(rank, f"{job.describe(rank)} {how}, while others go on: {others}", hint=HINT)
+    return job.failure_of(rank, f"{job.describe(rank)} {how}, while others continue: {others}", hint=HINT)

@@ -100,7 +100,7 @@ def on_cut(job: JobState, lost: Rank, clock: int, *, replaced: bool) -> None:
 def advance(job: JobState) -> ProcessFailure | None:
     """Divide anew when all is known; return the failure when a worker does not answer."""
     change = job.division.change
-    if change is None or job.lost_workers.deaths:
+    if change is None or job.lost_workers.pending:
         return None
     if not change.waiting:
         _divide(job, change)
@@ -129,7 +129,9 @@ def _divide(job: JobState, change: DivisionChange) -> None:
             job.send(rank.member, shared)
     checkpoints.drop_steps(job, first_lost + 1, shared.clock, LATER)
     names = ", ".join(f"worker/{rank}" for rank in sorted(change.lost))
-    job.notice(f"{names} has left; {len(ranks)} workers go on and share the examples anew from step {shared.clock + 1}")
+    job.notice(
+        f"{names} has left; {len(ranks)} workers continue and share the examples anew from step {shared.clock + 1}"
+    )
 
 
 def _members(job: JobState, since: int) -> list[Members]:

@@ -79,7 +79,7 @@ class CheckpointCopySent(msgspec.Struct, frozen=True):
 
 
 class RestorableFound(msgspec.Struct, frozen=True):
-    """Answer to FindRestorable: where the job goes on; None: from its start. `problem` is the reason when it cannot."""
+    """Answer to FindRestorable: where the job resumes, None: at its start; `problem`: why it cannot."""
 
     resume: Resume | None
     skipped: list[str] = []

@@ -55,7 +55,7 @@ class Rank(msgspec.Struct):
     ready: bool = False
     finished: bool = False
     decided: bool = False  # the Decision was sent to it
-    leaving: bool = False  # Leave was sent to it, while the job goes on
+    leaving: bool = False  # Leave was sent to it, while the job continues
 
     @property
     def ended(self) -> bool:
@@ -69,7 +69,7 @@ class JobState:
     Args:
         order: the job.
         grace: seconds between TERM and KILL.
-        resume: where the job goes on, None when it starts anew.
+        resume: where the job continues, None when it starts anew.
         now: seconds that only go forward.
         wall: added to `now` gives seconds since the epoch.
     """
@@ -121,7 +121,7 @@ class JobState:
 
     @property
     def moves_to_common_step(self) -> bool:
-        """Whether workers still go on to a common step before all processes end; they may need news of shards."""
+        """Whether workers still continue to a common step before all processes end; they may need news of shards."""
         restarts = self.restart is not None and self.restart.phase == "leaving"
         return restarts or (self.ending is not None and self.ending.phase == "cutting")
 

@@ -92,7 +92,7 @@ class JobStateMachine:
     Args:
         order: the job.
         grace: seconds between TERM and KILL.
-        resume: where the job goes on; None when it starts anew.
+        resume: where the job continues; None when it starts anew.
         now: seconds that only go forward; every later time is from the same clock.
         wall: added to them gives seconds since the epoch.
         pid: of the coordinator's process, for people.

@@ -1,16 +1,16 @@
 """Failures and losses: which of them the job survives on the spot, by a restart, or not at all.
 
-A *loss* is the death of a process or of its host from outside: killed, crashed, vanished, out of reach. A failure of
-the user's code (an exception, an exit status) would come again, so the job ends of it at once. Deaths cause each
+A *loss* is the end of a process or of its host from outside: killed, crashed, out of reach. A failure of
+the user's code (an exception, an exit status) would come again, so the job ends of it at once. Losses cause each
 other, so the first report is not always the cause (failures.py): until it is known the restart is *settling*, and a
 failure that is no loss, and follows from none, turns it into the job's end. A job survives `restart.max` losses.
 
-Under ps some losses lose nothing, and the job goes on from them without a restart. A server's death is survived when
-each of its shards has another member; a worker's when the optimizer steps on servers, so that its replacement finds
-all that it needs in the store, and (`wait`) a slot is free for it. A server's death restarts the job while a replaced
-worker still waits for its start values: the last clock of its predecessor that counts may be whole on that server and
-applied nowhere, and no worker would push it again. With the start values every shard, and every replica of it, has
-applied that clock.
+Under ps some losses lose no state, and the job continues after them without a restart. The job survives a server's loss
+when each of its shards has another member. It survives a worker's loss when the optimizer steps on servers, so that the
+replacement finds all its state in the store, and (`wait`) a slot is free for it. While a replaced worker still waits
+for its start values, a server's loss restarts the job: the last clock of the predecessor that counts may be complete on
+that server and applied nowhere, and no worker would push it again. With the start values every shard, and every replica
+of it, has applied that clock.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
     trouble = early or (message.status != 0 and not rank.leaving)
     error = failure.exception if trouble else ""
     if job.restart is not None and job.restart.phase not in ("settling", "leaving"):
-        job.move_rank(rank, "stopped")  # as it was told to
+        job.move_rank(rank, "stopped")  # as ordered
     elif job.ending is None or job.ending.phase == "settling":
         job.move_rank(rank, "failed" if trouble else "ended", error)
         if trouble:
@@ -177,7 +177,7 @@ def _on_host_lost(job: JobState, host: int, reason: str) -> None:
         job.move_rank(rank, "lost", f"{name} is lost")
         checkpoints.remove_sender(job, rank.member)
     if ranks:
-        text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there died: {reason}"
+        text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there ended: {reason}"
         failure = job.failure_of(ranks[0], text)
         if not survive(job, ranks, failure):
             fail(job, failure)
@@ -189,7 +189,7 @@ def _on_host_lost(job: JobState, host: int, reason: str) -> None:
 
 
 def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
-    """Go on without these ranks if that loses nothing; return False, with nothing changed, when it would."""
+    """Continue without these ranks if that loses nothing; else return False and change nothing."""
     if job.ending is not None or job.restart is not None or job.losses.survived >= job.order.restarts:
         return False
     servers = [rank for rank in lost if rank.member.role == "server"]

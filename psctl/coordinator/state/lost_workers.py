@@ -15,8 +15,8 @@ so if any shard applied c, all shards have the lost worker's push of c, and c <=
 contradict this; it can come only of a server and a worker lost at once, and then the whole job goes back to its last
 checkpoint.
 
-While servers are asked the shards must stay where they are: a cut begins when no transfer is awaited, none begins
-before it ends, and a server's loss in between asks anew in the assignment without it.
+Shards must not move while servers report their clocks: a cut begins when no transfer is awaited, no transfer begins
+before the cut is made, and after a server's loss the servers of the new assignment report again.
 
 A host sum (one push for several workers of a host) that holds the lost worker's push can't be taken apart: where it is
 cut the whole sum is dropped, and the others push theirs again, so it counts for no lost worker: of a second lost one,
@@ -26,7 +26,7 @@ applied it, every push of it is everywhere, no worker will be cut before it, and
 Of two workers that are lost at once the earlier cut is valid for both: dropping the push of one drops what a shard has
 summed of that clock, and a lost worker can't push it again. Cuts are made when the servers have answered for all.
 
-A clock is applied with one worker's numbers (learning rates ...). Where no other worker is alive that sent them for
+A clock is applied with one worker's numbers (learning rates ...). Where no other worker runs that sent them for
 all that counts and is not applied, or will (all were lost at about the same time), the last clock that counts is the
 last that was applied.
 
@@ -64,7 +64,7 @@ ANSWER_TIMEOUT = 10.0
 """Seconds in which servers must report the pushes that they hold of a lost worker."""
 
 
-class WorkerDeath(msgspec.Struct):
+class PendingCut(msgspec.Struct):
     """A lost worker, until the last clock of it that counts is known."""
 
     worker: Rank
@@ -79,7 +79,7 @@ class WorkerDeath(msgspec.Struct):
 class LostWorkers(msgspec.Struct):
     """The workers that were lost since all processes were started."""
 
-    deaths: dict[Member, WorkerDeath] = msgspec.field(default_factory=dict)  # whose cut is not made yet
+    pending: dict[Member, PendingCut] = msgspec.field(default_factory=dict)  # whose cut is not made yet
     cuts: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> the last clock that counts
 
 
@@ -104,13 +104,13 @@ def _is_asp(job: JobState) -> bool:
 
 
 def on_lost(job: JobState, rank: Rank, reason: str) -> None:
-    """A worker is lost and the job goes on: find the cut, and start its replacement, if it gets one."""
+    """A worker is lost and the job continues: find the cut, and start its replacement, if it gets one."""
     residual = RESIDUAL if job.order.compression.feedback else ""
     where = job.host_name(rank)
     job.append_event(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=residual))
     job.checkpoints.senders.discard(rank.member)
-    checkpoints.drop_incomplete(job, f"{rank.member} died")
-    job.lost_workers.deaths[rank.member] = WorkerDeath(rank, job.now)
+    checkpoints.drop_incomplete(job, f"{rank.member} is lost")
+    job.lost_workers.pending[rank.member] = PendingCut(rank, job.now)
     example_division.remove_worker(job, rank.member)
     if is_replaced(job, rank):
         host = host_for_replacement(job, rank)
@@ -135,80 +135,80 @@ def _start_replacement(job: JobState, lost: Rank, host: int) -> None:
 
 def on_clocks(job: JobState, message: LostWorkerClocks) -> None:
     """A server reports which clocks of a lost worker it has whole."""
-    death = job.lost_workers.deaths.get(Member("worker", message.rank, message.incarnation))
-    if death is not None and death.asked is not None:
-        death.clocks.update(message.clocks)
-        death.versions.update(message.versions)
-        death.separate_clocks.update(message.separate_clocks)
-        death.rank_state_clock = max(death.rank_state_clock, message.rank_state_clock)
+    cut = job.lost_workers.pending.get(Member("worker", message.rank, message.incarnation))
+    if cut is not None and cut.asked is not None:
+        cut.clocks.update(message.clocks)
+        cut.versions.update(message.versions)
+        cut.separate_clocks.update(message.separate_clocks)
+        cut.rank_state_clock = max(cut.rank_state_clock, message.rank_state_clock)
 
 
 def advance(job: JobState) -> ProcessFailure | None:
-    """Go on with cuts; return the failure when one cannot be made."""
+    """Make the cuts that are possible now; return the failure when one cannot be made."""
     placement = job.shards.placement
     if placement is None or not job.training or job.all_processes_end:
         return None
-    shards, deaths = len(job.shards.ranges), job.lost_workers.deaths
-    for member, death in list(deaths.items()):
-        if death.asked != placement.epoch:
+    shards, pending = len(job.shards.ranges), job.lost_workers.pending
+    for member, cut in list(pending.items()):
+        if cut.asked != placement.epoch:
             if not placement.transfers:
-                deaths[member] = WorkerDeath(death.worker, job.now, asked=placement.epoch)
+                pending[member] = PendingCut(cut.worker, job.now, asked=placement.epoch)
                 _send_servers(job, WorkerGone(member.rank, member.incarnation))
-        elif len(death.clocks) < shards and job.now - death.since >= ANSWER_TIMEOUT:
+        elif len(cut.clocks) < shards and job.now - cut.since >= ANSWER_TIMEOUT:
             text = f"the servers did not report within {ANSWER_TIMEOUT:.0f} s which pushes of {member} they hold"
-            return job.failure_of(death.worker, text, code="peer-lost")
-    known = list(deaths.values())
-    if all(death.asked == placement.epoch and len(death.clocks) == shards for death in known):
+            return job.failure_of(cut.worker, text, code="peer-lost")
+    known = list(pending.values())
+    if all(cut.asked == placement.epoch and len(cut.clocks) == shards for cut in known):
         cuts = []
-        for death, last in zip(known, _last_clocks(job, known), strict=True):
+        for cut, last in zip(known, _last_clocks(job, known), strict=True):
             if last is None:  # looked at for all before any is cut
-                text = f"{death.worker.member} was lost together with others: shards differ in its last clock"
-                return job.failure_of(death.worker, text, code="peer-lost")
-            cuts.append((death.worker, last))
+                text = f"{cut.worker.member} was lost together with others: shards differ in its last clock"
+                return job.failure_of(cut.worker, text, code="peer-lost")
+            cuts.append((cut.worker, last))
         for worker, last in cuts:
-            del deaths[worker.member]
+            del pending[worker.member]
             _cut(job, worker, last)
     return example_division.advance(job)
 
 
-def _last_clocks(job: JobState, deaths: list[WorkerDeath]) -> list[int | None]:
+def _last_clocks(job: JobState, pending: list[PendingCut]) -> list[int | None]:
     """Return for each of these workers, which are lost at once, its last clock that counts.
 
     Where a shard drops the push of one it drops its whole sum of that clock, and the others push again; lost workers
     can't. So the same clock is the last of all, and their replacements do the next ones again. A worker whose cut was
-    made before goes on after it already: if that clock had to be dropped, all go back to the last checkpoint.
+    made before continues after it already: if that clock had to be dropped, all go back to the last checkpoint.
     """
-    lasts = [_last_clock(job, death) for death in deaths]
+    lasts = [_last_clock(job, cut) for cut in pending]
     known = [last for last in lasts if last is not None]
-    if _is_asp(job) or len(known) < len(lasts) or not deaths:
+    if _is_asp(job) or len(known) < len(lasts) or not pending:
         return lasts
     last = min(known)
-    versions = {version for death in deaths for version in death.versions.values()}
-    dropped = any(clock > last for death in deaths for clock in death.clocks.values())
-    dying = {dead.rank for dead in job.lost_workers.deaths}
-    before = any(clock > last for rank, clock in job.lost_workers.cuts.items() if rank not in dying)
+    versions = {version for cut in pending for version in cut.versions.values()}
+    dropped = any(clock > last for cut in pending for clock in cut.clocks.values())
+    cutting = {one.rank for one in job.lost_workers.pending}
+    before = any(clock > last for rank, clock in job.lost_workers.cuts.items() if rank not in cutting)
     if max(versions, default=0) > last + 1 or (dropped and before):
-        return [None for _ in deaths]
-    return [last for _ in deaths]
+        return [None for _ in pending]
+    return [last for _ in pending]
 
 
-def _last_clock(job: JobState, death: WorkerDeath) -> int | None:
+def _last_clock(job: JobState, cut: PendingCut) -> int | None:
     """Return the last clock of a lost worker that counts; None when there is no such clock on all shards."""
-    last = min(death.clocks.values())
+    last = min(cut.clocks.values())
     if _is_asp(job):  # the replacement repeats from the clock of its saved state, and shards drop what they have
-        return min(last, death.rank_state_clock - 1) if death.rank_state_clock >= job.progress.first_step else None
-    versions = set(death.versions.values())
-    separate = min((death.clocks | death.separate_clocks).values())
+        return min(last, cut.rank_state_clock - 1) if cut.rank_state_clock >= job.progress.first_step else None
+    versions = set(cut.versions.values())
+    separate = min((cut.clocks | cut.separate_clocks).values())
     if max(versions, default=0) <= separate + 1:
         last = separate
-    if death.worker.member.rank == 0:  # its replacement needs its state of the clock after the cut
-        last = min(last, death.rank_state_clock - 1)
+    if cut.worker.member.rank == 0:  # its replacement needs its state of the clock after the cut
+        last = min(last, cut.rank_state_clock - 1)
     if max(versions, default=0) > last + 1:
         return None
-    dying = {dead.rank for dead in job.lost_workers.deaths}
-    alive = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in dying]
+    cutting = {one.rank for one in job.lost_workers.pending}
+    others = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in cutting]
     first = min(versions, default=0)  # clock that some shard has not applied
-    if last < first or any(job.lost_workers.cuts.get(rank, first - 1) < first for rank in alive):
+    if last < first or any(job.lost_workers.cuts.get(rank, first - 1) < first for rank in others):
         return last
     return first - 1 if len(versions) == 1 else None  # no worker is left to send the numbers of what was not applied
 
@@ -219,7 +219,7 @@ def _cut(job: JobState, lost: Rank, last: int) -> None:
     job.lost_workers.cuts[member.rank] = last
     example_division.on_cut(job, lost, last + 1, replaced=replaced)
     if replaced:
-        job.notice(f"{member} is started again and goes on after step {last + 1}")
+        job.notice(f"{member} is started again and continues after step {last + 1}")
         rank = job.ranks[Member("worker", member.rank, job.newest_incarnation("worker", member.rank) or 0)]
         rank.step = last + 1
         if rank.joined:
@@ -236,14 +236,14 @@ def _send_servers(job: JobState, message: WorkerGone | CountUntil) -> None:
 
 
 def _resume_of(job: JobState, rank: Rank) -> Resume:
-    """Return where a replacement goes on: after the cut, with the values of the store."""
+    """Return where a replacement continues: after the cut, with the values of the store."""
     return Resume("", job.lost_workers.cuts[rank.member.rank] + 1, {}, [])
 
 
 def welcome_replacement(job: JobState, rank: Rank) -> None:
     """Welcome a replacement that has joined, once its cut is known."""
     number, lost = rank.member.rank, job.lost_workers
-    if number not in lost.cuts or any(dead.rank == number for dead in lost.deaths):
+    if number not in lost.cuts or any(one.rank == number for one in lost.pending):
         return
     world, order = len(job.ranks_of("worker")), job.order
     every = order.checkpoint.every_steps

@@ -175,7 +175,7 @@ class JobProgress:
 
     Args:
         now: seconds.
-        first_step: step after which the job goes on.
+        first_step: step after which the job continues.
     """
 
     def __init__(self, now: float, first_step: int) -> None:
@@ -282,7 +282,7 @@ def on_output(job: JobState, host: str, message: OutputLines) -> None:
         job.notice_once(
             ("logs", host),
             f"the disk of {host} is full: the output of {name} and others there is not kept until there is space; "
-            "training goes on. Free space there, or lower `logs: {max}` in the job file",
+            "training continues. Free space there, or lower `logs: {max}` in the job file",
         )
 
 

@@ -1,7 +1,7 @@
 """Restart of all processes after a loss: the only way of collectives, and the last one under ps.
 
 All workers and servers are ended; then new incarnations of all are started, with an empty store behind MASTER_PORT and
-TORCHELASTIC_RESTART_COUNT one higher. They go on from the newest checkpoint whose every byte is verified, or from the
+TORCHELASTIC_RESTART_COUNT one higher. They resume from the newest checkpoint whose every byte is verified, or from the
 start values where there is none. The phases are the table RECOVERY in lifecycle.py.
 
 Why this is right after any loss:
@@ -69,7 +69,7 @@ def _advance_once(job: JobState, restart: Restart) -> bool:
             return False
         if running:
             names = ", ".join(job.describe(rank) for rank in running)
-            _give_up(job, restart, f"{names} did not end when it was told to")
+            _give_up(job, restart, f"{names} did not end when it was ordered to")
             return False
         restart.move("gone", job.now + ending.DRAIN)
         job.instructions.append(FindRestorable())
@@ -140,7 +140,7 @@ def on_step_unfit(job: JobState, rank: Rank, message: StepUnfit) -> None:
 
 
 def on_restorable(job: JobState, found: RestorableFound) -> None:
-    """The checkpoint to go on from is known: start all processes."""
+    """The checkpoint to resume from is known: start all processes."""
     restart = job.restart
     if restart is None or restart.phase != "choosing":
         return

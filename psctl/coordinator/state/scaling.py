@@ -1,8 +1,8 @@
-"""psctl scale: another number of servers or workers while the job trains, or the reason why not.
+"""Changes the number of servers or workers while the job trains (`psctl scale`), or returns the reason why not.
 
-An added server is started like a replacement, and gets its share when it listens; a removed one transfers its shards
-first, and is told to leave when workers know that it holds nothing (server_changes.py). The servers stay 0, 1, ...: the
-last ones leave.
+An added server is started like a replacement, and gets its share when it listens. A removed one transfers its shards
+first, and receives Leave when workers have the assignment without it (server_changes.py). Servers are numbered from 0
+without gaps: those with the highest numbers leave.
 
 Another number of workers changes every worker's share of each clock's examples: all workers go to a common step, save
 and leave, and the new number starts from that checkpoint (restart.py). No step is lost or done twice.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState
 
 SERVERS_A_HOST = 64
-"""Servers for which a host may be asked: each is a process that loads torch."""
+"""Limit of servers per host: each is a process that loads torch."""
 
 INSTEAD = "psctl stop {job} --save, then psctl checkpoint restore {job}@latest --workers N --servers M"
 
@@ -38,7 +38,7 @@ class Scaling(msgspec.Struct):
 
 
 def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
-    """Change the numbers as a person wants, or answer why not."""
+    """Change the numbers of workers and servers as requested, or answer with the reason why not."""
     workers, servers = len(job.live("worker")), _servers(job)
     problem, hint = _refused(job, message)
     answer = ScaleAnswer(message.ticket, workers, servers, problem, hint.format(job=job.order.name))

@@ -119,13 +119,13 @@ def on_ready(job: JobState, rank: Rank) -> None:
 
 
 def on_lost(job: JobState, ranks: list[Rank], reason: str) -> None:
-    """Go on without lost servers, which are removed from all chains already, and start their replacements."""
+    """Continue without lost servers, which are removed from all chains already, and start their replacements."""
     for rank in ranks:
         job.append_event(
             events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host_name(rank), reason=reason)
         )
         job.scaling.leaving_servers.discard(rank.member.rank)
-    checkpoints.drop_incomplete(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
+    checkpoints.drop_incomplete(job, f"{', '.join(str(rank.member) for rank in ranks)} is lost")
     if job.shards.placement is not None:
         announce(job)  # before anything else: training waits for this
     for rank in ranks:
@@ -164,7 +164,7 @@ def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> Non
 
 
 def advance(job: JobState, patient: bool) -> str:
-    """Go on with shards that move; return the server whose transfer is late, or "".
+    """Advance the transfers of shards; return the server whose transfer is late, or "".
 
     Args:
         job: the job.
@@ -174,7 +174,7 @@ def advance(job: JobState, patient: bool) -> str:
     if placement is None or not job.training or (job.all_processes_end and not job.moves_to_common_step):
         return ""
     # Servers can be asked for the clocks of a lost worker only while shards stay where they are.
-    may_move = not job.all_processes_end and not job.lost_workers.deaths
+    may_move = not job.all_processes_end and not job.lost_workers.pending
     if may_move and placement.advance(patient, job.now):
         checkpoints.drop_incomplete(job, "shards move")
     announce(job)
@@ -199,7 +199,7 @@ def announce(job: JobState) -> None:
 
 
 def dismiss_released(job: JobState) -> None:
-    """Tell released servers to leave when they hold neither parameters nor tables."""
+    """Send Leave to released servers that hold neither parameters nor tables."""
     leaving = job.scaling.leaving_servers
     if not leaving:
         return  # called at every input
@@ -209,7 +209,7 @@ def dismiss_released(job: JobState) -> None:
         if number in leaving and not rank.leaving and not any(number in each.places for each in placements):
             rank.leaving = True
             leaving.discard(number)
-            job.send(rank.member, Leave("the job goes on with fewer servers"))
+            job.send(rank.member, Leave("the job continues with fewer servers"))
 
 
 def _record_senders(job: JobState, placement: ShardPlacement) -> None:

@@ -136,7 +136,7 @@ class Stalls:
 
 
 def name_late(job: JobState) -> None:
-    """Name the workers of a late clock, and those that go on after one."""
+    """Name the workers of a late clock, and those that continue after one."""
     pace = job.stalls.pace
     workers = [rank for rank in job.live("worker") if not rank.finished]
     if pace is None or not workers or job.order.staleness is None:  # under asp no worker waits for another
@@ -146,7 +146,7 @@ def name_late(job: JobState) -> None:
     if pace.reach(job.now, least):
         for rank in workers:
             if rank.member.rank in late:
-                job.notice(f"{job.describe(rank)} goes on: step {rank.step}, after {waited:.0f} s")
+                job.notice(f"{job.describe(rank)} continues: step {rank.step}, after {waited:.0f} s")
         return
     if not pace.is_late(job.now, job.order.report_seconds):
         return

@@ -67,7 +67,7 @@ def on_register(job: JobState, member: Member) -> None:
         job.startup.reached["starting"] = job.now
         order_workers(job)
     elif returned:
-        job.send(member, StopProcesses(0.0, "this host was lost to the job, which goes on without it"))
+        job.send(member, StopProcesses(0.0, "this host was lost to the job, which continues without it"))
 
 
 def order_workers(job: JobState) -> None:

@@ -1,9 +1,9 @@
 """The order in which gradients are summed: it depends on which ranks share a host, so it is recorded, shown and kept.
 
 Floating-point sums depend on their grouping. Under ps with `bsp` the ranks of a host are summed first
-(ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that goes on from one with
+(ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that resumes from one with
 as many workers takes its groups, wherever its ranks are now. A collective sums as its schedule says, which is made for
-the hosts; a job that goes on with another schedule appends a notice.
+the hosts; a job that continues with another schedule appends a notice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _grouped(job: JobState) -> bool:
 
 
 def _before(job: JobState) -> dict[str, Any] | None:
-    """Return what the checkpoint that the job goes on from holds of the order, if as many workers go on."""
+    """Return what the checkpoint that the job resumes from holds of the order, if as many workers continue."""
     state = job.resume.state if job.resume is not None else {}
     found = state.get("sums")
     return found if isinstance(found, dict) and state.get("world") == len(job.ranks_of("worker")) else None

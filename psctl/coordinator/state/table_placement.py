@@ -47,14 +47,14 @@ class TableServers(msgspec.Struct):
     first: list[Member] = msgspec.field(default_factory=list)
     """The servers that begin."""
     ordered: set[Member] = msgspec.field(default_factory=set)
-    """Servers that were told to hold tables."""
+    """Servers that were ordered to hold tables."""
     addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
     placement: ShardPlacement | None = None
     """The servers of each shard, once all of the first listen."""
 
 
 def on_tables_wanted(job: JobState, rank: Rank) -> None:
-    """A worker wants to open a store; `advance` answers it."""
+    """Record a worker's request to open a store; `advance` answers it."""
     if job.all_processes_end:
         return
     tables = job.tables
@@ -145,7 +145,7 @@ def _place_shards(job: JobState) -> None:
 
 
 def saved_tensors(job: JobState) -> list[TensorSlice]:
-    """Return the tensors of tables in the checkpoint that the job goes on from."""
+    """Return the tensors of tables in the checkpoint that the job resumes from."""
     return [each for each in job.resume.tensors if each.name.startswith("store/")] if job.resume is not None else []
 
 
@@ -170,7 +170,7 @@ def may_lose(job: JobState, servers: list[int]) -> bool:
     """Whether tables lose nothing with these servers."""
     tables = job.tables
     if tables.placement is None:
-        return not tables.first  # the first servers hold nothing yet that another could go on with
+        return not tables.first  # the first servers hold nothing yet that another could continue with
     return tables.placement.survives(servers)
 
 

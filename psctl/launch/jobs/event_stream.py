@@ -1,7 +1,7 @@
 """Follows a job: reads the head's event log as typed events, across lost connections, to its last line.
 
-A job runs without psctl, so a lost connection is no failure: it is opened again while the job continues. When the
-head's agent has ended and its log has no `finished`, the job ended with it, and the last event is made here.
+A job runs without psctl, so a lost connection is not a failure: it is opened again while the job runs. When the head's
+agent has ended and the log has no `finished`, the job ended with the agent, and the last event is made here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from psctl.remote.shell import Shell, Tail
 from psctl.types import UNDECODABLE
 
 POLL = 0.1
-"""Seconds that a wait for the next bytes lasts at most: how soon a key press is noticed."""
+"""Limit of a wait for the next bytes, in seconds: the delay until a key press is noticed."""
 
 QUIET = 2.0
 """Seconds without an event after which psctl checks that the head's agent runs."""
 
 RECONNECT = 120.0
-"""Seconds in which a lost connection is opened again before psctl stops following; the job does not end with that."""
+"""Seconds of attempts to open a lost connection again, after which psctl stops following; the job continues."""
 
 LONGEST_LINE = 1 << 24
-"""Bytes of a line; psctl writes no longer event."""
+"""Limit of bytes of a line; psctl writes no longer events."""
 
 
 class LineSplitter:
@@ -54,7 +54,7 @@ class LineSplitter:
             self.offset += len(line) + 1
             yield line
         if len(self._rest) > LONGEST_LINE:
-            raise errors.ProtocolError("the event log holds a line without end")
+            raise errors.ProtocolError("the event log has a line of more than the permitted length")
 
     def restart(self) -> None:
         """Discard the unfinished line; reading continues at `offset`."""
@@ -67,8 +67,8 @@ class EventReader:
     Args:
         record: the job.
         connect: returns a new connection to the job's head.
-        clock: time.
-        notice: shows a sentence when the connection is lost or open again.
+        clock: a monotonic clock.
+        notice: shows a sentence when the connection is lost or opened again.
         shell: an open connection, if there is one.
     """
 
@@ -89,7 +89,7 @@ class EventReader:
 
     @property
     def path(self) -> str:
-        """The event log on the head."""
+        """The path of the event log on the head."""
         return f"{self._record.head.job_dir}/{events.FILE}"
 
     def events(self) -> Iterator[AnyEvent | None]:
@@ -143,13 +143,13 @@ class EventReader:
             return self._paths.event(from_line(line))
         except UNDECODABLE as error:
             raise errors.ProtocolError(
-                f"{self.path} on {self._record.head.name} holds no event at byte {self._lines.offset}: {error}",
+                f"{self.path} on {self._record.head.name} has no valid event at byte {self._lines.offset}: {error}",
                 hint="was it written by another version of psctl?",
                 where=self._record.job,
             ) from error
 
     def _gone(self, shell: Shell) -> Finished:
-        """Return the last event of a job whose head's agent has ended; after `stop --force` it is stopped."""
+        """Return the last event of a job whose head's agent has ended; after `stop --force` its status is stopped."""
         if self._record.state == "stopped":
             return Finished(
                 time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
@@ -165,7 +165,7 @@ class EventReader:
         self._shell = None
         if self._lost_since is None:
             self._lost_since = now
-            self._notice(f"{error.message}; the job goes on without it, connecting again")
+            self._notice(f"{error.message}; the job continues without it, connecting again")
         if now - self._lost_since > RECONNECT:
             raise errors.HostUnreachable(
                 f"{self._record.head.name} was not reached for {RECONNECT:.0f} s; {self._record.job} may still run",

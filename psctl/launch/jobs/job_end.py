@@ -1,4 +1,4 @@
-"""Ends a job: asks its coordinator to stop, waits for the end, and checks that no process is left; or kills it."""
+"""Ends a job: requests a stop, waits for the end and checks that no process remains; or kills the job's processes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from psctl.remote.shell import Process, Shell
 from psctl.types import HostName
 
 PATIENCE = 120.0
-"""Seconds that a polite stop may take: a checkpoint is written first."""
+"""Time limit in seconds for a stop without --force; it includes a checkpoint."""
 
 GIVEN_UP = 60.0
-"""Seconds beyond its limit after which a host that still holds a job's orders is not waited for: it was rebooted."""
+"""Seconds beyond the limit of its start after which a host that still has a job's orders is taken as rebooted."""
 
 SWEEP = 10.0
-"""Seconds that the last processes of a stopped job may take to leave."""
+"""Time limit in seconds for the last processes of a stopped job to end."""
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """How a stop went. `was` is the state before it; `left` names processes that could not be ended; `checkpoint` is
-    the newest that the job wrote and its head still holds, None when there is none or the head was not reached."""
+    """The result of a stop. `was` is the state before it; `left` names processes that could not be ended; `checkpoint`
+    is the job's newest checkpoint on its head, None when there is none or the head was not reached."""
 
     job: str
     state: str
@@ -39,7 +39,7 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool:
-    """Ask the job's head to stop it; False when its agent does not answer.
+    """Request a stop of the job from its head; return False when the head's agent does not answer.
 
     Args:
         save: write a checkpoint first, whatever `checkpoint.on_stop` says.
@@ -50,19 +50,19 @@ def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool
 
 
 def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool, by: str) -> Stopped:
-    """End a job and prove that nothing of it is left.
+    """End a job and check that no process of it remains.
 
     Args:
-        home: where the record is kept.
+        home: the records of this machine.
         record: the job.
         fleet: connections to its hosts.
         save, by: as for `ask_to_stop`.
-        force: do not ask; end its processes by their ids.
+        force: kill its processes by their ids, without a request.
 
     Raises:
-        TimedOut: it did not end in time; the job goes on ending, `--force` does not wait.
+        TimedOut: it did not end in time; the job is still ending, `--force` does not wait.
         HostUnreachable and others: its head was not reached.
-        Partial: it ended, and a host that could not be reached may still hold processes of it.
+        Partial: it ended, but a host that could not be reached may still run processes of it.
     """
     head = HostName(record.head.name)
     if head in fleet.failed and not force:
@@ -76,7 +76,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
                 raise errors.JobRunning(
                     f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
                 )
-            force = True  # no agent can be asked, and orders may wait on hosts
+            force = True  # no agent answers, and orders may be left on hosts
         if digest.alive and not force:
             digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
         record = settle(home, record, digest, forced=force)
@@ -85,13 +85,13 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
         raise errors.Partial(
-            f"{record.job} is stopped; not reached: {', '.join(unreached)} (what runs there ends by itself)",
+            f"{record.job} is stopped; not reached: {', '.join(unreached)} (processes there end by themselves)",
             hint=f"psctl stop {record.job} --force, once it is back",
             where=record.job,
         )
     if left:
         raise errors.TimedOut(
-            f"{record.job} ended, and processes of it are left: {'; '.join(left)}",
+            f"{record.job} ended, but processes of it still run: {'; '.join(left)}",
             hint=f"psctl stop {record.job} --force",
             where=record.job,
         )
@@ -99,7 +99,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
 
 
 def kill(fleet: Fleet, record: JobRecord) -> None:
-    """End a job's processes at once, on every host that is reached; only those that are its own."""
+    """Kill a job's processes, and no others, on every host that is reached."""
 
     def end(name: HostName, shell: Shell) -> None:
         host = next(host for host in record.hosts if host.name == name)
@@ -111,7 +111,7 @@ def kill(fleet: Fleet, record: JobRecord) -> None:
 
 
 def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]:
-    """Return what is left of a job on hosts that can be reached, as "host: command"; with `kill` it is ended first."""
+    """Return the processes of a job that still run on reached hosts, as "host: command"; with `kill`, kill all."""
     by_name = {host.name: host for host in hosts}
 
     def look(name: HostName, shell: Shell) -> list[str]:
@@ -126,7 +126,7 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
 
 
 def settle(home: Home, record: JobRecord, digest: JobDigest, *, forced: bool = False) -> JobRecord:
-    """Record how a job ended, from the digest of its event log; return the record."""
+    """Record the end of a job from the digest of its event log; return the record."""
     finished, step, state, code = digest.finished, last_step(digest, record.step), "failed", 1
     if finished is not None:
         state, code, step = finished.status, finished.exit, max(step, finished.steps)
@@ -146,7 +146,7 @@ def settle(home: Home, record: JobRecord, digest: JobDigest, *, forced: bool = F
 def last_step(digest: JobDigest, otherwise: int) -> int:
     """Return the last step that a job's workers have reported, including the steps before it resumed from a checkpoint.
 
-    Progress is sent with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
+    Progress is sent together with the script's metrics, so workers may have made later steps.
 
     Args:
         digest: of the job's event log.
@@ -162,7 +162,7 @@ def worker_steps(ranks: Iterable[ReportedRank]) -> list[int]:
 
 
 def _may_start(home: Home, record: JobRecord, digest: JobDigest) -> bool:
-    """Return whether the job's first agent may still start: psctl starts it, or the host waits for it (`expire`)."""
+    """Return whether the job's first agent may still start: psctl is starting it, or the host waits (`expire`)."""
     waits = digest.waiting and time.time() - record.created < record.limit + GIVEN_UP
     return record.state == "placing" and (home.is_being_submitted(record.job) or waits)
 
@@ -179,7 +179,7 @@ def _reason(record: JobRecord, digest: JobDigest) -> str:
 
 
 def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> JobDigest:
-    """Ask the head to stop, again while its agent does not listen yet, and wait for its end; return its last digest."""
+    """Request a stop until the head's agent answers, and wait for the job's end; return its last digest."""
     deadline = time.monotonic() + PATIENCE
     asked = False
     while time.monotonic() < deadline:
@@ -189,7 +189,7 @@ def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> Jo
             return digest
         time.sleep(0.1)
     raise errors.TimedOut(
-        f"{record.job} did not end within {PATIENCE:.0f} s of being asked",
+        f"{record.job} did not end within {PATIENCE:.0f} s of the request",
         hint=f"psctl stop {record.job} --force ends it without a checkpoint",
         where=record.job,
     )

@@ -19,7 +19,7 @@ from psctl.types import HostName
 
 
 def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[dict[str, Any]]:
-    """Return `status.jobs` for these jobs; asks the heads of those that had not ended, in parallel.
+    """Return `status.jobs` for these jobs; query the heads of those that had not ended, in parallel.
 
     The state of a job whose head is not reached is unknown; `problem` contains the reason.
     """
@@ -34,7 +34,7 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
 
 
 def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[str, Any]]:
-    """Return `status.hosts` of a cluster: one look at each host."""
+    """Return `status.hosts` of a cluster after one inspection of each host."""
     with inspect(home, chosen, connect) as reached:
         rows = []
         for host in chosen.spec.hosts:
@@ -77,7 +77,7 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
 
     Args:
         home, record: this machine's record of the job; its end is recorded.
-        digest: of its event log, where its head was asked and answered.
+        digest: the digest of its event log, if its head answered.
         problem: why its head did not answer.
     """
     if digest is not None:

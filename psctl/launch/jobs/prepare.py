@@ -32,11 +32,11 @@ from psctl.types import HostName
 Warn = Callable[[str], None]
 
 NOTE = "# psctl train "
-"""The beginning of a line that keeps an option of the command line in a job file's text."""
+"""The beginning of a comment line that records an option of the command line in a job file's text."""
 
 
 class RequestedJob(msgspec.Struct, frozen=True):
-    """A job file as the user asked for it to be run. `env` holds --env; None takes a value from the shell."""
+    """A job file with the options of the command line. `env` holds --env; None takes a value from the shell."""
 
     job: JobSpec
     text: str
@@ -45,7 +45,7 @@ class RequestedJob(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """The job's folder: `workdir:`, relative to the job file."""
+        """Return the job's folder: `workdir:`, relative to the job file."""
         return script_entry.folder_of(self.job, self.source)
 
 
@@ -61,7 +61,7 @@ def request_of(
         code: hash of code that hosts have, as a checkpoint's manifest names it; None packs the job's folder.
 
     Raises:
-        InvalidFile: the script or the folder is not there, or cannot travel; the user's fault.
+        InvalidFile: the script or the folder does not exist, or cannot be sent; the user's fault.
         UsageError: a variable is not set in the user's shell.
     """
     job, archive = wanted.job, None
@@ -84,7 +84,7 @@ def _pack(wanted: RequestedJob) -> Archive:
     archive = pack_folder(wanted.folder, job.exclude)
     if job.script is not None and job.script not in archive.files:
         raise errors.InvalidFile(
-            f"script: {job.script} is left out by .gitignore or `exclude:`, so no host would get it",
+            f"script: {job.script} is left out by .gitignore or `exclude:`, so it is not sent to hosts",
             hint="exclude: ['!" + job.script + "'] lets it in",
             where=where,
         )
@@ -98,7 +98,7 @@ def reach(
     """Connect to every host and inspect it; find the addresses by which hosts reach each other.
 
     Raises:
-        the first host's own error when a host cannot be used: nothing has been changed then.
+        PsctlError: the first host's error if a host cannot be used; no host has been changed then.
     """
     with cluster_setup.inspect(home, chosen, connect, codes) as reached:
         for error in reached.failed.values():
@@ -109,7 +109,7 @@ def reach(
 
 
 def make_ready(reached: ReachedCluster, progress: Progress, warn: Warn) -> None:
-    """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
+    """Make the hosts ready that are not, as `up` does; raise the first host's error."""
     for warning in cluster_setup.carry_out(reached, progress):
         warn(warning)
     for error in reached.failed.values():
@@ -133,7 +133,7 @@ def run(
     Args:
         reached: a cluster that was reached.
         request: the job.
-        resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
+        resume: the verified checkpoint that it resumes from; it is copied to the new head if that lacks it.
         progress, warn: show progress, and warnings about the hosts' links.
     """
     job_hosts = job_hosts_of(reached, request.job)  # too few slots or ports are refused before anything is touched
@@ -153,7 +153,7 @@ def run(
 
 @contextlib.contextmanager
 def source_of(reached: ReachedCluster, record: JobRecord, name: str) -> Iterator[Shell]:
-    """Return a connection to a host of an earlier job; the open one where it is the same host."""
+    """Return a connection to a host of an earlier job; an open one if it leads to the same host."""
     if _same_cluster(reached, record) and name in reached.fleet.shells:
         yield reached.fleet.shells[HostName(name)]
         return
@@ -190,8 +190,8 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> d
 def load_requested_job(text: str, source: str, overrides: list[str], env: list[str]) -> RequestedJob:
     """Read a job file, with the options of the command line in place of its values.
 
-    The options are added to the text that checkpoints keep, as comments at its end, so that a restored job is the same;
-    numbers of workers and servers are not, because a checkpoint restores onto any.
+    The options are appended as comments to the text that checkpoints store, so that a restored job is the same. The
+    numbers of workers and servers are not, because a checkpoint can be restored onto any.
 
     Args:
         overrides: `key=value` of --set and its short forms.

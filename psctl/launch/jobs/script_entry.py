@@ -1,4 +1,4 @@
-"""The script that a job file names: whether it is there, which file may be meant, and whether Python can read it."""
+"""Checks the script that a job file names: that it exists and has no syntax error; suggests similar names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psctl.spec.job import JobSpec
 from psctl.spec.nearest import nearest
 
 LOOKED_AT = 2000
-"""Python files of a job's folder among which a suggestion is looked for."""
+"""Limit of Python files of a job's folder that are searched for a similar name."""
 
 
 def folder_of(job: JobSpec, source: str) -> Path:
@@ -44,7 +44,7 @@ def problems(text: str, source: str) -> list[errors.PsctlError]:
 
 
 def missing(script: str | None, folder: Path, where: str) -> errors.InvalidFile | None:
-    """Return the error for a script that is not in the job's folder; None when it is there, or a module runs.
+    """Return the error for a script that is not in the job's folder; None if it is, or if the job runs a module.
 
     Args:
         script, folder: the script, and the folder that the job's hosts get.
@@ -62,7 +62,7 @@ def missing(script: str | None, folder: Path, where: str) -> errors.InvalidFile 
 
 
 def unreadable(path: Path) -> errors.InvalidFile | None:
-    """Return the error for a script that is no Python, with its line; None when it is."""
+    """Return the error for a script with a syntax error, with its line; None if it has none."""
     here = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     try:
         with warnings.catch_warnings(action="ignore"):  # of what the script's author wrote, not for this command
@@ -78,7 +78,7 @@ def unreadable(path: Path) -> errors.InvalidFile | None:
 
 
 def _scripts(folder: Path) -> Iterator[str]:
-    """Python files below a folder, as `script:` names them."""
+    """Return the Python files below a folder, in the form of `script:`."""
     for above, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(names):

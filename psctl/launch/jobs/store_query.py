@@ -1,8 +1,8 @@
-"""`psctl store`: reads keys of a running job's store through its head's agent; it changes nothing and blocks no worker.
+"""Reads keys of a running job's store through the head's agent (`psctl store`). Workers are not blocked.
 
 Requests are sent in batches, each through the agent's socket to the coordinator and from there to the servers, over
 open connections; each server answers for the shards of which it is the primary. A batch whose answer would be too long
-is halved; one that meets shards in transfer between servers is sent again.
+is halved; a batch with shards in transfer between servers is sent again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from psctl.launch.home import JobRecord
 from psctl.remote.shell import Shell
 
 MOST = 10_000
-"""Keys of one command."""
+"""Limit of keys of one command."""
 
 BATCH = 24_000
-"""Characters of the keys of one request."""
+"""Limit of characters of the keys of one request."""
 
 TRIES = 10
 PAUSE = 0.5
-"""How often, and after how many seconds, a request is sent again while shards are moved."""
+"""Number of repeats of a request while shards are moved, and the seconds before each."""
 
 Key = str | int
 
@@ -56,7 +56,7 @@ class StoreEntry(msgspec.Struct, frozen=True):
 
 
 class StoreContents(msgspec.Struct, frozen=True):
-    """What was read: the entries of keys; without keys the stores, and the tables of one."""
+    """The contents that were read: the entries of keys; without keys, the names of stores and one store's tables."""
 
     job: str
     store: str
@@ -88,7 +88,9 @@ class StoreReader:
         """
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MOST:
-            raise errors.UsageError(f"{len(wanted)} keys are asked for, of at most {MOST}", hint="read them in parts")
+            raise errors.UsageError(
+                f"{len(wanted)} keys are requested, and one request has at most {MOST}", hint="read them in parts"
+            )
         entries: list[StoreEntry] = []
         answer = StoreAnswer([], {}, {})
         for batch in batches(wanted):
@@ -114,7 +116,7 @@ class StoreReader:
             yield from self._fitting(batch[len(batch) // 2 :])
 
     def _settled(self, batch: list[Key]) -> StoreAnswer | None:
-        """Ask until all shards have answered; None: the answer would be too long."""
+        """Send the request until all shards have answered; return None if the answer would be too long."""
         for _ in range(TRIES):
             reply = self._ask(batch)
             if reply["servers"] == 0:
@@ -162,7 +164,7 @@ class StoreReader:
         known = ", ".join(stores) if stores else "none yet"
         return errors.UsageError(
             f"{self._record.job} has no store {self._store!r}; it has: {known}",
-            hint="a store is there when the script has opened it with run.store()",
+            hint="a store exists when the script has opened it with run.store()",
             where=self._record.job,
         )
 
@@ -171,7 +173,7 @@ class StoreReader:
 
 
 def over(record: JobRecord) -> errors.NoSuchJob:
-    """Return the error of a job that has ended, and its store with it."""
+    """Return the error for the store of a job that has ended."""
     return errors.NoSuchJob(
         f"{record.job} has ended, and its store with it",
         hint=f"psctl checkpoint export {record.job}@latest OUT, if it wrote checkpoints",

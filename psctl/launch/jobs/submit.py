@@ -32,19 +32,19 @@ from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, HostName, Member
 
 MOST_JOBS = 100_000_000
-"""A job's number above this is not one that psctl gave."""
+"""Limit of a job's number; psctl gives no higher one."""
 
 HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
 
 
 SLOWEST = 10.0
-"""Seconds that the start of an agent may take, even with a smaller `timeouts.start`, before its host gives it up."""
+"""Seconds that a host waits for the start of an agent at least, even with a smaller `timeouts.start`."""
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore); `folder` is
-    None when the code comes from there, not from a folder of this machine."""
+    """A job to start. `archive` is None if hosts have `code` already (a restore); `folder` is None if the code comes
+    from a host, not from a folder of this machine."""
 
     job: JobSpec
     text: str
@@ -62,7 +62,7 @@ def variables(
     """Return the variables of a job's processes: the cluster's, the job's, then those of --env.
 
     Raises:
-        UsageError: one is to be taken from the user's shell and is not set there, or is psctl's own.
+        UsageError: a variable to be taken from the user's shell is not set there, or is reserved for psctl.
     """
     found = dict(runtime)
     for name, value in {**job.env, **given}.items():
@@ -70,7 +70,7 @@ def variables(
             raise errors.UsageError(f"--env {name}: psctl sets this variable itself", hint="leave it out")
         if name in job.secrets:
             raise errors.UsageError(
-                f"--env {name}: it stands under secrets, whose values are on no command line",
+                f"--env {name}: it is listed under secrets, and values of secrets must not be on a command line",
                 hint=f"export {name}=... in your shell, and leave --env {name} out",
             )
         found[name] = _from_shell(name, shell, "env") if value is None else value
@@ -78,7 +78,11 @@ def variables(
 
 
 def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's secrets, taken from the user's shell. UsageError when one is not set there."""
+    """Return the job's secrets from the user's shell.
+
+    Raises:
+        UsageError: a secret is not set there.
+    """
     return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
 
 
@@ -91,7 +95,7 @@ def submit(
         reached: the cluster, made ready.
         request: what is to run.
         job_hosts: its hosts, and the workers of each.
-        resume: where it goes on from; the folder is the head's.
+        resume: the checkpoint to resume from; its folder is on the head.
         progress: shows progress.
 
     Raises:
@@ -167,7 +171,7 @@ class _Submission:
         return self.job_hosts.hosts[0].name
 
     def claim_head(self) -> bool:
-        """Write the head's orders, and with them take the job's name there; False when it is taken.
+        """Write the head's orders, and reserve the job's name there; return False if it is in use.
 
         The record is written first: if psctl is killed from now on, `status` still lists the job.
         """
@@ -249,13 +253,13 @@ class _Submission:
                 **self.reached.chosen.spec.runtime.env,
                 "PYTHONPATH": host.code,
                 "PYTHONUNBUFFERED": "1",
-                "PSCTL_ORDERS": f"{host.job_dir}/agent",  # by which a sweep knows it from its first moment on
+                "PSCTL_ORDERS": f"{host.job_dir}/agent",  # marks it as a process of this job from its start
             },
         )
         self.started[shell.name] = process
 
     def _wait_for_coordinator(self, shell: Shell) -> Address:
-        """Return where the coordinator listens, once it does."""
+        """Wait until the coordinator listens; return its address."""
         host = self._with_process(self.hosts[shell.name])
         deadline = time.monotonic() + HELLO
         while time.monotonic() < deadline:
@@ -267,7 +271,7 @@ class _Submission:
                 raise agent_calls.why_gone(shell, host, self.name)
             time.sleep(0.02)
         raise errors.TimedOut(
-            f"{shell.name}: the agent of {self.name} named no coordinator within {HELLO:.0f} s",
+            f"{shell.name}: the agent of {self.name} reported no coordinator within {HELLO:.0f} s",
             hint=f"its log is {host.job_dir}/agent.log there",
             where=shell.name,
         )
@@ -319,7 +323,7 @@ def _highest(reached: ReachedCluster, name: str) -> int:
 def _from_shell(name: str, shell: Mapping[str, str], key: str) -> str:
     if name not in shell:
         raise errors.UsageError(
-            f"{key}: {name} is to be taken from your shell, where it is not set",
+            f"{key}: {name} is taken from your shell, but it is not set there",
             hint=f"export {name}=..., or give it a value" if key == "env" else f"export {name}=...",
         )
     return shell[name]

@@ -1,7 +1,7 @@
 """Placement of a job's processes on hosts, and the plan for them.
 
-cluster_snapshot: the inspected hosts as placement and plan need them
-job_planning: `psctl plan`
-ports: ports of `network.ports` that a job needs and hosts have
-roster: workers assigned to hosts, and orders made from that
+cluster_snapshot: converts inspected hosts to the input of placement and plan
+job_planning: makes plans before a run (`psctl plan`)
+ports: compares the ports that a job needs with `network.ports` and the hosts
+roster: assigns workers to hosts, and makes orders
 """

@@ -1,4 +1,4 @@
-"""The machines of a cluster as placement and plan need them: `Machine` records, and the document of `topo -o json`."""
+"""Converts inspected hosts to `Machine` records, and to the document of `topo -o json`, for placement and plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def machines_of(reached: ReachedCluster) -> dict[str, Machine]:
     Where links were measured (`link_measurement.load`), a host's rate is its port's, else the nominal one.
 
     Raises:
-        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+        InvalidFile, HostUnreachable: a host has no usable address; the cluster file's fault.
     """
     addresses = reach.addresses(reached)
     machines = {}
@@ -44,11 +44,11 @@ def machines_document(reached: ReachedCluster, names: Sequence[str]) -> dict[str
     """Return the document of some of the inspected hosts, in the order of `names`.
 
     Args:
-        reached: the cluster; `reach.find` or `reach.settled` was called. What was not measured is nominal.
+        reached: the cluster, after `reach.find` or `reach.settled`; rates that were not measured are nominal.
         names: the hosts.
 
     Returns:
-        the document; None where no host has an address that others could use: the plan then has nominal rates alone.
+        The document; None if no host has an address that others can use: the plan then has nominal rates only.
     """
     measured = link_measurement.load(reached)
     try:

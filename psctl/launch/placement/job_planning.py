@@ -1,4 +1,4 @@
-"""`psctl plan`: every strategy's predicted time on a cluster, before any run."""
+"""Predicts every strategy's time on a cluster before any run (`psctl plan`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from psctl.spec.job import JobSpec, load_job
 from psctl.units import parse_count
 
 SHORT = 200
-"""Messages of a schedule that are still read by people."""
+"""Limit of messages of a schedule that is printed for people."""
 
 
 def job_of(text: str, source: str) -> JobSpec:
@@ -52,7 +52,7 @@ def model_of(text: str) -> Model:
     """Return the model of a number of parameters such as 1e9 or 7B.
 
     Raises:
-        UsageError: it is no such number; the user's fault.
+        UsageError: the text is not such a number; the user's fault.
     """
     try:
         return Model(parse_count(text))
@@ -84,14 +84,14 @@ def with_capacity(
 def plan(
     reached: ReachedCluster, job: JobSpec, size: int | None, world: int | None, model: Model | None = None
 ) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan for a cluster and the document of `plan -o json`; what runs on the hosts now does not count.
+    """Return the plan for a cluster and the document of `plan -o json`; running jobs are ignored.
 
     Args:
         reached: the cluster; rates that were not measured are nominal.
-        job: what is asked for.
+        job: the requested job.
         size: bytes of gradients a worker; None adds a table of winners by size.
-        world: number of ranks; None: what the job asks for.
-        model: adds what it asks of its servers; `size` is its gradients'.
+        world: number of ranks; None: that of the job.
+        model: adds the memory that its servers need; `size` is that of its gradients.
 
     Raises:
         InvalidFile: more ranks than slots.
@@ -115,7 +115,7 @@ def plan(
 def order_for_plan(
     reached: ReachedCluster, name: str, job: JobSpec, job_hosts: JobHosts, code_hash: str = ""
 ) -> JobOrder:
-    """Return a job's order as far as a plan needs it: its hosts, and what was measured of them."""
+    """Return the parts of a job's order that a plan needs: its hosts, and their measurements."""
     return job_order(
         name, reached.chosen.spec, job, job_hosts, code_hash=code_hash,
         topology=machines_document(reached, job_hosts.names), costs=calibration.load(reached),
@@ -125,21 +125,21 @@ def order_for_plan(
 def on_paper(
     reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None
 ) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan for machines that a file describes, and its document; nothing is asked of any host.
+    """Return the plan for machines that a file describes, and its document; no connection is made.
 
-    What messages cost beside their bytes is what the file says of its links, for nothing is known of the machines'
-    processors; gradients count as one vector.
+    The costs of messages are the latencies in the file, because the machines' processors are unknown. Gradients count
+    as one vector.
 
     Args:
         reference: what `topo -o json` prints, one host of it, a saved matrix, or a folder of these.
-        job: what is asked for; None: whatever is fastest.
+        job: the requested job; None: any strategy.
         size: bytes of gradients a worker; None adds a table of winners by size.
-        world: the first so many places are ranks, hosts behind them may serve; None: all of them.
-        model: adds what it asks of its servers; `size` is its gradients'.
+        world: the number of places that are ranks, the first ones; later hosts may run servers; None: all.
+        model: adds the memory that its servers need; `size` is that of its gradients.
 
     Raises:
         InvalidFile: the file is none of these.
-        UsageError: too few places for `world`; the strategy that is asked for can't be taken there.
+        UsageError: there are too few places for `world`, or the requested strategy is not possible.
     """
     cluster = read_saved(reference).cluster
     if world is None and job is not None and isinstance(job.workers, int):
@@ -167,7 +167,7 @@ def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as `plan -o json` promises it."""
+    """Return a plan in the form of `plan -o json`."""
     return {
         "size": plan.size, "world": plan.world, "chosen": plan.chosen, "reason": plan.reason, "decided": plan.decided,
         "candidates": msgspec.to_builtins(plan.candidates),
@@ -175,7 +175,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def schedule_text(plan: Plan) -> list[str]:
-    """Return the chosen schedule, message by message; nothing where the engine or servers do it, or it is long."""
+    """Return the summary of the chosen schedule, and its messages if there are not too many.
+
+    The result is empty for `native` and `ps`, which have no schedule.
+    """
     if plan.chosen in ("native", "ps"):
         return []
     schedule = catalog.build(plan.chosen, plan.world, msgspec.convert(plan.options, catalog.ScheduleOptions))
@@ -184,7 +187,7 @@ def schedule_text(plan: Plan) -> list[str]:
 
 
 def _with_winners(plan: Plan, planner: Planner, known: bool) -> dict[str, Any]:
-    """Return the document with `by_size`, where the winner changes; and a table of winners where no size is known."""
+    """Return the document with `by_size`, where the winner changes; if not `known`, also with a table of winners."""
     document, found = plan_document(plan), winners(planner.winner)
     changes = size_ranges(planner.winner, found)
     document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]

@@ -204,7 +204,7 @@ def job_order(
         code_hash: of the job's folder.
         job_file: its text, for the checkpoint's manifest.
         environment: variables for every process, secrets left out.
-        resume: where it goes on from.
+        resume: where it resumes from.
         topology: the document of its hosts; None: nominal rates alone.
         costs: what messages were measured to cost on this cluster, by engine.
     """

@@ -2,7 +2,7 @@
 
 A set of rates is max-min fair when none can grow without making a smaller or equal one smaller. It is unique, and
 progressive filling finds it (Bertsekas and Gallager, Data Networks, 6.5.2): let all rates grow together; when a link
-is full, the flows across it keep their rate; go on with the others.
+is full, the flows across it keep their rate; continue with the others.
 
 A flow that starts or ends changes only the rates of those that share a link with it, directly or through others that
 do; so only that part of the network is computed again. The rates of a set of flows are kept, because pipelines return
