@@ -18,15 +18,17 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from psctl.agent.control_client import call
 from psctl.checkpoint.reader import verify
 from psctl.job import events
-from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import AgentOrders, CheckpointOrder
 from psctl.transport.loopback_tcp import GUARDED_HOST
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, Member
+from tests.helpers.orders import make_hosts, make_order
 
 ROOT = Path(__file__).parents[2]
 WAIT = 40.0
@@ -52,20 +54,18 @@ class Cluster:
         (folder / "code").mkdir()
         (folder / "code" / "train.py").write_text(script)
         hosts = [
-            HostOrder(f"h{index}", f"127.0.0.{index + 2}", "lo", 4, 0, count, True)
-            for index, count in enumerate(workers)
+            replace(host, address=f"127.0.0.{index + 2}", interface="lo")
+            for index, host in enumerate(make_hosts(*workers))
         ]
         keep = CheckpointOrder(None, 0, more.pop("every", 0.0), 3, None, on_stop=more.pop("on_stop", False), copies=1)
         settings: dict[str, Any] = {
-            "servers": None, "strategy": "native", "update": "auto", "seed": 0, "size": None, "start_timeout": 20.0,
-            "stall_timeout": 60.0, "total_timeout": None, "report_seconds": 0.2, "ports": None, "resume": None,
-            "resume_id": None, "restarts": 0, "environment": {"COLOUR": "blue"}, "argv": ["train.py", "a b"],
+            "servers": None, "strategy": "native", "update": "auto", "start_timeout": 20.0, "stall_timeout": 60.0,
+            "report_seconds": 0.2, "restarts": 0, "environment": {"COLOUR": "blue"}, "argv": ["train.py", "a b"],
         }  # fmt: skip
         self.secrets, self.grace = more.pop("secrets", {}), more.pop("grace", 2.0)
-        self.order = JobOrder(
-            name=self.name, hosts=hosts, checkpoint=keep, code_hash="0" * 8,
-            job_file="name: try", congestion="auto", **{**settings, **more},
-        )  # fmt: skip
+        self.order = make_order(
+            hosts, name=self.name, checkpoint=keep, code_hash="0" * 8, job_file="name: try", **{**settings, **more}
+        )
         self.authority = make_authority(self.name, time.time())
         self.preauth_secret = new_secret()
         self.supervisors: list[subprocess.Popen[bytes]] = []

@@ -21,7 +21,7 @@ from psctl.job.environment import NAMES, WorkerSeats, server_environment, worker
 from psctl.job.process_messages import StartProcess
 from psctl.orders import AgentOrders, HostOrder
 from psctl.types import Address, Member
-from tests.coordinator.driven_job import ORDER
+from tests.helpers.driven_job import ORDER
 
 HOSTS = [HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 2, True, slots=3, rdma="=mlx5_0:1")]
 JOB = replace(ORDER, hosts=HOSTS, environment={"COLOUR": "blue", "LD_PRELOAD": "/mine.so"})

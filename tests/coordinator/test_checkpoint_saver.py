@@ -19,15 +19,14 @@ from psctl.coordinator.checkpoint_saver import CheckpointSaver
 from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
 from psctl.errors import PeerLost
 from psctl.job.checkpoint_messages import CheckpointCopyDone, SaveBegin, SavePart
-from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import CheckpointOrder
 from psctl.transport.protocol.authority import has_signed, make_authority, sign
 from psctl.types import TensorSlice
+from tests.helpers.orders import make_hosts, make_order
 
-ORDER = JobOrder(
-    name="digits-3", argv=["train.py"], hosts=[HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True)], servers=1,
-    strategy="ps", update="server", seed=7, size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None,
-    report_seconds=1.0, ports=None, checkpoint=CheckpointOrder(None, 500, 0.0, 2, None, True, 1), resume=None,
-    resume_id=None, code_hash="c", job_file="name: digits", environment={}, congestion="auto",
+ORDER = make_order(
+    make_hosts(1), name="digits-3", seed=7, job_file="name: digits",
+    checkpoint=CheckpointOrder(None, 500, 0.0, 2, None, True, 1),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOv
 from psctl.job.process_messages import StopProcesses, StopWanted
 from psctl.job.training_messages import Join, Leave, MemberReady, Prepare
 from psctl.types import Member
-from tests.coordinator.driven_job import (
+from tests.helpers.driven_job import (
     A0,
     ELASTIC,
     LAYOUT,

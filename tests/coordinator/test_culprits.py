@@ -12,7 +12,7 @@ from psctl.job import activity, events
 from psctl.job.process_messages import HostSample, OutputLines, Stacks, StacksWanted
 from psctl.job.training_messages import Heartbeat
 from psctl.types import Member
-from tests.coordinator.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, appended
+from tests.helpers.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, appended
 
 PS = "sync: waiting for values of clock 3 from server/0, which waits for worker/1"
 RING = activity.waiting("the sum of gradients", [1])

@@ -52,7 +52,8 @@ from psctl.job.process_messages import (
 )
 from psctl.job.training_messages import Decision, Go, Heartbeat, Join, Leave, MemberReady, Prepare, ScriptFinished
 from psctl.types import Address, Member, ServerAt
-from tests.coordinator.driven_job import (
+from tests.examples import examples
+from tests.helpers.driven_job import (
     A0,
     A1,
     LAYOUT,
@@ -66,7 +67,6 @@ from tests.coordinator.driven_job import (
     commits,
     sent,
 )
-from tests.examples import examples
 
 
 def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_there() -> None:

@@ -14,7 +14,7 @@ from psctl.job.process_messages import EndProcesses
 from psctl.job.table_server_messages import TablesReady, TablesWanted
 from psctl.job.training_messages import Heartbeat, Join, Prepare, ScriptFinished, StepReport, WorkerReport
 from psctl.types import Address, Layout, Member, ParameterInfo
-from tests.coordinator.driven_job import (
+from tests.helpers.driven_job import (
     A1,
     W0,
     W1,

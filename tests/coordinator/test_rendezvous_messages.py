@@ -11,7 +11,7 @@ from psctl.coordinator.state.sum_order import groups_by_host
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkerAt, WorkerListens, WorkersAt
 from psctl.orders import JobOrder
 from psctl.types import Address, Compression, Member
-from tests.coordinator.driven_job import LAYOUT, ORDER, PLAN, S0, W0, W1, DrivenJob, sent
+from tests.helpers.driven_job import LAYOUT, ORDER, PLAN, S0, W0, W1, DrivenJob, sent
 
 
 def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:

@@ -22,7 +22,7 @@ from psctl.job.membership_messages import StepUnfit
 from psctl.job.process_messages import EndProcesses, Register, RenewStore, StopProcesses, StopWanted
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, Resume, Welcome, WorkerReport
 from psctl.types import Address, Member
-from tests.coordinator.driven_job import A0, A1, LAYOUT, ORDER, S0, W0, W1, DrivenJob, again, appended, sent
+from tests.helpers.driven_job import A0, A1, LAYOUT, ORDER, S0, W0, W1, DrivenJob, again, appended, sent
 
 THREE = replace(ORDER, restarts=3)
 ROOMY = replace(THREE, hosts=[replace(host, slots=2) for host in ORDER.hosts])

@@ -21,7 +21,7 @@ from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessStarted, 
 from psctl.job.training_messages import Join, Leave, MemberReady, Prepare, Resume
 from psctl.orders import JobOrder
 from psctl.types import Member
-from tests.coordinator.driven_job import (
+from tests.helpers.driven_job import (
     A0,
     A1,
     ELASTIC,

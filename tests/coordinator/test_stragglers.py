@@ -6,7 +6,7 @@ import pytest
 
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job.training_messages import Heartbeat
-from tests.coordinator.driven_job import W0, W1, DrivenJob, notices
+from tests.helpers.driven_job import W0, W1, DrivenJob, notices
 
 
 def steps(job: DrivenJob, first: int, last: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from psctl.job import events
 from psctl.job.training_messages import Decision, Resume
-from tests.coordinator.driven_job import ORDER, DrivenJob, appended, notices, sent
+from tests.helpers.driven_job import ORDER, DrivenJob, appended, notices, sent
 
 SHARED = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2), replace(ORDER.hosts[1], workers=0)])
 APART = ORDER

@@ -31,7 +31,7 @@ from psctl.job.membership_messages import (
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import EndProcesses, StopProcesses
 from psctl.job.training_messages import Decision, Go, Heartbeat, Join, MemberReady, Prepare, Resume, Welcome
-from tests.coordinator.driven_job import (
+from tests.helpers.driven_job import (
     A0,
     A1,
     ELASTIC,

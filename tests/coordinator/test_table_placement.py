@@ -18,7 +18,7 @@ from psctl.job.table_server_messages import (
 )
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare
 from psctl.types import Address, Member, ServerAt
-from tests.coordinator.driven_job import (
+from tests.helpers.driven_job import (
     A0,
     LAYOUT,
     ORDER,

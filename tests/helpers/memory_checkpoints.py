@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from psctl.job.checkpoint_messages import SaveBegin, SavePart
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
 from psctl.job.training_messages import Resume
-from psctl.types import TensorSlice
+from psctl.types import Member, TensorSlice
 
 Tensors = dict[str, tuple[TensorSlice, bytearray]]
 """Each whole tensor by name, and its bytes."""
@@ -49,6 +49,52 @@ class MemoryCheckpoint:
 
     def resume(self, job: str) -> Resume:
         return Resume(f"{job}@{self.step}", self.step, self.state, [whole for whole, _ in self.tensors.values()])
+
+
+class MemoryDisk:
+    """The checkpoints of a job.
+
+    Args:
+        job: the job's name.
+        resumed: the checkpoint that it goes on from.
+    """
+
+    def __init__(self, job: str, resumed: MemoryCheckpoint | None = None) -> None:
+        self.job, self._resumed = job, resumed
+        self.open: dict[int, MemoryCheckpoint] = {}
+        """By step: those whose parts arrive."""
+        self.whole: dict[int, MemoryCheckpoint] = {}
+        """By step: those that are committed."""
+
+    def begin(self, sender: Member, message: SaveBegin) -> None:
+        self.open.setdefault(message.step, MemoryCheckpoint(message.step)).begin(sender, message)
+
+    def write(self, sender: Member, message: SavePart, payload: Any) -> None:
+        found = self.open.get(message.step)
+        if found is not None and payload is not None and (sender, message.tables) in found.slices:
+            found.write(sender, message, payload)
+
+    def end(self, sender: Member, message: SaveEnd) -> None:
+        if message.step in self.open:
+            self.open[message.step].ended.add(sender)
+
+    def commit(self, step: int) -> None:
+        self.whole[step] = self.open.pop(step)
+
+    def discard(self, step: int) -> None:
+        self.open.pop(step, None)
+
+    def newest(self) -> Resume | None:
+        """Return where the job goes on, None for its start; read from there from now on."""
+        self.open.clear()
+        if self.whole:
+            self._resumed = self.whole[max(self.whole)]
+        return self._resumed.resume(self.job) if self._resumed is not None else None
+
+    def read(self, wanted: TensorSlice) -> bytes:
+        """Return a slice of the checkpoint that the job goes on from."""
+        assert self._resumed is not None, "the job does not go on from a checkpoint"
+        return read_slice(self._resumed.tensors, wanted)
 
 
 def read_slice(tensors: Tensors, wanted: TensorSlice) -> bytes:

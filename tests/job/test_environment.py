@@ -6,15 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.job.environment import WorkerSeats, worker_environment, worker_places
-from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import JobOrder
+from tests.helpers.orders import make_hosts, make_order
 
-HOST = HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True)
-ORDER = JobOrder(
-    name="digits-3", argv=["train.py"], hosts=[HOST], servers=None, strategy="auto", update="auto", seed=0, size=None,
-    start_timeout=120.0, stall_timeout=300.0, total_timeout=None, report_seconds=1.0, ports=None,
-    checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
-    job_file="", environment={}, congestion="auto",
-)  # fmt: skip
+(HOST,) = HOSTS = make_hosts(1)
+ORDER = make_order(HOSTS, servers=None, strategy="auto", update="auto")
 
 
 def test_the_engines_use_the_network_by_which_the_hosts_meet() -> None:

@@ -1,8 +1,4 @@
-"""A simulated coordinator and its agents: the shipped state machine of the job, whose instructions it carries out.
-
-Thin on purpose. What is not covered: the event log's file, checkpoint files (parts are kept in memory), the plan's
-choice (always ps, with the scenario's servers).
-"""
+"""A simulated coordinator and its agents: the shipped state machine of the job, whose instructions are carried out."""
 
 from __future__ import annotations
 
@@ -10,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.coordinator.state import instructions
-from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, Tick
-from psctl.coordinator.state.job_state_machine import JobStateMachine
+from psctl.coordinator.state.instructions import Input, Instruction, Tick
 from psctl.errors import ConnectionFailed
 from psctl.job import events
-from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SavePart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.membership_messages import CountUntil, Members, Reassign, ShardHandedOver
+from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
-    JobFinished,
     ProcessExited,
     ProcessFailure,
     ProcessStarted,
@@ -27,45 +21,37 @@ from psctl.job.process_messages import (
     StartProcess,
     StopProcesses,
 )
-from psctl.job.training_messages import Decision, Go, Resume
-from psctl.ps.shards import cut, sizes
-from psctl.types import Address, Member, TensorSlice
-from tests.helpers.memory_checkpoints import MemoryCheckpoint, read_slice
-from tests.simulation.kernel import Broken, Process, World
+from psctl.job.training_messages import Decision, Go
+from psctl.types import Address, Member
+from tests.helpers.state_machine_driver import ME, CoordinatorDriver
+from tests.simulation.kernel import Process, World
 from tests.simulation.network import End, Network
 from tests.simulation.scenario import Scenario, order
 
 TICK = 0.1
 
-ME = Member("coordinator", 0)
 
-GRACE = 5.0
+class Coordinator(CoordinatorDriver):
+    """The coordinator's process."""
 
+    part_bytes = 1 << 30  # a slice is one part
 
-class Coordinator:
-    """The coordinator's process; the handler of everyone's connections to it."""
-
-    def __init__(self, process: Process, network: Network, scenario: Scenario, resume: Resume | None) -> None:
-        self.process, self._network, self._scenario = process, network, scenario
-        self._peers: dict[Member, End] = {}
-        self.events: list[Any] = []
-        self.status = ""
+    def __init__(self, process: Process, network: Network, scenario: Scenario) -> None:
+        self.process = process
         self.losses = 0
         self.on_go: Callable[[], None] = lambda: None
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
-        self._cut: set[tuple[int, int]] = set()
         self.on_members: Callable[[int, list[int]], None] = lambda clock, ranks: None
         self.on_restart: Callable[[int], None] = lambda step: None
-        self.disk = Disk()
         self._chains: list[list[int]] = []
         self._handing: set[int] = set()
-        self.machine = JobStateMachine(order(scenario), GRACE, resume, 0.0, 1000.0)
+        super().__init__(order(scenario), scenario.servers, scenario.cut_bytes)
 
         def allow(member: Member) -> str | None:
             return self.machine.why_not_expected(member) or None
 
         self.address = network.listen(process, self, COORDINATION.union, allow)
-        self._carry_out(self.machine.start(0.0))
+        self.begin()
         self._world.after(TICK, self._tick)
 
     @property
@@ -76,96 +62,42 @@ class Coordinator:
     def over(self) -> bool:
         return self.status != ""
 
+    def time(self) -> float:
+        return self._world.now
+
     def chains(self) -> list[list[int]]:
         """Return the newest assignment's chains, empty where a hand-over is under way."""
         return [[] if shard in self._handing else chain for shard, chain in enumerate(self._chains)]
 
-    # ---- the handler -----------------------------------------------------------------------------------------------
-
-    def on_connected(self, peer: End) -> None:
-        self._peers[peer.member] = peer
-        self._happens(Connected(peer.member))
-
-    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return None
-
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
-        match message:
-            case SavePart():
-                self.disk.part(peer.member, message, payload)
-                return
-            case SaveBegin():
-                self.disk.begin(peer.member, message)
-            case ShardHandedOver(shard=shard):
-                self._handing.discard(shard)
-            case LoadWanted(ticket=ticket, slices=slices):
-                for index, wanted in enumerate(slices):
-                    peer.send(LoadPart(ticket, index, 0), self.disk.read(wanted))
-                peer.send(LoadEnd(ticket))
-                return
-        self._happens(MessageReceived(peer.member, message))
-
-    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
-        if self._peers.get(peer.member) is peer:
-            del self._peers[peer.member]
-            self._happens(ConnectionLost(peer.member, error.message))
+        if isinstance(message, ShardHandedOver):
+            self._handing.discard(message.shard)
+        super().on_message(peer, message, payload)
 
     def _tick(self) -> None:
         if self.process.alive and not self.over:
             self._world.after(TICK, self._tick)
-            self._happens(Tick())
-
-    def _happens(self, happening: Input) -> None:
-        self._carry_out(self.machine.handle(happening, self._world.now))
+            self.handle(Tick())
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, found: list[instructions.Instruction]) -> None:
-        for instruction in found:
-            self._do(instruction)
+    def answer(self, given: Input, seconds: float = 0.0) -> None:
+        if isinstance(given, instructions.RestorableFound):
+            self.on_restart(given.resume.step if given.resume else 0)
+        self._world.after(self._world.random.random() * seconds if seconds else 0.0, self.handle, given)
 
-    def _do(self, instruction: instructions.Instruction) -> None:
-        match instruction:
-            case instructions.AppendEvent(event=event):
-                self.events.append(event)
-                self.losses += isinstance(event, events.WorkerLost | events.ServerLost)
-                self._world.say(lambda: f"event: {event}")
-            case instructions.SendMessage(member=member, message=message):
-                self._tell(member, message)
-            case instructions.StartMember():
-                one = instruction
-                start = StartProcess(one.member, one.world, one.local_rank, one.environment, "", "", "")
-                self._tell(Member("agent", one.host), start)
-            case instructions.MakePlan(order=now):
-                able = [index for index, host in enumerate(now.hosts) if host.may_serve]
-                servers = [host if host in able else able[0] for host in self._scenario.servers]
-                event = events.Planned(
-                    time=0, size=8, world=1, chosen="ps", reason="asked", decided=True, candidates=[]
-                )
-                self._world.after(
-                    0.0, self._happens, instructions.PlanMade("ps", self._scenario.update, servers, event)
-                )
-            case instructions.MakeShards(layout=layout, servers=servers):
-                shards = cut(layout, servers, self._scenario.cut_bytes)
-                self._world.after(0.0, self._happens, instructions.ShardsMade(shards, sizes(shards)))
-            case instructions.CommitCheckpoint(step=step):
-                self.disk.commit(step)
-                written = instructions.CheckpointCommitted(step, f"digits-1@{step}")
-                self._world.after(self._world.random.random() * 0.05, self._happens, written)
-            case instructions.DiscardCheckpoint(step=step):
-                self.disk.parts.pop(step, None)
-            case instructions.FindRestorable():
-                found = instructions.RestorableFound(self.disk.newest())
-                self.on_restart(found.resume.step if found.resume else 0)
-                self._world.after(self._world.random.random() * 0.05, self._happens, found)
-            case instructions.CloseCoordinator(status=status):
-                self.status = status
-                for host in range(self._scenario.hosts):
-                    self._tell(Member("agent", host), JobFinished(status))
-            case _:
-                raise Broken("shell", f"the simulator does not carry out {type(instruction).__name__} yet")
+    def start_member(self, start: instructions.StartMember) -> None:
+        found = StartProcess(start.member, start.world, start.local_rank, start.environment, "", "", "")
+        self.send(Member("agent", start.host), found)
 
-    def _tell(self, member: Member, message: Any) -> None:
+    def carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, instructions.AppendEvent):
+            event = instruction.event
+            self.losses += isinstance(event, events.WorkerLost | events.ServerLost)
+            self._world.say(lambda: f"event: {event}")
+        super().carry_out(instruction)
+
+    def send(self, member: Member, message: JobMessage) -> None:
         if isinstance(message, Go):
             self.on_go()
         if isinstance(message, Decision | Reassign):
@@ -173,42 +105,13 @@ class Coordinator:
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
             self._handing |= {shard for shard, one in enumerate(moved) if one}
             self._chains = chains
-        if isinstance(message, CountUntil) and (message.rank, message.incarnation) not in self._cut:
-            self._cut.add((message.rank, message.incarnation))
-            if message.incarnation >= 0:  # else it is said to a server that joins, once more
+        if isinstance(message, CountUntil) and message.incarnation >= 0:
+            known = Member("worker", message.rank, message.incarnation) in self.cuts
+            if not known:
                 self.on_cut(message.rank, message.clock)
         if isinstance(message, Members):
             self.on_members(message.clock, message.ranks)
-        peer = self._peers.get(member)
-        if peer is not None:
-            peer.send(message, urgent=True)
-
-
-class Disk:
-    """Checkpoints, in memory."""
-
-    def __init__(self) -> None:
-        self.parts: dict[int, MemoryCheckpoint] = {}
-        self._whole: dict[int, MemoryCheckpoint] = {}
-
-    def begin(self, source: Member, message: SaveBegin) -> None:
-        self.parts.setdefault(message.step, MemoryCheckpoint(message.step)).begin(source, message)
-
-    def part(self, source: Member, message: SavePart, payload: memoryview | None) -> None:
-        found = self.parts.get(message.step)
-        if found is not None and payload is not None and (source, message.tables) in found.slices:
-            found.write(source, message, payload)
-
-    def commit(self, step: int) -> None:
-        self._whole[step] = self.parts.pop(step)
-
-    def newest(self) -> Resume | None:
-        """Return where to go on, None for the start."""
-        self.parts.clear()
-        return self._whole[max(self._whole)].resume("digits-1") if self._whole else None
-
-    def read(self, wanted: TensorSlice) -> bytes:
-        return read_slice(self._whole[max(self._whole)].tensors, wanted)
+        super().send(member, message)
 
 
 class Agent:

@@ -61,7 +61,7 @@ class Play:
         self.coordinator: Coordinator | Director = (
             Director(head, self.network, scenario, self.script.layout)
             if scenario.directed
-            else Coordinator(head, self.network, scenario, None)
+            else Coordinator(head, self.network, scenario)
         )
         self.coordinator.on_go = self._go
         self.coordinator.on_cut = self.oracle.cut

@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, replace
 
 from psctl.job.examples import clocks_in_epoch
-from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import JobOrder
 from psctl.types import Member
+from tests.helpers.orders import make_hosts, make_order
 from tests.simulation.model import Spec
 
 
@@ -264,25 +265,9 @@ def _director_faults(
 
 def order(scenario: Scenario) -> JobOrder:
     """Return the job as the coordinator is told of it."""
-    hosts = [
-        HostOrder(
-            f"h{host}",
-            f"10.0.0.{host + 1}",
-            "eth0",
-            4,
-            0,
-            scenario.workers.count(host),
-            may_serve=True,
-            slots=scenario.workers.count(host) + 4,
-        )
-        for host in range(scenario.hosts)
-    ]
-    return JobOrder(
-        name="digits-1", argv=["train.py"], hosts=hosts, servers=len(scenario.servers), strategy="ps",
-        update=scenario.update, seed=0, size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None,
-        report_seconds=1.0, ports=None,
-        checkpoint=CheckpointOrder(None, scenario.saves, 0.0, 3, None, on_stop=False, copies=0),
-        resume=None, resume_id=None, code_hash="c", job_file="", environment={}, congestion="auto",
-        staleness=scenario.staleness,
+    workers = [scenario.workers.count(host) for host in range(scenario.hosts)]
+    return make_order(
+        make_hosts(*workers, free=4), name="digits-1", servers=len(scenario.servers), update=scenario.update,
+        every=scenario.saves, staleness=scenario.staleness,
         replicas=scenario.replicas, on_worker_loss=scenario.deaths,
     )  # fmt: skip

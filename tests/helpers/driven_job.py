@@ -1,4 +1,4 @@
-"""Drives the state machine of a job: brings it inputs at chosen times and keeps the instructions that it returns."""
+"""The state machine of a job of two workers, step by step: no instruction is carried out, all are kept."""
 
 from __future__ import annotations
 
@@ -12,44 +12,33 @@ from psctl.coordinator.state.instructions import (
     CloseCoordinator,
     CommitCheckpoint,
     Connected,
-    ConnectionLost,
-    Input,
     Instruction,
-    MessageReceived,
     PlanMade,
     SendMessage,
     ShardsMade,
     StartMember,
     Tick,
 )
-from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.job import events
 from psctl.job.checkpoint_messages import SaveBegin, SaveEnd
 from psctl.job.membership_messages import LostWorkerClocks, Reassign, ShardCaughtUp, ShardHandedOver
-from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
-    ProcessExited,
-    ProcessFailure,
     ProcessStarted,
-    Register,
     ScaleAnswer,
     ScaleWanted,
 )
 from psctl.job.training_messages import Join, MemberReady, Prepare, StepReport, WorkerReport
-from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import CheckpointOrder, JobOrder
 from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
+from tests.helpers.orders import make_hosts, make_order
+from tests.helpers.state_machine_driver import StateMachineDriver
 
 LAYOUT = Layout((ParameterInfo("w", (2,), "float32", 0),), "SGD", ({"lr": 0.1},))
 PLAN = events.Planned(time=0, size=8, world=2, chosen="ps", reason="asked", decided=True, candidates=[])
 
-ORDER = JobOrder(
-    name="digits-3", argv=["train.py"],
-    hosts=[HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True), HostOrder("h1", "10.0.0.2", "eth0", 4, 0, 1, True)],
-    servers=1, strategy="ps", update="server", seed=0, size=None, start_timeout=120.0, stall_timeout=300.0,
-    total_timeout=None, report_seconds=1.0, ports=None,
-    checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
-    job_file="", environment={}, congestion="auto", restarts=0,
-)  # fmt: skip
+ORDER = make_order(
+    make_hosts(1, 1), name="digits-3", checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), restarts=0
+)
 
 W0, W1, S0 = Member("worker", 0), Member("worker", 1), Member("server", 0)
 A0, A1 = Member("agent", 0), Member("agent", 1)
@@ -63,23 +52,23 @@ ELASTIC = replace(ORDER, servers=3, restarts=9, replicas=1, on_worker_loss="wait
 SHARDS = [Shard(index, "float32", Range(index, index + 1)) for index in range(6)]
 
 
-class DrivenJob:
-    """A job's state machine, and all instructions that it has returned."""
+class DrivenJob(StateMachineDriver):
+    """A job's state machine, and all instructions that it has returned: none is carried out."""
 
     def __init__(self, order: JobOrder = ORDER) -> None:
         self.now = 0.0
-        self.machine = JobStateMachine(order, 5.0, None, 0.0, 1000.0)
-        self.instructions: list[Instruction] = self.machine.start(0.0)
+        self.instructions: list[Instruction] = []
+        super().__init__(order)
+        self.begin()
 
-    def handle(self, *inputs: Input) -> list[Instruction]:
-        """Bring inputs; return the instructions that answer them."""
-        new = [each for given in inputs for each in self.machine.handle(given, self.now)]
-        self.instructions += new
-        return new
+    def time(self) -> float:
+        return self.now
 
-    def receive(self, member: Member, message: JobMessage) -> list[Instruction]:
-        """Bring a message of a member."""
-        return self.handle(MessageReceived(member, message))
+    def carry_out(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)
+
+    def agent_of(self, member: Member) -> Member:
+        return AGENTS[replace(member, incarnation=0)]
 
     def wait(self, seconds: float) -> list[Instruction]:
         """Let time pass in ticks of a tenth of a second (of a second, where it is long)."""
@@ -93,8 +82,7 @@ class DrivenJob:
     # ---- the start: each returns the job itself ----------------------------------------------------------------------
 
     def registered(self) -> DrivenJob:
-        self.receive(A0, Register("h0", 1, 4, 1, 0))
-        self.receive(A1, Register("h1", 1, 4, 1, 0))
+        self.register()
         return self
 
     def running(self) -> DrivenJob:
@@ -124,11 +112,6 @@ class DrivenJob:
 
     # ---- processes ---------------------------------------------------------------------------------------------------
 
-    def joins(self, member: Member, agent: Member | None = None) -> list[Instruction]:
-        """A process starts, connects and joins."""
-        new = self.receive(agent or agent_of(member), ProcessStarted(member, 300))
-        return [*new, *self.handle(Connected(member)), *self.receive(member, Join(300))]
-
     def listens(self, server: Member, agent: Member | None = None) -> list[Instruction]:
         """A server starts, joins and listens."""
         port = 4000 + server.rank + 10 * server.incarnation
@@ -144,21 +127,6 @@ class DrivenJob:
         for worker in (w0, w1):
             new += self.receive(worker, MemberReady())
         return new
-
-    def exits(
-        self, member: Member, status: int = 0, exception: str = "", code: str = "", agent: Member | None = None
-    ) -> list[Instruction]:
-        """A process ends; `agent` reports it, by default that of its first host."""
-        failure = None
-        if status:
-            text = exception or f"status {status}"
-            failure = ProcessFailure(str(member), "h", status, 0.0, 0, text, code=code)
-        new = self.handle(ConnectionLost(member, "closed"))
-        return [*new, *self.receive(agent or agent_of(member), ProcessExited(member, status, failure))]
-
-    def killed(self, member: Member, agent: Member | None = None) -> list[Instruction]:
-        """A process is killed."""
-        return self.exits(member, -9, "killed by signal 9 (SIGKILL)", agent=agent)
 
     def report(self, member: Member, step: int, *, rested: int = 0, **metrics: float) -> list[Instruction]:
         steps = [StepReport(step, 0, 1.0, metrics)] if metrics else []
@@ -200,10 +168,6 @@ def notices(new: list[Instruction]) -> list[str]:
 def started(new: list[Instruction]) -> list[tuple[Member, int]]:
     """Return the members whose start is ordered, and their hosts."""
     return [(each.member, each.host) for each in new if isinstance(each, StartMember)]
-
-
-def agent_of(member: Member) -> Member:
-    return AGENTS[replace(member, incarnation=0)]
 
 
 def training(order: JobOrder = ELASTIC) -> DrivenJob:
