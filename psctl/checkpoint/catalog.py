@@ -74,7 +74,7 @@ class NewestCheckpoint(msgspec.Struct, frozen=True):
 
 
 def find_newest_verified(root: Path, job: str) -> NewestCheckpoint:
-    """Return a job's newest checkpoint whose bytes are all correct; a job without one is no error."""
+    """Return a job's newest checkpoint with correct bytes; a job without one is no error."""
     skipped: list[str] = []
     for each in reversed(list_checkpoints(root, job)):
         folder = Path(each.folder)
@@ -142,7 +142,7 @@ def prune(
 
 
 def best_step(checkpoints: Iterable[tuple[int, Metrics]], metric: str, mode: str) -> int | None:
-    """Return the step whose metric is smallest (mode "min") or largest ("max"); of equals the newest.
+    """Return the step with the smallest (mode "min") or largest ("max") metric; of equals the newest.
 
     Checkpoints without that metric, or where it was not finite, are left out; None when none is left.
     """

@@ -67,8 +67,8 @@ class Disk:
         """Make a new folder, and its parents where they are missing, for this user alone, whatever the umask.
 
         Returns:
-            Its descriptor, to create files in it. While it is open the folder is locked, which tells `writer.sweep` of
-            every process and container of this machine that its writer lives.
+            Its descriptor, to create files in it. While it is open the folder is locked: `writer.sweep` in any process
+            or container of this machine leaves a locked folder alone.
         """
         with writing(path):
             for folder in reversed([each for each in path.parents if not each.is_dir()]):

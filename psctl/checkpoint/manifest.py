@@ -3,7 +3,8 @@
 A checkpoint is a folder: `manifest.json`, `state.json` (rank 0's state), and one safetensors file a sender. The
 manifest names each file's size and the checksum of every byte in it: the header's, and each slice's. The manifest's own
 first line holds the checksum of the lines below it. So any changed byte is found and named. The first line also holds
-the signature of that checksum by the job's authority, so that a reader that knows the authority finds any other writer.
+the signature of that checksum by the job's authority, so that a reader with the authority's key detects any other
+writer.
 
 Slices of a tensor are half-open ranges of it laid flat. Together the slices of all files cover every named tensor
 exactly once. Only a scalar (shape ()) may come from several senders (the step count of a parameter that is cut over two
@@ -111,12 +112,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.size + sum(file.size for file in self.files)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file but the manifest itself, whose size only its folder knows."""
+        """Return the size of every file but the manifest, which does not contain its own."""
         return {STATE: self.state.size} | {file.name: file.size for file in self.files}
 
 
 _MANIFEST = msgspec.json.Decoder(Manifest)
-"""Made here and not at first use: threads that have msgspec learn a type at the same moment crash it."""
+"""Made at import: msgspec crashes when several threads use a type for the first time at once."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -156,7 +157,7 @@ def decode(data: bytes, where: str) -> Manifest:
     Raises:
         CheckpointCorrupt: a byte was changed, or its numbers contradict each other.
         CheckpointIncomplete: the slices leave a hole in a tensor.
-        VersionMismatch: written by a later psctl in a format that this one does not know.
+        VersionMismatch: written by a later psctl in a format that this one does not support.
     """
     first, _, rest = data.partition(b"\n")
     match = _FIRST_LINE.fullmatch(first)

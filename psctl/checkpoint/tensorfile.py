@@ -74,7 +74,7 @@ def lay_out(slices: Sequence[TensorSlice], metadata: Mapping[str, str]) -> tuple
         metadata: plain texts for the header's `__metadata__`.
 
     Raises:
-        UsageError: a dtype that the format does not know.
+        UsageError: a dtype that the format lacks.
         CheckpointCorrupt: the sender's fault: a slice that does not lie in its tensor, or two of one name.
     """
     order = sorted(range(len(slices)), key=lambda i: (-width(slices[i].dtype), i))

@@ -42,7 +42,7 @@ def verify(question: Question) -> Answer:
 
 
 def newest(question: Question) -> Answer:
-    """Return a job's newest checkpoint whose bytes are all correct, and why newer ones were skipped."""
+    """Return a job's newest checkpoint with correct bytes, and the reasons for which newer ones were skipped."""
     found = catalog.find_newest_verified(Path(question["root"]), question["job"])
     return {"step": found.manifest.step if found.manifest is not None else None, "skipped": list(found.skipped)}
 

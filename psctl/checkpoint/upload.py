@@ -1,4 +1,4 @@
-"""Checkpoints at a job's `checkpoint.to`: a folder or a URL that fsspec knows (s3://, gs://, file:// ...).
+"""Checkpoints at a job's `checkpoint.to`: a folder or a URL that fsspec supports (s3://, gs://, file:// ...).
 
 The layout is that of a host, `<to>/<job>/<step>/`. An object store has no rename, so the manifest is uploaded last: a
 checkpoint without it does not exist. A checkpoint that `keep` removes on the head is removed there too.

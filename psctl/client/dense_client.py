@@ -25,7 +25,7 @@ Threads. One lock guards the state machine; the connections' reader threads and 
 never while bytes are copied; messages are queued under it, so they are sent in the order in which they were made. A
 wait ends when its values have arrived, when the servers refuse to go on (JobFailed), when a server has had no
 connection for `patience` seconds and no other took its place (PeerLost), or when it has sent nothing for so long
-although it was asked (TimedOut). A slow worker elsewhere does not end a wait: its server answers that it waits for it.
+in spite of queries (TimedOut). A slow worker elsewhere does not end a wait: its server answers that it waits for it.
 """
 
 from __future__ import annotations
@@ -348,12 +348,12 @@ class ParameterClient:
             )
 
     def on_message(self, peer: PeerConnection, message: FromServer, payload: memoryview | None) -> None:
-        lent = self._sharing.find_shared_bytes(peer, message)
+        shared = self._sharing.find_shared_bytes(peer, message)
         server = peer.member.rank
         with self._lock:
             if not self._servers.is_in_use(peer):
                 return
-            self._send(self._state.on_server_message(server, message, 0 if payload is None else len(payload), lent))
+            self._send(self._state.on_server_message(server, message, 0 if payload is None else len(payload), shared))
             if not self._state.unanswered and self._newest[1] > self._newest[0]:
                 self._in_flight.stop()
             self._waits.on_message(server, peer)

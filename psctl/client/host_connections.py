@@ -1,4 +1,4 @@
-"""Connections between the workers of one host whose gradients are summed there; made again after a worker is replaced.
+"""Connections between workers of one host that sum their gradients; made again after a worker is replaced.
 
 Each worker listens on a socket in a directory that only this user can enter, and reports to the coordinator the secret
 with which others authenticate (job/training_messages.py). The coordinator sends each worker the others of its host;
@@ -28,7 +28,7 @@ PATIENCE = 2.0
 """Seconds for the two ends of a connection to authenticate."""
 
 ATTEMPTS = 100
-"""Attempts to dial a worker, which may not know this one's secret yet."""
+"""Attempts to dial a worker, which may not have this one's secret yet."""
 
 PAUSE = 0.05
 """Seconds between two attempts."""

@@ -74,7 +74,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
         )
     if optimizer is None:
         return Layout(tuple(infos), "", ())
-    # State that the servers would not know of (loaded by hand before prepare) keeps the optimizer on the workers.
+    # State that the servers would not receive (loaded by the script before prepare) keeps the optimizer on the workers.
     name = fit_name(optimizer) if untouched(optimizer) and not apart else ""
     return Layout(tuple(infos), name, numbers(optimizer) if name else _plain_groups(optimizer), scalars())
 

@@ -1,9 +1,9 @@
 """Waits of a worker's threads for the answers of servers, and their time limits.
 
 A thread that waits for one server reads its connection directly if the read lease is free (ReadLease): the answer then
-needs no other thread. All other waits sleep until a reader thread finds their condition true. A wait ends when its
+needs no other thread. All other waits block until a reader thread finds their condition true. A wait ends when its
 condition is true, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no
-other took its place, or when a server has sent nothing for so long although it was asked.
+other took its place, or when a server has sent nothing for so long in spite of queries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
-from psctl.ps.tables.client.calls_in_flight import NOBODY
+from psctl.ps.tables.client.calls_in_flight import NO_SERVER
 from psctl.transport.peer_connection import PeerConnection
 
 TICK = 1.0
@@ -46,7 +46,7 @@ class InFlightTimer:
 
 
 class ClientState(Protocol):
-    """The client state machine whose answers are waited for."""
+    """The client state machine that waits for answers."""
 
     @property
     def refused(self) -> Any:
@@ -73,7 +73,7 @@ class ServerWaits:
         state: the client's; its refusal ends every wait.
         servers: their connections.
         clock: the machine's time.
-        patience: seconds that a server may be silent although it was asked, or be without a connection.
+        patience: seconds that a server may leave queries unanswered, or be without a connection.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ServerWaits:
         self.changed = threading.Condition(lock)
         self._lock = lock
         self._state, self._servers, self._clock, self._patience = state, servers, clock, patience
-        self._sleeping: list[Callable[[], bool]] = []  # the condition of each thread that sleeps
+        self._conditions: list[Callable[[], bool]] = []  # the condition of each blocked thread
         self._last: dict[int, float] = {}  # by server: when its last message arrived
 
     def until(
@@ -101,8 +101,8 @@ class ServerWaits:
 
         Args:
             what: the object of the wait, for messages.
-            servers: returns the ranks of the servers that are waited for; NOBODY where no server leads a shard.
-            ask: asks a server which workers it waits for.
+            servers: returns the ranks of the servers that are waited for; NO_SERVER where no server leads a shard.
+            ask: sends a server the query which workers it waits for.
             done: returns whether the wait is over; None: it is when `servers` returns none.
             timeout: seconds; None: as long as servers answer.
 
@@ -124,13 +124,13 @@ class ServerWaits:
                 left = TICK if timeout is None else min(TICK, began + timeout - self._clock.now())
                 if left <= 0:
                     raise TimedOut(f"{what} did not finish within {timeout:g} s: {self.describe(waited)}")
-                over = self._read_or_sleep(waited, stop, left)
+                over = self._read_or_block(waited, stop, left)
                 self.raise_if_refused()
                 if (over and stop is done) or done():
                     return
                 now, waited = self._clock.now(), servers()
-                led = led if NOBODY in waited else now
-                waited.discard(NOBODY)
+                led = led if NO_SERVER in waited else now
+                waited.discard(NO_SERVER)
                 if now - asked >= min(TICK, self._patience / 3):
                     asked = now
                     for server in waited:
@@ -143,11 +143,11 @@ class ServerWaits:
     def on_message(self, server: int, peer: PeerConnection | None) -> None:
         """Record that a server's message was processed; wake the waiting threads if a wait is over."""
         self._last[server] = self._clock.now()
-        if not self._sleeping:
+        if not self._conditions:
             return
         if self._state.refused is not None:
             self.changed.notify_all()
-        elif any(done() for done in self._sleeping):  # only then: a wake-up costs more than a message
+        elif any(done() for done in self._conditions):  # only then: a wake-up costs more than a message
             if peer is not None and self.at[1] == {server}:
                 peer.offer_lease()
             self.changed.notify_all()
@@ -162,20 +162,20 @@ class ServerWaits:
         names = ", ".join(
             f"server/{server}{' (no connection)' if self._servers.error(server) else ''}"
             for server in sorted(servers)
-            if server != NOBODY
+            if server != NO_SERVER
         )
         behind = f", which waits for {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
         return (names or ("a server" if servers else "other tasks")) + behind
 
-    def _read_or_sleep(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
-        """Read the server's connection, or sleep; return True when `done()` was found true."""
+    def _read_or_block(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
+        """Read the server's connection, or block; return True when `done()` was found true."""
         peer = self._servers.acquire_read_lease(servers)
         if peer is None:
-            self._sleeping.append(done)
+            self._conditions.append(done)
             try:
                 self.changed.wait(seconds)
             finally:
-                self._sleeping.remove(done)
+                self._conditions.remove(done)
             return False
         self._lock.release()
         try:

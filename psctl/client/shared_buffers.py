@@ -1,8 +1,8 @@
 """Gradients, values and rows in shared memory, which workers and servers of one host read without sending them.
 
-`psctl/ps/dense/lent_buffers.py` describes when a buffer that another process reads may be written again. A worker and a
-server detect at their connection that they are on one host: the worker names one of its segments
-(SharedMemoryOffer), and a server whose agent gives it that segment answers SharedMemoryAccepted. Until then, and
+`psctl/ps/dense/buffer_allocator.py` describes when a buffer that another process reads may be written again. A worker
+and a server detect at their connection that they are on one host: the worker names one of its segments
+(SharedMemoryOffer), and a server that gets that segment from its agent answers SharedMemoryAccepted. Until then, and
 between hosts, bytes are sent. The sharing ends with the connection; the next connection starts it again.
 """
 
@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 
 from psctl.errors import ProtocolError
-from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, SharedRange, Values
 from psctl.ps.table_messages import Fetched, Update
 from psctl.ps.tables.reductions import Array
@@ -34,7 +34,7 @@ MOST = 1 << 28
 """Most bytes of shared memory that one process allocates for rows."""
 
 
-class SharedBuffers(Lending):
+class SharedBuffers(BufferAllocator):
     """The shared buffers of one process, and access to those of others. May be called by any thread.
 
     Args:
@@ -68,7 +68,7 @@ class SharedBuffers(Lending):
             peer.send(SharedMemoryOffer(number))
 
     def forget(self, member: Member) -> None:
-        """End the sharing with a process whose connection is over."""
+        """End the sharing with a process after its connection has ended."""
         if self._near.get(member.rank) == member:
             del self._near[member.rank]
         self._allocator.unmap(member)

@@ -29,7 +29,7 @@ from psctl.collectives.shm_exchange import SLOT, ShmExchange, exchange_size, is_
 from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_memory import SharedAllocator
-from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Record, UnixChannel
+from psctl.transport.unix_channel import BYE, DONE, PIECE, SHARED, Record, UnixChannel
 from psctl.types import Member
 
 INLINE = 64 << 10
@@ -149,7 +149,7 @@ class DataPlane:
             return PlaneTransfer(partial(self._await_written, peer, number))
         key = peer, one.tag
         self._offered[key] = self._offered.get(key, 0) + 1
-        line.send(LENT, one.tag, *where, size)
+        line.send(SHARED, one.tag, *where, size)
         self._watch(line)
         return PlaneTransfer(partial(self._await_returned, key, self._offered[key]))
 
@@ -320,7 +320,7 @@ class DataPlane:
         if record.kind == PIECE:
             assert record.data is not None, "a piece has data"
             self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
-        elif record.kind == LENT:
+        elif record.kind == SHARED:
             data = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
             if data is None:
                 what = f"worker/{peer}: holds no segment {record.segment} on this host"

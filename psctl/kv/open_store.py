@@ -56,7 +56,7 @@ class Stores:
             name: the name of the store.
             consistency: "asp", "bsp", or {"ssp": s} with a staleness of s clocks.
             reads: "lazy" or "eager".
-            group: the ranks that push and whose clocks count; None: all.
+            group: the ranks that push and have clocks; None: all.
 
         Raises:
             UsageError: an option is invalid, or the store was opened with other options before.
@@ -66,7 +66,7 @@ class Stores:
             raise UsageError(f"reads={reads!r} of a store", 'give "lazy" or "eager"')
         if reads == "eager" and staleness is None:
             raise UsageError(
-                "eager reads of an asp store, whose reads always ask the servers",
+                "eager reads of an asp store: its reads always go to the servers",
                 'omit reads="eager", or use ssp or bsp',
             )
         name = checked_name(name, "a store's name")

@@ -575,13 +575,13 @@ class Store:
         if kind is None:
             what = f"key {given.describe_key(key)}" if key != "" else "integer keys"
             raise UsageError(
-                f"{what}: nobody has pushed or declared it in store {self.name!r}",
+                f"{what}: it was neither pushed nor declared in store {self.name!r}",
                 "declare it on every rank (store.declare)",
             )
         return kind
 
     def _find_kind(self, key: CheckedKey) -> TableKind | None:
-        """Return the kind of a key that this worker or the servers know; None for an unknown key."""
+        """Return the kind of a key; None when neither this worker nor the servers have it."""
         name = key if isinstance(key, str) else ""
         if name not in self._state.kinds:
             ticket = self._internal_ticket()

@@ -31,8 +31,8 @@ SHARDS = 4
 FLUSH = 1.0
 """Seconds to send queued messages when all connections are closed."""
 
-OWED = 8
-"""Most answers in a server's memory that are read but not released; fewer are released with the next message."""
+REPORT_EVERY = 8
+"""Number of answers in a server's memory after which AnswersRead is sent; fewer are reported with the next message."""
 
 NOTHING = memoryview(b"")
 
@@ -59,7 +59,7 @@ class StoreServers(Protocol):
 
     @property
     def allocate(self) -> Allocate:
-        """Where the memory of long messages comes from."""
+        """Allocates the memory of long messages."""
 
     def open(self, store: str, session: StoreSession) -> None:
         """Start sessions of a store with all servers that are connected, now and later."""
@@ -131,7 +131,7 @@ class ServerState:
     def __init__(self) -> None:
         self.stores: set[str] = set()
         self.read = 0  # answers in the server's memory that were read
-        self.owed = False  # the last of them were not reported to the server
+        self.unreported = False  # the last of them are not reported to the server yet
 
 
 class RemoteServers:
@@ -176,13 +176,13 @@ class RemoteServers:
         state = self._states.get(peer)
         if peer is None or state is None or store not in state.stores:
             return
-        if state.owed:
-            self._give_back(peer, state)
-        lent = self._memory.share(server, message, payload) if self._memory is not None else None
-        if lent is None:
+        if state.unreported:
+            self._report_read(peer, state)
+        shared = self._memory.share(server, message, payload) if self._memory is not None else None
+        if shared is None:
             peer.send(message, payload)
         else:
-            peer.send(lent, None)
+            peer.send(shared, None)
 
     def end(self, store: str, flush: float) -> None:
         self.connections.flush(flush)
@@ -198,11 +198,11 @@ class RemoteServers:
         if state is not None:
             session.start_session(peer.member.rank, lambda: state.stores.add(store))
 
-    def _give_back(self, peer: PeerConnection, state: ServerState) -> None:
+    def _report_read(self, peer: PeerConnection, state: ServerState) -> None:
         """Report to a server how many of the answers in its memory were read."""
         with self._lock:  # a thread that counted more sends later
-            if state.owed:
-                state.owed = False
+            if state.unreported:
+                state.unreported = False
                 peer.send(AnswersRead(state.read), None)
 
     # ---- the handler: each connection's reader thread ------------------------------------------------------------
@@ -222,25 +222,25 @@ class RemoteServers:
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Deliver a whole message to its store."""
-        state, lent = self._states[peer], None
+        state, shared = self._states[peer], None
         if self._memory is not None and (
             isinstance(message, SharedMemoryAccepted) or getattr(message, "at", None) is not None
         ):
-            lent = self._memory.find_shared_bytes(peer, message)
-            if lent is None:
+            shared = self._memory.find_shared_bytes(peer, message)
+            if shared is None:
                 return
         session = self._sessions.get(message.store)
         if session is not None:
-            session.on_message(peer.member.rank, peer, message, lent or payload or NOTHING)
-        if lent is not None:
+            session.on_message(peer.member.rank, peer, message, shared or payload or NOTHING)
+        if shared is not None:
             self._count_read(peer, state)
 
     def _count_read(self, peer: PeerConnection, state: ServerState) -> None:
         """Note that one more answer in a server's memory was read."""
         state.read += 1
-        state.owed = True
-        if not state.read % OWED:
-            self._give_back(peer, state)
+        state.unreported = True
+        if not state.read % REPORT_EVERY:
+            self._report_read(peer, state)
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         if self._states.pop(peer, None) is not None and self._memory is not None:

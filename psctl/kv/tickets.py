@@ -118,7 +118,7 @@ class Tasks:
         return next(iter(self._open.values()), None)
 
     def start_ready(self) -> None:
-        """Start all tasks whose dependencies have finished and that the delay permits."""
+        """Start all tasks that the delay permits and that have no unfinished dependencies."""
         started = True
         while started and self._waiting:
             started = False

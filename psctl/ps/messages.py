@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class SharedRange(msgspec.Struct, frozen=True):
-    """Bytes [offset, offset + size) of the sender's shared memory number `segment`; see lent_buffers.py."""
+    """Bytes [offset, offset + size) of the sender's shared memory number `segment`; see buffer_allocator.py."""
 
     segment: int
     offset: int
@@ -113,7 +113,7 @@ class Pull(Message, frozen=True):
 
 
 class WaitQuery(Message, frozen=True):
-    """Asks which workers keep the sender waiting; the answer (WaitAnswer) also proves that the server is alive.
+    """Requests the ranks of the workers that the sender waits for; the answer also proves that the server is alive.
 
     Parameters: the sender waits for the version that `clock` reads. Tables: it waits until all of the group of `store`
     have finished `clock` clocks.
@@ -259,8 +259,8 @@ class Forward(Message, frozen=True):
 class Forwarded(Message, frozen=True):
     """The sender and all servers after it have every entry below `version`; the sender those below `has` (-1: none).
 
-    `epoch`: the newest assignment that the sender knows. `copy`: the last copy that it restored. `missed`: it ignored
-    an entry because it lacks earlier ones, or a copy because it did not expect one at that time.
+    `epoch`: the newest assignment that the sender has received. `copy`: the last copy that it restored. `missed`: it
+    ignored an entry because it lacks earlier ones, or a copy because it did not expect one at that time.
     """
 
     shard: int

@@ -11,7 +11,7 @@ from psctl.ps.snapshot import CopiedSlice
 
 
 class ToWorker(msgspec.Struct, frozen=True):
-    """Send a message to a worker; without a connection to it, drop the message: the worker asks again.
+    """Send a message to a worker; without a connection to it, drop the message: the worker repeats its request.
 
     The payload is not copied and does not change before it is sent.
     """

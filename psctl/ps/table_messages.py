@@ -6,8 +6,8 @@ An Update carries all that one call pushes to one server, whatever the number of
 
 table_packing.py defines the contents of a payload.
 
-*Session* counts a worker's sessions with a server. A new one begins after a broken connection, and when the server did
-not know a key list or a table that the worker named by its hash or name alone. A server that answered KeysUnknown drops
+*Session* counts a worker's sessions with a server. A new one begins after a broken connection, and when the server
+lacked a key list or a table that the worker named by its hash or name alone. A server that answered KeysUnknown drops
 later messages of that session, so that none overtakes the messages that are sent again.
 
 The primary of a shard changes. A worker sends a server nothing about a shard before the server has announced that it
@@ -16,7 +16,8 @@ leads the shard (StoreLeads); on every announcement the worker sends all outstan
 shard with a term before its announcement, because earlier messages of the same worker may be lost.
 
 Within a host long payloads of Update and Fetched are not sent: `at` is their range in the sender's shared memory
-(lent_buffers.py). SharedMemoryOffer and SharedMemoryAccepted establish that both ends share memory, as in messages.py.
+(buffer_allocator.py). SharedMemoryOffer and SharedMemoryAccepted establish that both ends share memory, as in
+messages.py.
 
 Servers exchange the messages of a shard's chain in messages.py; a shard's chain carries that shard of all stores.
 """
@@ -247,7 +248,7 @@ class DescribeTable(Message, frozen=True):
 
 
 class AnswersRead(Message, frozen=True):
-    """Reports how many of the answers that this server has lent on this connection are read."""
+    """Reports how many answers in the server's shared memory are read; counted on this connection."""
 
     answers: int
 

@@ -73,7 +73,7 @@ def prove(
     """Return the all-reduce that these transfers are, proven; the only way to get a schedule.
 
     Args:
-        name: the algorithm, as users know it.
+        name: the algorithm's name in job files and output.
         world: number of ranks.
         transfers: in any order.
         shares: relative size of each chunk, positive whole numbers.

@@ -10,7 +10,7 @@ def lines(schedule: Schedule, limit: int | None = None) -> list[str]:
 
     Args:
         schedule: the schedule.
-        limit: at most so many messages, then a line with the number of the others.
+        limit: largest number of messages; a last line has the number of the others.
     """
     messages = schedule.messages()
     shown = messages if limit is None else messages[:limit]
@@ -24,7 +24,7 @@ def lines(schedule: Schedule, limit: int | None = None) -> list[str]:
 
 
 def summary(schedule: Schedule) -> str:
-    """Return the schedule in one line: steps, messages, and how much the busiest rank sends."""
+    """Return the schedule in one line: steps, messages, and the bytes that the busiest rank sends."""
     most = max(schedule.sent(1.0)[: schedule.world])
     helpers = schedule.nodes - schedule.world
     nodes = f"{schedule.world} ranks" + (f" and {helpers} helpers" if helpers else "")

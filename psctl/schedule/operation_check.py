@@ -1,7 +1,7 @@
-"""Tries whether a user's function is fit to reduce with: associative and commutative on samples.
+"""Checks on samples that a user's function is fit for a reduction: associative and commutative.
 
-Every schedule reduces contributions in an order of its own, so a function whose result depends on the order or the
-grouping is refused, with the values that show it.
+Every schedule reduces contributions in an order of its own, so a function with a result that depends on the order or
+the grouping is refused, with the values that show it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Counterexample(msgspec.Struct, frozen=True):
 
 
 class ValueMeasure(msgspec.Struct, Generic[Value], frozen=True):
-    """How values of a type are compared; process/user_functions.py has one for tensors.
+    """Compares values of a type; process/user_functions.py has one for tensors.
 
     Args:
-        same: whether two are equal to the last bit.
-        distance: how far two are apart; infinite where they can't be compared.
-        magnitude: how large one is.
+        same: returns whether two values are equal to the last bit.
+        distance: of two values; infinite where they can't be compared.
+        magnitude: of a value.
         eps: the type's relative rounding; 0 where there is none, so that only equal is equal.
     """
 
@@ -53,7 +53,7 @@ class ValueMeasure(msgspec.Struct, Generic[Value], frozen=True):
 
 
 def measure_of(sample: Any) -> ValueMeasure[Any]:
-    """Return how Python's numbers, and lists and tuples of them, are compared: floats with rounding, others exactly."""
+    """Return the measure of Python's numbers, lists and tuples: floats compare with rounding, others exactly."""
     return ValueMeasure(_same, _distance, _magnitude, sys.float_info.epsilon if _has_float(sample) else 0.0)
 
 
@@ -72,11 +72,11 @@ def check_operation(
     Args:
         function: joins two values.
         samples: values of one type.
-        measure: how they are compared; that of Python's numbers when None.
-        roundings: how many eps of the magnitudes are allowed.
+        measure: compares them; that of Python's numbers when None.
+        roundings: number of eps of the magnitudes that are allowed.
 
     Raises:
-        Exception: whatever the function raises on the samples, as it is; the function's fault.
+        Exception: any exception that the function raises on the samples; the function's fault.
     """
     if not samples:
         return None
@@ -126,7 +126,7 @@ def _distance(one: Any, other: Any) -> float:
 
 
 def _magnitude(value: Any) -> float:
-    """Return the largest magnitude of any element; 0 for what is not finite, which allows no difference."""
+    """Return the largest magnitude of any element; 0 for one that is not finite, which allows no difference."""
     if isinstance(value, list | tuple):
         return max(map(_magnitude, value), default=0.0)
     return float(abs(value)) if math.isfinite(value) else 0.0

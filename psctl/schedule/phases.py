@@ -51,12 +51,12 @@ class AllGather(msgspec.Struct, frozen=True):
 
 
 def step_count(transfers: Iterable[Transfer]) -> int:
-    """Return how many steps these take, counted from 0."""
+    """Return the number of steps, which count from 0."""
     return 1 + max((transfer.step for transfer in transfers), default=-1)
 
 
 def lane_count(transfers: Iterable[Transfer]) -> int:
-    """Return how many lanes these use, at least 1."""
+    """Return the number of lanes, at least 1."""
     return 1 + max((transfer.lane for transfer in transfers), default=0)
 
 
@@ -125,12 +125,12 @@ def all_reduce(
     """Return the proven all-reduce that an all-gather makes: a reduction to the owners, then the all-gather.
 
     Args:
-        name: the algorithm, as users know it.
+        name: the algorithm's name in job files and output.
         world: number of ranks.
         gather: brings each chunk from its owner to all.
         reduction: brings the sum of each chunk to its owner; the all-gather reversed when None.
-        pieces: cut everything into so many pieces, of which one is gathered while the next is still reduced.
-        params: what was chosen, for people.
+        pieces: number of parts of the vector; one is gathered while the next is still reduced.
+        params: the options, for output.
     """
     first = reverse(gather.transfers) if reduction is None else list(reduction)
     if pieces == 1:

@@ -6,14 +6,14 @@ From this one value follow the proof that it is an all-reduce (`checker`), its p
     nodes    0 .. world-1 are the ranks that contribute; world .. nodes-1 are helpers that hold nothing at first
              (servers, a host's processor)
     chunks   the vector is cut into `len(shares)` chunks; chunk i has shares[i] / sum(shares) of the bytes
-    steps    all transfers of a step read what their senders hold when the step begins. What arrives for one chunk at
-             one node in one step is reduced in the order of the nodes' numbers, the node's own value included: so
-             ranks that reduce the same operands get the same bits. A copy overwrites.
+    steps    all transfers of a step read what their senders hold when the step begins. The values that arrive for
+             one chunk at one node in one step are reduced in the order of the nodes' numbers, the node's own included:
+             so ranks that reduce the same operands get the same bits. A copy overwrites.
 
 A step is an order, not a barrier: a transfer may start as soon as its sender holds what all earlier steps brought it
 of that chunk, both ends are free on its lane, and the receiver has sent what the transfer would overwrite. Two nodes
-that exchange a chunk in one step send and receive at the same time: what arrives is reduced or written once the old
-value is sent. What arrives for a chunk is reduced in the order of the steps, whatever the order of arrival. Transfers
+that exchange a chunk in one step send and receive at the same time: the value that arrives is reduced or written once
+the old one is sent. Values for a chunk are reduced in the order of the steps, in any order of arrival. Transfers
 between the same two nodes keep their order on a lane; lanes are independent (two rings over different cables).
 
 Transfers of one step, action and lane between the same two nodes travel as one message (`messages`): one start-up
@@ -56,12 +56,12 @@ class Schedule(msgspec.Struct, frozen=True):
     """A proven all-reduce. Only `checker.prove` builds one.
 
     Args:
-        name: the algorithm, as users know it.
+        name: the algorithm's name in job files and output.
         world: number of ranks.
         nodes: number of ranks and helpers.
         shares: relative size of each chunk.
         transfers: in the order of their steps.
-        params: what was chosen in building it (chunks, rings, root ...), for people.
+        params: the options that it was built with (chunks, rings, root ...), for output.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Schedule(msgspec.Struct, frozen=True):
                 start = index
 
     def messages(self) -> tuple[ScheduleMessage, ...]:
-        """Return what travels together, in the order of steps."""
+        """Return the messages, in the order of steps."""
         together: dict[tuple[int, int, int, int, Action], list[int]] = {}
         for one in self.transfers:
             together.setdefault((one.step, one.source, one.destination, one.lane, one.action), []).append(one.chunk)

@@ -124,12 +124,12 @@ class DenseConnections(PeerConnections):
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
         size = 0 if payload is None else len(payload)
-        lent = self.sharing.find_shared_bytes(peer, message)
+        shared = self.sharing.find_shared_bytes(peer, message)
         if isinstance(message, SharedMemoryOffer):
             return
         with self._in_order(message):
             if role == "worker":
-                self.follow(self._state.on_worker_message(rank, message, size, lent))
+                self.follow(self._state.on_worker_message(rank, message, size, shared))
             else:
                 self.follow(self._state.on_server_message(rank, message, size))
 

@@ -306,7 +306,7 @@ class Server:
                 case LoadEnd():
                     self._load_end = message
                 case Leave():
-                    self._end(f"told to leave: {message.reason}", failed=False)
+                    self._end(f"ended by the coordinator: {message.reason}", failed=False)
                 case _:
                     pass  # the bytes of LoadPart are where `receive_buffer_for` put them; the rest is for workers
             self._changed.notify_all()
@@ -337,7 +337,7 @@ def stream_save(coordinator: CoordinatorConnection, save: SaveSlices, *, tables:
 
 def serve(orders: ProcessOrders) -> int:
     """Run the server that the orders describe; return the exit status."""
-    who = Credentials(
+    credentials = Credentials(
         orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.preauth_secret
     )
     turned_away = RejectionLog(str(orders.member))
@@ -345,13 +345,13 @@ def serve(orders: ProcessOrders) -> int:
     def accept(kinds: Any, connections: PeerConnections) -> Address:
         allow = connections.allow
         made = Acceptor(
-            orders.bind, orders.ports, who, kinds, connections, allow, orders.congestion, refused=turned_away
+            orders.bind, orders.ports, credentials, kinds, connections, allow, orders.congestion, refused=turned_away
         )
         closing.callback(made.close)
         return made.address
 
     def dialler(kinds: Any) -> Dial:
-        return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
+        return lambda member, at, handler: dial(at, credentials, member, kinds, handler, congestion=orders.congestion)
 
     def make_tables(save: Callable[[SaveSlices], None]) -> TableConnections:
         memory = SharedRows(segments)
@@ -363,8 +363,10 @@ def serve(orders: ProcessOrders) -> int:
     server = Server(orders.member, dialler(PARAMETERS), SharedBuffers(segments), make_tables)
     with ExitStack() as closing:
         address = accept(PARAMETERS, server.dense)
-        renewing = CertificateRenewer(who, server, print)
-        coordinator = dial(orders.coordinator, who, "coordinator", COORDINATION, renewing, congestion=orders.congestion)
+        renewing = CertificateRenewer(credentials, server, print)
+        coordinator = dial(
+            orders.coordinator, credentials, "coordinator", COORDINATION, renewing, congestion=orders.congestion
+        )
         status = server.run(coordinator, address)
         if server.tables is not None:
             server.tables.close("the server ends")

@@ -21,7 +21,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member, ServerAt
 
 OPENS_WITHIN = 600.0
-"""Seconds that an early connection waits for the server to know its shards; the coordinator gives up before."""
+"""Seconds that an early connection waits until the server has its shards; the coordinator's own limit is shorter."""
 
 REPLACED_WITHIN = 5.0
 """Seconds that a member's new connection waits for its former one to end."""
@@ -122,10 +122,10 @@ class PeerConnections(ABC):
         with self._lock:
             newest = self._newest.get(key, 0)
             if member.incarnation < newest:
-                return f"incarnation {member.incarnation} of {member} is dead"
+                return f"incarnation {member.incarnation} of {member} is replaced"
             dropped = self._servers is not None and key in self._newest and member not in self._servers
             if member.role == "server" and member.incarnation == newest and dropped:
-                return f"{member} was given up for dead"
+                return f"{member} was declared lost"
         return None
 
     # ---- the handler: each connection's reader thread ------------------------------------------------------------
@@ -151,7 +151,7 @@ class PeerConnections(ABC):
                 raise ProtocolError(f"{self.me} has no shards now, and serves no {peer.member}")
             if key in self.peers:
                 raise ProtocolError(f"{peer.member} has another connection, which does not end")
-            refusal = self.allow(peer.member)  # it may have died since the handshake
+            refusal = self.allow(peer.member)  # it may have been lost since the handshake
             if refusal is not None:
                 raise ProtocolError(refusal)
             self.peers[key] = peer
@@ -186,6 +186,6 @@ def end_connections(peers: Iterable[PeerConnection]) -> None:
     """End connections of lost members, to the last byte."""
     peers = list(peers)
     for peer in peers:
-        peer.close("you were given up for dead")
+        peer.close("you were declared lost")
     for peer in peers:
         peer.join(REPLACED_WITHIN)

@@ -74,10 +74,10 @@ class TableConnections(PeerConnections):
     ) -> None:  # fmt: skip
         super().__init__(me, self._report_violation, dial, self._report_unreachable)
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
-        self._tell: Callable[..., Any] = lambda *message: None
+        self._send_to_coordinator: Callable[..., Any] = lambda *message: None
         self._state: TableServer | None = None
-        self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
-        self._back: dict[int, int] = {}  # by worker: how many it has read
+        self._unread: dict[int, deque[memoryview]] = {}  # by worker: answers in shared memory that it may be reading
+        self._answers_read: dict[int, int] = {}  # by worker: number of these answers that it has read
         self._saved: list[TensorSlice] = []
         self._loading: dict[int, list[tuple[TensorSlice, torch.Tensor]]] = {}  # by ticket
         self._shards = 0
@@ -87,16 +87,16 @@ class TableConnections(PeerConnections):
 
     # ---- the coordinator: its connection's reader thread ---------------------------------------------------------
 
-    def set_coordinator(self, tell: Callable[..., Any], world: int) -> None:
+    def set_coordinator(self, send: Callable[..., Any], world: int) -> None:
         """Set how messages reach the coordinator, and the number of workers."""
-        self._tell, self._world = tell, set(range(world))
+        self._send_to_coordinator, self._world = send, set(range(world))
 
     def on_coordinator_message(self, message: Any) -> bool:
         """Process a message of the coordinator; returns False when it is not about tables alone."""
         match message:
             case ServeTables():
-                assert self._listen is not None, "only servers with tables are asked for them"
-                self._tell(TablesReady(self._listen(self)))
+                assert self._listen is not None, "only servers with tables receive this"
+                self._send_to_coordinator(TablesReady(self._listen(self)))
             case TablesAssigned():
                 self.assign(message)
             case TablesSave():
@@ -143,7 +143,7 @@ class TableConnections(PeerConnections):
         super().end_worker(rank, incarnation)
         with self._lock:
             if ("worker", rank) not in self.peers:
-                self._lent.pop(rank, None)
+                self._unread.pop(rank, None)
 
     def allow(self, member: Member) -> str | None:
         """As PeerConnections; of servers only those of the newest assignment of tables may connect."""
@@ -172,7 +172,7 @@ class TableConnections(PeerConnections):
         """Answer a reader outside the job."""
         with self._lock:
             if self._state is None or self._closed:
-                self._tell(ReadRows(wanted.ticket, wanted.host, -1, 0, [], [], [], []))
+                self._send_to_coordinator(ReadRows(wanted.ticket, wanted.host, -1, 0, [], [], [], []))
             else:
                 self._follow(SnapshotReads(self._state).on_read(wanted))
 
@@ -182,10 +182,10 @@ class TableConnections(PeerConnections):
                 self._follow(step(self._state))
 
     def _report_violation(self, violation: ProtocolViolation) -> None:
-        self._tell(violation)
+        self._send_to_coordinator(violation)
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
-        self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
+        self._send_to_coordinator(ServerUnreachable(at.rank, at.incarnation, error.message))
 
     # ---- the handler: called on each connection's reader thread --------------------------------------------------
 
@@ -197,7 +197,7 @@ class TableConnections(PeerConnections):
             if peer.member.role == "server":
                 self._follow(self._state.on_server_connected(rank))
             else:  # a worker that connects again has stopped reading the answers of its former connection
-                self._lent[rank], self._back[rank] = deque(), 0
+                self._unread[rank], self._answers_read[rank] = deque(), 0
                 self._state.on_worker_disconnected(rank)
 
     def end_session(self, peer: PeerConnection) -> None:
@@ -224,13 +224,13 @@ class TableConnections(PeerConnections):
             with self._lock:
                 self._follow(self._state_for(peer).on_server_message(peer.member.rank, message, size))
             return
-        lent = self._memory.find_shared_bytes(peer, message) if self._memory is not None else None
+        shared = self._memory.find_shared_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, SharedMemoryOffer):
             return
         if isinstance(message, AnswersRead):
-            self._take_back(peer.member.rank, message.answers)
+            self._free_read_answers(peer.member.rank, message.answers)
             return
-        data = lent or payload or memoryview(b"")
+        data = shared or payload or memoryview(b"")
         with self._lock:
             self._follow(self._state_for(peer).on_worker_message(peer.member.rank, message, data))
 
@@ -239,14 +239,14 @@ class TableConnections(PeerConnections):
             raise ProtocolError(f"{peer.member} has another connection, or this server ends")
         return self._state
 
-    def _take_back(self, worker: int, answers: int) -> None:
+    def _free_read_answers(self, worker: int, answers: int) -> None:
         """Free the answers in shared memory that a worker has read; `answers` counts those of this connection."""
         with self._lock:
-            held = self._lent.get(worker, deque())
-            more = answers - self._back.get(worker, 0)
+            held = self._unread.get(worker, deque())
+            more = answers - self._answers_read.get(worker, 0)
             if not 0 <= more <= len(held):
-                raise ProtocolError(f"worker/{worker} gives back {more} answers of {len(held)} that it was lent")
-            self._back[worker] = answers
+                raise ProtocolError(f"worker/{worker} reports {more} answers as read, of {len(held)} that it can read")
+            self._answers_read[worker] = answers
             for _ in range(more):
                 held.popleft()
 
@@ -255,7 +255,7 @@ class TableConnections(PeerConnections):
         for output in outputs:
             match output:
                 case ToWorker() if output.rank == READERS:
-                    self._tell(output.message, output.payload)
+                    self._send_to_coordinator(output.message, output.payload)
                 case ToWorker():
                     peer = self.peers.get(("worker", output.rank))
                     if peer is not None:
@@ -265,22 +265,22 @@ class TableConnections(PeerConnections):
                     if peer is not None:
                         peer.send(output.message, output.payload)
                 case ReplicaCaughtUp():
-                    self._tell(ShardCaughtUp(output.epoch, output.shard, output.server, tables=True))
+                    self._send_to_coordinator(ShardCaughtUp(output.epoch, output.shard, output.server, tables=True))
                 case LeadMoved():
-                    self._tell(ShardHandedOver(output.epoch, output.shard, tables=True))
+                    self._send_to_coordinator(ShardHandedOver(output.epoch, output.shard, tables=True))
                 case SaveSlices():
                     self._save(output)
                 case LoadTables():
                     slices = wanted(self._saved, output.shard, self._shards)
                     self._loading[output.shard + FIRST_TICKET] = list(zip(slices, flat(slices), strict=True))
-                    self._tell(LoadWanted(output.shard + FIRST_TICKET, slices))
+                    self._send_to_coordinator(LoadWanted(output.shard + FIRST_TICKET, slices))
 
     def _send(self, peer: PeerConnection, output: ToWorker) -> None:
-        lent = None
+        shared = None
         if self._memory is not None:
-            lent = self._memory.share(output.rank, output.message, output.payload)
-        if lent is not None and output.payload is not None:
-            self._lent[output.rank].append(output.payload)
-            peer.send(lent)
+            shared = self._memory.share(output.rank, output.message, output.payload)
+        if shared is not None and output.payload is not None:
+            self._unread[output.rank].append(output.payload)
+            peer.send(shared)
         else:
             peer.send(output.message, output.payload)

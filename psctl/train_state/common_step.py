@@ -6,7 +6,7 @@
     CutAt(ticket, m)    ------>    m = max(p) + 1
 
 A worker that has answered p ends step p without waiting, because m > p; it does not end step p + 1 before it has
-received CutAt. So every worker knows of the cut before step m ends, and training does not stop for it. The wait is
+received CutAt. So every worker has received the cut before step m ends, and training does not stop for it. The wait is
 short, because network threads answer while the main threads compute. Where ranks step alone for periods of H, p is the
 last step before a period's end, so that m is a period's end: the values saved there are the same on all ranks.
 """

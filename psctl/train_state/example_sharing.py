@@ -22,7 +22,7 @@ from psctl.job.membership_messages import ExamplesShared
 from psctl.types import Range
 
 KEPT = 8
-"""Clocks, beyond the staleness, whose batches are remembered: more than a change of members refers back to."""
+"""Clocks, beyond the staleness, with remembered batches: more than a change of members refers back to."""
 
 
 class DataPosition(msgspec.Struct, frozen=True):

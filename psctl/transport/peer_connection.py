@@ -62,11 +62,11 @@ class ConnectionHandler(Protocol):
         return
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return a writable view of `size` bytes for the payload of `message`; None: a buffer is lent for it."""
+        """Return a writable view of `size` bytes for the payload of `message`; None: the connection allocates one."""
         return None
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """Handle a message that has arrived whole. A lent payload may not be retained."""
+        """Handle a message that has arrived whole. A payload in a buffer of the connection may not be retained."""
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Handle the end of the connection: called exactly once, last, also after `close`."""

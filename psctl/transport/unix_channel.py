@@ -22,7 +22,7 @@ from psctl.job.training_messages import WorkerAt
 from psctl.transport.protocol import preauth
 from psctl.types import Member
 
-PIECE, LENT, DONE, BYE = range(1, 5)
+PIECE, SHARED, DONE, BYE = range(1, 5)
 """Kinds of records: bytes after the head; bytes in a segment; those bytes were read; the end."""
 
 HEAD = struct.Struct("<BxxxIIQQ")
@@ -40,7 +40,7 @@ LONGEST = 1 << 40
 
 
 class Record(NamedTuple):
-    """One record. `size` bytes follow it (PIECE, BYE), or are in a segment from `offset` on (LENT)."""
+    """One record. `size` bytes follow it (PIECE, BYE), or are in a segment from `offset` on (SHARED)."""
 
     kind: int
     tag: int

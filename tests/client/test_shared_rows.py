@@ -8,7 +8,7 @@ import torch
 
 from psctl.client.shared_buffers import SMALLEST, SharedRows
 from psctl.errors import ProtocolError
-from psctl.kv.store_connections import OWED
+from psctl.kv.store_connections import REPORT_EVERY
 from psctl.ps.table_messages import AnswersRead, Fetched
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
@@ -81,11 +81,11 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
             assert there.tolist() == list(range(400))
-        assert all(server._lent[rank] for server in net.servers for rank in range(2)), "nobody says that alone"
+        assert all(server._unread[rank] for server in net.servers for rank in range(2)), "nobody says that alone"
         net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
         if consistency != "asp":  # else it may be laid over what is read
             net.run(lambda store: store.clock())
-        assert not any(held for server in net.servers for held in server._lent.values()), "it went with the next word"
+        assert not any(held for server in net.servers for held in server._unread.values()), "it went with the next word"
         lent = [memory for memory in net.memories if any(memory._allocator._free.values())]
         assert len(lent) == 4, "all four ends lent something and have it back"
         if consistency == "asp":  # nothing but words went over the streams
@@ -96,20 +96,20 @@ def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Ho
     with Net(1, servers=1, host=host) as net:
         links, server = net.links[0], net.servers[0]
         ((peer, state),) = links._states.items()
-        server._lent[0].extend([memoryview(b"")] * OWED)
-        for _ in range(1, OWED):
+        server._unread[0].extend([memoryview(b"")] * REPORT_EVERY)
+        for _ in range(1, REPORT_EVERY):
             links._count_read(peer, state)
-            assert state.owed
+            assert state.unreported
         links._count_read(peer, state)
-        assert not state.owed
+        assert not state.unreported
         net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the server has heard what was said before
-        assert not server._lent[0]
+        assert not server._unread[0]
 
 
 def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) -> None:
     with Net(1, host=host) as net:
         peer = net.servers[0].peers["worker", 0]
-        with pytest.raises(ProtocolError, match="gives back 3 answers of 0"):
+        with pytest.raises(ProtocolError, match="reports 3 answers as read, of 0"):
             net.servers[0].on_message(peer, AnswersRead(3), None)
 
 
@@ -120,15 +120,15 @@ def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no
         store.pull(keys)
         peer = server.peers["worker", 0]
         held = memoryview(b"as if it were read")
-        server._lent[0].append(held)
+        server._unread[0].append(held)
         peer.close("cut")
         assert torch.equal(store.pull(keys), torch.ones(400, 1024))
-        assert held not in server._lent[0], "it came anew"
-        server._lent[0].append(held)
+        assert held not in server._unread[0], "it came anew"
+        server._unread[0].append(held)
         store.close()
         peer = server.peers["worker", 0]
         net.links[0].close("the worker dies")
         assert peer.join(10)
-        assert held in server._lent[0]
+        assert held in server._unread[0]
         server.end_worker(0, 0)
-        assert 0 not in server._lent
+        assert 0 not in server._unread

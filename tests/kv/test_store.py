@@ -208,7 +208,7 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda store: store.pull("w"), "nobody has pushed"),
+        (lambda store: store.pull("w"), "neither pushed nor declared"),
         (lambda store: store.pull([1.5]), "keys are a list of float"),
         (lambda store: store.pull(1 << 63), "64 bits with sign"),
         (lambda store: store.pull([1 << 64]), "64 bits with sign|keys are object"),

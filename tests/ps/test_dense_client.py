@@ -169,10 +169,10 @@ def test_norms_are_summed_over_a_parameters_pieces_in_their_order():
 @pytest.mark.parametrize(
     ("server", "message", "size", "reason"),
     [
-        (1, Values(1, 1, b"\1", 9, 1), 12, "version 1, which was not asked for"),
+        (1, Values(1, 1, b"\1", 9, 1), 12, "version 1, which was not requested"),
         (1, Values(9, 1, b"\1", 1, 1), 12, "there are 2 shards"),
         (1, Values(1, 1, b"\1", 1, 1), 16, "16 bytes where 12 belong"),
-        (1, Values(1, 0, b"\1", 1, 0), 12, "version 0, which was not asked for"),
+        (1, Values(1, 0, b"\1", 1, 0), 12, "version 0, which was not requested"),
         (1, Values(1, 1, b"\1\1", 1, 1), 12, "values of 2 pieces"),
         (1, Pushed(1, 0), 12, "with a payload"),
     ],

@@ -14,7 +14,7 @@ import torch
 
 from psctl.errors import ConnectionFailed
 from psctl.job.training_messages import WorkerAt
-from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.messages import BetweenPeers, SharedRange
 from psctl.ps.pieces import bytes_view
 from psctl.types import Member
@@ -27,7 +27,7 @@ PAUSE = 0.05
 ATTEMPTS = 100
 
 
-class Memory(Lending):
+class Memory(BufferAllocator):
     """Buffers of one worker that others of its host read."""
 
     def __init__(self, network: Network) -> None:

@@ -172,10 +172,10 @@ class Desk:
         """Return why a member may not connect, None when it may."""
         who = (member.role, member.rank)
         if member.incarnation < self._newest.get(who, 0):
-            return f"incarnation {member.incarnation} of {member} is dead"
+            return f"incarnation {member.incarnation} of {member} is replaced"
         known = who in self._newest and member.incarnation == self._newest[who]
         if member.role == "server" and self._alive is not None and known and member not in self._alive:
-            return f"{member} was given up for dead"
+            return f"{member} was declared lost"
         return None
 
     # ---- who takes part --------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Desk:
             self.follow(self._machine.on_worker_lost(rank))
 
     def _dismiss(self, peer: End) -> None:
-        peer.drop("you were given up for dead")
+        peer.drop("you were declared lost")
         self._lost(peer)
 
     # ---- the handler, also of what the links dialled ---------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_a_server_that_was_given_up_for_dead_and_comes_back_is_refused():
         world.dead.add(0)  # for the coordinator; the process itself lives on
         world.reassign()
         world.dead.clear()
-        assert world.servers[1].dense.allow(Member("server", 0)) == "server/0 was given up for dead"
+        assert world.servers[1].dense.allow(Member("server", 0)) == "server/0 was declared lost"
         assert world.servers[1].dense.allow(Member("server", 0, 1)) is None
         for clock in range(1, 4):
             trial.clock(clock)
@@ -145,7 +145,7 @@ def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
         (answer,) = world.coordinators[0].of(LostWorkerClocks)
         assert (answer.rank, answer.incarnation) == (1, 0)
         assert set(answer.clocks.values()) == {-1}
-        assert world.servers[0].dense.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is dead"
+        assert world.servers[0].dense.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is replaced"
         assert world.servers[0].dense.allow(Member("worker", 1, 1)) is None
 
 

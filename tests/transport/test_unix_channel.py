@@ -10,7 +10,7 @@ import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
-from psctl.transport.unix_channel import BYE, DONE, HEAD, LENT, PIECE, ChannelListener, Record, UnixChannel
+from psctl.transport.unix_channel import BYE, DONE, HEAD, PIECE, SHARED, ChannelListener, Record, UnixChannel
 from psctl.types import Member
 
 OURS, THEIRS = b"a" * 32, b"b" * 32
@@ -36,14 +36,14 @@ def test_records_arrive_in_order_and_no_send_waits_for_a_reader() -> None:
     one, other = ends()
     long = memoryview(bytes(range(256)) * 8192)  # more than a socket holds
     number = one.send(PIECE, 7, size=len(long), data=long)
-    last = one.send(LENT, 8, 3, 64, 1 << 33)
+    last = one.send(SHARED, 8, 3, 64, 1 << 33)
     for tag in range(2000):
         one.send(DONE, tag)
     assert (one.written < number, one.has_queued) == (True, True)
     found = drained(other, one)
     assert one.written == one.sent == last + 2000
     assert found[0].data == long
-    assert found[1] == Record(LENT, 8, 3, 64, 1 << 33)
+    assert found[1] == Record(SHARED, 8, 3, 64, 1 << 33)
     assert [record.tag for record in found[2:]] == list(range(2000))
     one.close()
     other.close()

@@ -1,6 +1,6 @@
 """Gradients in fewer bytes.
 
-codecs: codes values in 16, 8 or 1 bits
-error_feedback: a shard's gradients as a code, and the residual that is kept
-sparsification: which elements of a gradient are sent
+codecs: values in 16, 8 or 1 bits
+error_feedback: encodes a shard's gradients and keeps the residual
+sparsification: selects the elements of a gradient that are sent
 """

@@ -1,15 +1,15 @@
 """Codecs of values: uncompressed, in 16 bits, in 8 bits with a scale, in one bit with a scale.
 
-    codec    bytes a value    what comes out of x
+    codec    bytes a value    decoded value of x
     raw      4 (or 8)         x
     half     2                the nearest bfloat16 or float16; float16 overflows to infinity above 65504
-    int8     1 + 4/1024       s k with the nearest whole k in -127..127; s: the block's largest magnitude / 127
+    int8     1 + 4/1024       s k with the nearest integer k in -127..127; s: the block's largest magnitude / 127
     onebit   1/8 + 4/1024     s sign(x); s: the block's mean magnitude
 
-Theory. int8 errs by s/2 at most. The mean magnitude is the scale that makes the squared error of a sign least, and
-takes the share (mean |x|)^2 / mean x^2 off the block's energy, so a block never comes out further off than zero would
-be: with error feedback (error_feedback.py) both converge as uncompressed SGD does (Karimireddy and others 2019). Scales
-belong to blocks of 1024 values, so that one large value spoils few others.
+Theory. The error of int8 is at most s/2. The mean magnitude is the scale with the least squared error of a sign; it
+removes the share (mean |x|)^2 / mean x^2 of the block's energy, so a block's error is never larger than that of
+zeros: with error feedback (error_feedback.py) both converge as uncompressed SGD does (Karimireddy and others 2019).
+Scales belong to blocks of 1024 values, so that one large value makes few others inexact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ValueCodec(ABC):
     """A stateless codec of values: the same values give the same bytes."""
 
     largest = float("inf")
-    """Magnitude above which a finite value does not come out finite."""
+    """Magnitude above which a finite value is decoded as infinite."""
 
     @abstractmethod
     def size(self, count: int) -> int:
@@ -79,7 +79,7 @@ class _Scaled(ValueCodec):
 
 
 class Int8(_Scaled):
-    """A whole number in -127..127 times the block's scale."""
+    """An integer in -127..127 times the block's scale."""
 
     def size(self, count: int) -> int:
         return _SCALE * _blocks(count) + count
@@ -119,10 +119,10 @@ class OneBit(_Scaled):
 
 
 def codec(kind: str, dtype: torch.dtype) -> ValueCodec:
-    """Return how values are coded.
+    """Return the codec for values.
 
     Args:
-        kind: none, bf16, fp16, int8, onebit, topk (which chooses elements and leaves their values as they are).
+        kind: none, bf16, fp16, int8, onebit, topk (which selects elements and leaves their values unchanged).
         dtype: of the gradients.
     """
     match kind:

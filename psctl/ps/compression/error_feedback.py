@@ -73,7 +73,7 @@ class Coder:
         out: torch.Tensor,
         seed: tuple[int, ...] = (),
     ) -> int:
-        """Write a shard's gradients into `out`; returns how many bytes they took.
+        """Write a shard's gradients into `out`; return the number of bytes.
 
         Args:
             gradients: the shard's, flat; only read.
@@ -81,7 +81,7 @@ class Coder:
             present: which of them have a gradient.
             residual: the shard's, flat; changed. None without error feedback.
             out: `limit` bytes.
-            seed: of random_skip's luck.
+            seed: of the random numbers of random_skip.
         """
         used = 0
         for number, (piece, there) in enumerate(zip(held, present, strict=True)):
@@ -95,15 +95,15 @@ class Coder:
         self, gradient: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor, seed: tuple[int, ...]
     ) -> int:
         head, total = out[:_HEAD].view(torch.int32), gradient.numel()
-        lucky = kept(self.how, total, seed)
-        if lucky is not None:
-            gradient = torch.where(lucky, gradient / (1 - self.how.skip), 0.0)
+        sent = kept(self.how, total, seed)
+        if sent is not None:
+            gradient = torch.where(sent, gradient / (1 - self.how.skip), 0.0)
         if residual is not None and total:
             if not all(abs(float(end)) <= _LARGEST for end in gradient.aminmax()):
                 head[0] = _NOT_FINITE
                 return _HEAD
             gradient = residual.add_(gradient)
-        places = chosen(self.how, gradient, lucky)
+        places = chosen(self.how, gradient, sent)
         values = gradient if places is None else gradient[places]
         if residual is not None and self._values.largest < _LARGEST:
             values = values.clamp(-self._values.largest, self._values.largest)  # the rest is in later pushes
@@ -125,10 +125,10 @@ class Coder:
     # ---- a server's end ---------------------------------------------------------------------------------------------
 
     def check(self, data: torch.Tensor, held: Sequence[Piece], present: Sequence[int]) -> None:
-        """Look whether these bytes are a shard's gradients.
+        """Check that these bytes are a shard's gradients.
 
         Raises:
-            ValueError: they are not; says why.
+            ValueError: they are not; the message gives the reason.
         """
         for piece, places, count, _ in self._sections(data, held, present):
             if count not in (_NOT_FINITE, len(piece.at)):
@@ -193,7 +193,7 @@ def narrow(how: Compression, update: str, dtype: torch.dtype) -> torch.dtype | N
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round values to what another type holds; returns them."""
+    """Round values in place to another type's precision; return them."""
     for start in range(0, values.numel(), ADDED):
         block = values[start : start + ADDED]
         block.copy_(block.to(dtype))

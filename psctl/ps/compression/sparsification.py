@@ -1,15 +1,15 @@
-"""Sparsification: which elements of a gradient are sent, by chance, by significance, or as the largest.
+"""Sparsification: selects the elements of a gradient that are sent: at random, the significant ones, or the largest.
 
     random_skip p    each element is skipped with probability p; a sent one is divided by 1 - p, so that the mean is
                      right (unbiased); skipped elements are lost
     significance v   only elements whose magnitude exceeds v times the root mean square are sent; others accumulate
     topk k           only the fraction k of the elements with the largest magnitudes is sent; others accumulate
 
-Theory. What significance leaves out has less than v^2 of the whole energy, what topk leaves out at most 1 - k of it:
-each is a contraction, so with error feedback (error_feedback.py) training converges as without (Stich and others 2018).
-A threshold relative to the gradient falls as gradients do, and needs no schedule over the steps as a fixed one would.
-Random skip is no contraction but unbiased, and error feedback would cancel it: so it is applied first, and skipped
-elements are in no residual.
+Theory. The elements that significance omits have less than v^2 of the whole energy, those that topk omits at most 1 -
+k: each is a contraction, so with error feedback (error_feedback.py) training converges as without (Stich and others
+2018). A threshold relative to the gradient falls as gradients do, and needs no schedule over the steps as a fixed one
+would. Random skip is not a contraction, but unbiased, and error feedback would cancel it: so it is applied first, and
+skipped elements are in no residual.
 
 The places of sent elements are coded as numbers (4 bytes each) or as a bit mask (one bit an element), the shorter one.
 """
@@ -26,7 +26,7 @@ from psctl.types import Compression
 _NUMBER = 4  # bytes
 
 _MANY, _SAMPLE = 16, 1024
-"""Elements for each of those that topk wants, from which on a sample of so many times so many is looked at first."""
+"""topk of more than _MANY times the selected elements takes a threshold from about _MANY * _SAMPLE of them first."""
 
 
 def places_size(count: int, total: int) -> int:
@@ -48,7 +48,7 @@ def read_places(data: torch.Tensor, count: int, total: int) -> torch.Tensor:
     """Return the places of a code.
 
     Raises:
-        ValueError: it holds no `count` places below `total`.
+        ValueError: it does not hold `count` places below `total`.
     """
     if _numbered(count, total):
         places = data.view(torch.int32).to(torch.int64)
@@ -70,12 +70,12 @@ def _numbered(count: int, total: int) -> bool:
 
 
 def most(how: Compression, total: int) -> int:
-    """Return how many of `total` elements are sent at most."""
+    """Return the largest number of `total` elements that are sent."""
     return top(how.share, total) if how.kind == "topk" else total
 
 
 def top(share: float, total: int) -> int:
-    """Return how many of `total` elements topk sends: one at least."""
+    """Return the number of `total` elements that topk sends: at least one."""
     return min(total, max(1, math.ceil(share * total)))
 
 
@@ -105,9 +105,9 @@ def chosen(how: Compression, values: torch.Tensor, kept: torch.Tensor | None) ->
 
 
 def _largest(size: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ascending places of the `count` largest elements; those below zero are none."""
+    """Return the ascending places of the `count` largest elements; negative ones are left out."""
     among = None
-    if size.numel() > _MANY * max(count, 4 * _SAMPLE):  # a sample gives a size that nearly all are below
+    if size.numel() > _MANY * max(count, 4 * _SAMPLE):  # a sample gives a threshold that nearly all are below
         sample = size[:: size.numel() // (_MANY * _SAMPLE) + 1]
         rank = max(1, min(sample.numel(), 2 * count * sample.numel() // size.numel() + 3))
         among = (size >= torch.topk(sample, rank).values[-1]).nonzero().view(-1)

@@ -2,7 +2,7 @@
 
 clock_ledger: the members of each clock, and step orders until all members agree
 host_sums: sums of the gradients of one host's ranks
-lent_buffers: buffers that other processes of a host read in place
+buffer_allocator: allocates buffers that other processes of a host read in place
 rank_state_store: buffers and tracked state of ranks, kept by clock
 shard_state: a shard's values, optimizer state and vector clock
 client: a worker's end

@@ -18,7 +18,7 @@ class RankStates:
         self._kept = kept
         self._whole: dict[int, dict[int, memoryview]] = {}  # rank -> clock -> bytes
         self._arriving: dict[str, memoryview] = {}  # by sender
-        self._wishes: dict[int, RankStateQuery] = {}  # by the rank that sent the query
+        self._queries: dict[int, RankStateQuery] = {}  # by the rank that sent the query
 
     def receive_buffer_for(self, sender: str, message: PutRankState, size: int) -> memoryview | None:
         """Return the buffer for a state; None when the state is here already.
@@ -56,21 +56,21 @@ class RankStates:
 
     def on_query(self, rank: int, message: RankStateQuery) -> None:
         """Record a rank's query."""
-        self._wishes[rank] = message
+        self._queries[rank] = message
 
     def on_disconnected(self, rank: int) -> None:
         """Drop a rank's query and the state that it was sending."""
-        self._wishes.pop(rank, None)
+        self._queries.pop(rank, None)
         self._arriving.pop(f"worker/{rank}", None)
 
     def answers(self) -> list[ToWorker]:
-        """Answer the queries whose state is here."""
+        """Answer the queries for states that have arrived."""
         outputs: list[ToWorker] = []
-        for rank, wish in sorted(self._wishes.items()):
-            data = self._of(wish.rank).get(wish.clock)
+        for rank, query in sorted(self._queries.items()):
+            data = self._of(query.rank).get(query.clock)
             if data is not None:
-                del self._wishes[rank]
-                outputs.append(ToWorker(rank, RankStateAnswer(wish.clock), data or None))
+                del self._queries[rank]
+                outputs.append(ToWorker(rank, RankStateAnswer(query.clock), data or None))
         return outputs
 
     def copies(self, server: int, only: PutRankState | None = None) -> list[ToServer]:

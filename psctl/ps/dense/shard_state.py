@@ -18,8 +18,8 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import narrow, rounded
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.dense.clock_ledger import JobRefusal, StepOrder
-from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.pieces import Piece, Stretch, bytes_view, stretch, torch_dtype
 from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
 from psctl.ps.snapshot import CopiedSlice, ShardLoading, copy_shard, dtype_name
@@ -30,7 +30,7 @@ STATES = 8
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The terms of a job that a server must know before the first push."""
+    """The properties of a job that a server needs before the first push."""
 
     layout: Layout
     world: int  # number of workers at the start
@@ -88,13 +88,13 @@ class ShardState:
 
     Args:
         read: returns whether a worker may still be reading a version.
-        lending: allocates buffers.
+        allocator: allocates buffers.
     """
 
     def __init__(
-        self, terms: Terms, shard: Shard, held: Sequence[Piece], read: Callable[[int], bool], lending: Lending
+        self, terms: Terms, shard: Shard, held: Sequence[Piece], read: Callable[[int], bool], allocator: BufferAllocator
     ) -> None:
-        self.terms, self.shard, self.held, self._lending = terms, shard, held, lending
+        self.terms, self.shard, self.held, self._allocator = terms, shard, held, allocator
         self.version: int | None = None  # None: start values have not all arrived
         self._made: dict[int, Stretch] = {}  # all buffers, by address
         self.values = self._new()
@@ -112,7 +112,7 @@ class ShardState:
     # ---- buffers ------------------------------------------------------------------------------------------------
 
     def _new(self) -> torch.Tensor:
-        buffer = self._lending.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
+        buffer = self._allocator.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
         self._made[buffer.data_ptr()] = stretch(buffer)
         return buffer
 

@@ -463,7 +463,7 @@ class ReplicaChain:
         return outputs, (follower.acked, follower.has) != before
 
     def _due_reports(self) -> list[tuple[int, Forwarded]]:
-        """Remove and return the early reports whose assignment is known by now."""
+        """Remove and return the early reports of assignments that have arrived by now."""
         due = [(server, later) for server, later in self._early_reports.items() if later.epoch <= self._position.epoch]
         for server, _ in due:
             del self._early_reports[server]

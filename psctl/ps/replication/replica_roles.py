@@ -98,7 +98,7 @@ def position_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> Cha
 
 
 class ReplicaPosition(msgspec.Struct):
-    """The role and the assignment of one server for one shard, by the newest assignment that it knows."""
+    """The role and the assignment of one server for one shard, by the newest assignment that it has received."""
 
     me: int
     epoch: int  # the assignment's number

@@ -29,7 +29,7 @@ FIRST_PLACES = 64
 """Places of a new index."""
 
 CACHED_LISTS = 16
-"""Key lists whose slots a table caches."""
+"""Most key lists with cached slots in a table."""
 
 SHARD_BITS = 31
 

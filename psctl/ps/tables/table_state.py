@@ -49,7 +49,7 @@ def last_sequence_at(position: int) -> int:
     return first_sequence_at(position + 1) - 1
 
 
-What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
+What: TypeAlias = Literal["update", "clock", "mark", "open", "removed"]
 
 
 class EntryPart(msgspec.Struct, frozen=True):
@@ -86,8 +86,8 @@ class TableEntry(msgspec.Struct, frozen=True):
 
     update: `parts`, within the worker's clock `clock`. clock: the worker has finished `clock` clocks. mark: its later
     entries do not belong to the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
-    its later entries above `sequence`. gone: it is lost for good; its entries above sequence `clock` that are not
-    applied yet are dropped.
+    its later entries above `sequence`. removed: it is lost and not replaced; its entries above sequence `clock` that
+    are not applied yet are dropped.
     """
 
     worker: int
@@ -241,7 +241,7 @@ class TableShard:
         new = entry.sequence > last
         if new:
             self.sequences[entry.worker] = entry.sequence
-        if entry.what in ("mark", "gone") or entry.clock == FOREVER:
+        if entry.what in ("mark", "removed") or entry.clock == FOREVER:
             step, marked = entry.clock if entry.what == "mark" else FOREVER, self.marks.get(entry.worker, -1)
             self.marks[entry.worker] = max(step, marked)
             new = new or step > marked
@@ -249,7 +249,7 @@ class TableShard:
             return False
         if entry.what == "clock":
             self._advance(entry.worker, entry.clock)
-        elif entry.what == "gone":
+        elif entry.what == "removed":
             self._drop(entry.worker, entry.clock)
             self._advance(entry.worker, FOREVER)
         staged = []

@@ -1,6 +1,6 @@
 """Schedules by the names of their strategies.
 
-Builders know no machines: what they need of a topology is given as plain tuples (`ScheduleOptions`).
+Builders are independent of machines: they receive the parts of a topology that they need as tuples (`ScheduleOptions`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ WeightedRing = tuple[tuple[int, ...], int]
 
 
 class ScheduleOptions(msgspec.Struct, frozen=True):
-    """ScheduleOptions of all strategies; each uses its own and ignores the rest.
+    """Options of all strategies; each uses its own and ignores the rest.
 
     Args:
         root: rank that gathers (root).
         order: the ranks in the order of chain, ring or tree; as numbered when empty.
         chunks: chunks of a pipeline (pipelined-chain, pipelined-tree, double-tree, packed-trees).
-        pieces: cut what has phases so often (sharded, ring, hierarchical, ps).
+        pieces: number of parts of which the phases overlap (sharded, ring, hierarchical, ps).
         weights: share of each rank (sharded); equal when empty.
         paced: one peer at a time (sharded).
         rings: rings with weights (multi-ring).
         trees: packed trees.
-        groups: the ranks of each group (hierarchical); those that share a host and push together (ps).
+        groups: the ranks of each group (hierarchical); ranks that share a host and push together (ps).
         inner: strategy within a group.
         outer: strategy between groups; hierarchical again for a third level.
         across: options of the outer strategy.
@@ -75,7 +75,7 @@ Builder = Callable[[int, ScheduleOptions], Schedule]
 
 
 def builders() -> Mapping[str, Builder]:
-    """Return the builder of each strategy that is a schedule: all but `native`, which is the engine's own."""
+    """Return the builder of each strategy that is a schedule: all but `native`, which the engine carries out."""
     return {
         "root": lambda world, given: through_rank(world, given.root),
         "cpu": lambda world, given: through_cpu(world),
@@ -115,7 +115,7 @@ def build(strategy: str, world: int, options: ScheduleOptions | None = None) -> 
     Args:
         strategy: one of `types.STRATEGIES` but `native`.
         world: number of ranks.
-        options: how it is built; the defaults when None.
+        options: of the strategy; the defaults when None.
 
     Raises:
         UsageError: no schedule has this name; the caller's fault.

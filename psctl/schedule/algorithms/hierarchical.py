@@ -30,7 +30,7 @@ def hierarchical(world: int, groups: Groups, outer: Schedule, inner: str = "ring
         groups: the ranks of each group; every rank once.
         outer: the all-reduce across the groups, in which rank g is group g.
         inner: one of INNER; groups of different sizes can't run ring or halving-doubling.
-        pieces: cut the vector so often.
+        pieces: number of parts that the vector is cut into.
 
     Raises:
         ValueError: the groups do not hold every rank once, or don't fit the inner or outer algorithm; the caller's

@@ -92,9 +92,9 @@ def parameter_server(
         world: number of workers.
         servers: the nodes that serve: ranks, or helpers from `world` on.
         shares: relative share of each server, positive whole numbers; equal when None.
-        pieces: cut every share so often; with 2 or more, pulls overlap with later pushes.
+        pieces: number of parts of each share; with 2 or more, pulls overlap with later pushes.
         groups: ranks that share a host and push together; where there are any, all servers are helpers.
-        near: for each server the group of its own host, by index; -1: none is.
+        near: for each server the index of its own host's group; -1: no group.
     """
     parts = tuple(shares or (1,) * len(servers))
     params = {"servers": list(servers), "shares": list(parts), "pieces": pieces}

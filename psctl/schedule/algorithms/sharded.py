@@ -50,7 +50,7 @@ def sharded(world: int, weights: Sequence[int] | None = None, pieces: int = 1, p
     Args:
         world: number of ranks.
         weights: relative share of each rank; equal when None.
-        pieces: cut every share so often; with 2 or more, sending and receiving overlap.
+        pieces: number of parts of each share; with 2 or more, sending and receiving overlap.
         paced: one peer at a time.
     """
     params = {"weights": list(weights or (1,) * world), "pieces": pieces, "paced": paced}

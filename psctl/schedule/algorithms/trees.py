@@ -3,7 +3,7 @@
     tree               binomial: in every round each rank that has the vector sends it to one that has not, so the
                        senders double; whole vector, 2 ceil(lg p) (alpha + N beta)
     chain              from rank to rank, whole vector: only one link is busy at any time, 2(p-1)(alpha + N beta); the
-                       textbooks' example of how not to do it
+                       slowest of the textbooks' algorithms
     pipelined-chain    the chain with the vector in k chunks, so that all links are busy at once: (p-2+k)(alpha +
                        N beta/k) each way, best with k = sqrt((p-2) N beta/alpha); a chunk goes back as soon as it is
                        summed, so on full-duplex links the way back costs only the p-1 steps after the last chunk
@@ -160,12 +160,12 @@ def pipelined(
     """Return the all-reduce over trees side by side, each with its part of the bytes in `chunks` chunks.
 
     Args:
-        name: the algorithm, as users know it.
+        name: the algorithm's name in job files and output.
         world: number of ranks.
         trees: each spans all ranks.
         chunks: chunks of one tree's part.
         order: the ranks by their place, for `params`.
-        params: what was chosen, for people; the order when None.
+        params: the options, for output; the order when None.
 
     Raises:
         ValueError: an edge list is no tree, or a number is below 1; the caller's fault.

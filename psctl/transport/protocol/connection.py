@@ -176,8 +176,8 @@ class ConnectionProtocol:
         me: this end's member, as its certificate names it.
         codec: the application's messages.
         window: bytes that this end's socket holds unread at least.
-        receive_buffer_for: returns where the payload of a message goes, a writable view of exactly its size; None: it
-            is lent until the next event.
+        receive_buffer_for: returns where the payload of a message goes, a writable view of exactly its size; None:
+            the connection provides a buffer, which is valid until the next event.
         rekey: seals until the next key; both ends must agree.
         random: source of fresh random bytes.
     """

@@ -128,7 +128,7 @@ class ReceiveBuffer:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message of the application. A payload that the handler gave no buffer for is lent until the next event."""
+    """A message of the application. A payload that the handler gave no buffer for is valid until the next event."""
 
     message: Any
     payload: memoryview | None

@@ -25,12 +25,12 @@ import msgspec
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.client.host_collection import Act, HostCollection, HostSumTask, SeparatePush, ToPeer
 from psctl.ps.dense.client.receive_buffers import JointNorms, ReceiveBuffers, ValueSink, wrong
 from psctl.ps.dense.client.send_buffers import SendBuffers
 from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
 from psctl.ps.dense.host_sums import RankGradients, joint_weight
-from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStateFetch
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
@@ -79,7 +79,7 @@ class DenseClient:
         owners: for each shard the rank of the server that leads it.
         rank: this worker's rank.
         servers: all servers; None: those that lead a shard.
-        lending: allocates send buffers, and knows which servers read them in place.
+        allocator: allocates send buffers, and finds their places for servers that read them.
         eager: under ssp, pull newer values every clock, and not only when those here are too old.
     """
 
@@ -90,7 +90,7 @@ class DenseClient:
         owners: Sequence[int],
         rank: int,
         servers: Sequence[int] | None = None,
-        lending: Lending | None = None,
+        allocator: BufferAllocator | None = None,
         *,
         eager: bool = True,
     ) -> None:
@@ -105,8 +105,8 @@ class DenseClient:
         self._received = ReceiveBuffers(terms, shards, self.held)
         self.front = self._received.front
         self._eager = eager
-        self._lending = lending or Lending()
-        self.send_buffers = SendBuffers(terms, shards, self.held, rank, self._lending)
+        self._allocator = allocator or BufferAllocator()
+        self.send_buffers = SendBuffers(terms, shards, self.held, rank, self._allocator)
         self._ordered = terms.update == "server"
         self._outbox = UnackedPushes(self._route, ordered=self._ordered)
         self._last_pushed = [terms.base - 1] * len(shards)  # by shard
@@ -143,7 +143,7 @@ class DenseClient:
     def _forget_partial(self, shards: Sequence[int]) -> list[ClientOutput]:
         for shard in shards:
             self._received.on_owner_lost(shard)
-        return [tell for shard in shards for tell in self._break_up_host_sums(shard)]
+        return [message for shard in shards for message in self._break_up_host_sums(shard)]
 
     def _on_leads(self, server: int, message: Leads) -> list[ClientOutput]:
         for shard in message.shards:
@@ -182,7 +182,7 @@ class DenseClient:
         return said
 
     def _break_up_host_sums(self, shard: int) -> Sequence[ToPeer]:
-        """Give up the host sums of a shard whose server is lost or changed: each rank pushes its own gradients."""
+        """Drop the host sums of a shard after the loss or change of its server: each rank pushes its own gradients."""
         return self._host.break_up_shard(shard) if self._host is not None else []
 
     def _is_open(self, shard: int) -> bool:
@@ -251,9 +251,13 @@ class DenseClient:
         """Return where others of this host read gradients for a host sum; None: they are pushed separately, because the
         server reads them there itself, or is not connected yet."""
         owner, (flat, _) = self._route.owners[head.shard], self.send_buffers.sent_bytes(head.clock, head.shard)
-        if head.shard in self._route.closed_shards or head.landed < head.clock or self._lending.place_for(owner, flat):
+        if (
+            head.shard in self._route.closed_shards
+            or head.landed < head.clock
+            or self._allocator.place_for(owner, flat)
+        ):
             return None
-        return self._lending.place_on_host(flat)
+        return self._allocator.place_on_host(flat)
 
     def _push_separately(self, head: Push) -> list[ClientOutput]:
         """Push this worker's own gradients, if their server has sent Leads."""
@@ -263,8 +267,8 @@ class DenseClient:
         if not any(head.present):
             return [ToServer(owner, head)]
         flat, view = self.send_buffers.sent_bytes(head.clock, head.shard)
-        if lent := self._lending.place_for(owner, flat):
-            return [ToServer(owner, msgspec.structs.replace(head, at=lent))]
+        if place := self._allocator.place_for(owner, flat):
+            return [ToServer(owner, msgspec.structs.replace(head, at=place))]
         return [ToServer(owner, head, view)]
 
     def _whole_version(self, shard: int) -> int:
@@ -290,7 +294,7 @@ class DenseClient:
         ]
 
     def request_norms(self, clock: int) -> list[ToServer]:
-        """Request the norms of `clock`, whose gradients must all be pushed."""
+        """Request the norms of `clock`; all gradients of it must be pushed."""
         assert self.terms.staleness is not None, "under asp there is no joint gradient"
         self._norms.wanted = clock
         owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
@@ -311,17 +315,17 @@ class DenseClient:
         if self._save_wanted is not None and self._save_wanted < clock:
             self._save_wanted = None
         each = range(len(self.shards))
-        wished = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact, eager=self._eager)]
-        return [] if pushes_ask else self._pull([shard for shard in wished if self._is_open(shard)])
+        requested = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact, eager=self._eager)]
+        return [] if pushes_ask else self._pull([shard for shard in requested if self._is_open(shard)])
 
     def _pull(self, shards: Sequence[int]) -> list[ToServer]:
-        wished: dict[tuple[int, int, int], list[int]] = {}
+        requested: dict[tuple[int, int, int], list[int]] = {}
         for shard in shards:
             landing = self._received.each[shard]
-            wished.setdefault((self.owners[shard], landing.asked, landing.wanted), []).append(shard)
+            requested.setdefault((self.owners[shard], landing.asked, landing.wanted), []).append(shard)
         return [
             ToServer(server, Pull(clock, some, oldest, [self._received.each[shard].version for shard in some]))
-            for (server, clock, oldest), some in wished.items()
+            for (server, clock, oldest), some in requested.items()
         ]
 
     def send_rank_state(self, clock: int, payload: memoryview) -> list[ToServer]:
@@ -337,8 +341,8 @@ class DenseClient:
     def request_rank_state(self, clock: int) -> list[ToServer]:
         """Request rank 0's state at `clock`; under asp, the one that this rank sent before it was restarted."""
         self._rank_state_fetch.wanted = clock
-        whose = self.rank if self.terms.staleness is None else 0
-        return [ToServer(self.owners[0], RankStateQuery(clock, whose))] if self._is_open(0) else []
+        owner = self.rank if self.terms.staleness is None else 0
+        return [ToServer(self.owners[0], RankStateQuery(clock, owner))] if self._is_open(0) else []
 
     def rank_state(self, clock: int) -> memoryview | None:
         """Return the state requested by `request_rank_state`, once it has arrived."""
@@ -363,16 +367,16 @@ class DenseClient:
         return self._received.receive_buffer_for(server, message, size)
 
     def on_server_message(
-        self, server: int, message: FromServer, size: int = 0, lent: Lent = None
+        self, server: int, message: FromServer, size: int = 0, shared: SharedBytes = None
     ) -> list[ClientOutput]:
-        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `lent`.
+        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `shared`.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
         """
         match message:
             case Values():
-                return self._on_values(server, message, size, lent)
+                return self._on_values(server, message, size, shared)
             case Leads():
                 return self._on_leads(server, message)
             case PushStaged():
@@ -393,9 +397,9 @@ class DenseClient:
                 self.refused = message
         return []
 
-    def _on_values(self, server: int, message: Values, size: int, lent: Lent) -> list[ClientOutput]:
+    def _on_values(self, server: int, message: Values, size: int, shared: SharedBytes) -> list[ClientOutput]:
         repeat = self._received.on_payload_end(server, message.shard) and self._is_open(message.shard)
-        if not self._is_owner(server, message.shard) or not self._received.on_values(server, message, size, lent):
+        if not self._is_owner(server, message.shard) or not self._received.on_values(server, message, size, shared):
             return [*self._pull([message.shard])] if repeat else []
         said: list[ClientOutput] = (
             [] if self.terms.staleness is None else self._on_pushed(message.version - 1, message.shard)
@@ -428,7 +432,7 @@ class DenseClient:
         """Handle the loss of the connection to a worker of this host."""
         return self._carry_out(self._host.on_peer_disconnected(rank)) if self._host is not None else []
 
-    def on_peer_message(self, rank: int, message: BetweenPeers, data: Lent) -> list[ClientOutput]:
+    def on_peer_message(self, rank: int, message: BetweenPeers, data: SharedBytes) -> list[ClientOutput]:
         """Handle a message of a worker of this host; `data`: the gradients that it offers, None if they are unreadable.
 
         Raises:
@@ -446,7 +450,7 @@ class DenseClient:
             )
         return self._carry_out(self._host.on_host_push(shard, clock, part))
 
-    def _rank_gradients(self, rank: int, message: HostPush, data: Lent) -> RankGradients | None:
+    def _rank_gradients(self, rank: int, message: HostPush, data: SharedBytes) -> RankGradients | None:
         """Return the offered gradients; None if they do not fit this shard."""
         one, held = self.shards[message.shard], self.held[message.shard]
         dtype = torch_dtype(one.dtype)

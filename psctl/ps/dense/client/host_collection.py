@@ -90,7 +90,7 @@ class HostCollection:
         self._separate_until = [base - 1] * shards  # clocks up to this one are pushed separately
         self._gradients: dict[tuple[int, int], dict[int, RankGradients]] = {}  # (shard, clock): parts of the sum
         self._state: dict[tuple[int, int], CollectionState] = {}  # of the pushes that this worker has made
-        self._lent_out: set[tuple[int, int]] = set()  # pushes offered to their collector
+        self._offered: set[tuple[int, int]] = set()  # pushes offered to their collector
 
     def collector(self, shard: int) -> int:
         """Return the rank that pushes a shard for the group."""
@@ -118,7 +118,7 @@ class HostCollection:
                 return [SeparatePush(shard, clock)]
             if at is None:
                 return [ToPeer(collector, PushAlone(shard, clock)), SeparatePush(shard, clock)]
-            self._lent_out.add(key)
+            self._offered.add(key)
             return [ToPeer(collector, HostPush(shard, clock, part.weight, part.present, at))]
         if at is None or not self._complete or clock <= self._separate_until[shard]:
             return [*self._break_up(key), SeparatePush(shard, clock)]
@@ -145,7 +145,7 @@ class HostCollection:
         """Record that this worker's pushes of a shard up to `clock` are complete at its server."""
         for key in [key for key in self._state if key[0] == shard and key[1] <= clock]:
             del self._state[key], self._gradients[key]
-        self._lent_out.difference_update([key for key in self._lent_out if key[0] == shard and key[1] <= clock])
+        self._offered.difference_update([key for key in self._offered if key[0] == shard and key[1] <= clock])
 
     # ---- messages of others of the host ---------------------------------------------------------------------------
 
@@ -164,9 +164,9 @@ class HostCollection:
         if self.collector(shard) == self._rank:
             self._gradients.get((shard, clock), {}).pop(rank, None)
             return self._separate((shard, clock))
-        if rank != self.collector(shard) or (shard, clock) not in self._lent_out:
+        if rank != self.collector(shard) or (shard, clock) not in self._offered:
             return []
-        self._lent_out.remove((shard, clock))
+        self._offered.remove((shard, clock))
         return [SeparatePush(shard, clock)]
 
     def on_peer_connected(self, rank: int, outstanding: Iterable[tuple[int, int]]) -> list[Act]:
@@ -177,15 +177,15 @@ class HostCollection:
             outstanding: (shard, clock) of the pushes that this worker has made and that are not Pushed.
         """
         self._up.add(rank)
-        gone = {*outstanding, *enumerate(self._pushed)}  # a worker that starts in mid-run pushes nothing before
-        return [ToPeer(rank, PushAlone(*key)) for key in sorted(gone) if self.collector(key[0]) == rank]
+        separate = {*outstanding, *enumerate(self._pushed)}  # a worker that starts in mid-run pushes nothing before
+        return [ToPeer(rank, PushAlone(*key)) for key in sorted(separate) if self.collector(key[0]) == rank]
 
     def on_peer_disconnected(self, rank: int) -> list[Act]:
         """Handle the loss of the connection to a worker of the group: no push waits for it."""
         self._up.discard(rank)
         acts: list[Act] = []
-        for key in sorted(key for key in self._lent_out if self.collector(key[0]) == rank):
-            self._lent_out.remove(key)
+        for key in sorted(key for key in self._offered if self.collector(key[0]) == rank):
+            self._offered.remove(key)
             acts.append(SeparatePush(*key))
         for shard in range(len(self._pushed)):
             if self.collector(shard) == self._rank:  # its replacement may have pushed the next clock already
@@ -209,13 +209,13 @@ class HostCollection:
 
         This worker's own pushes are not among the outputs: the caller decides when they can be sent.
         """
-        tells: list[ToPeer] = []
-        for key in sorted(key for key in self._lent_out if key[0] == shard):
-            self._lent_out.remove(key)
-            tells.append(ToPeer(self.collector(shard), PushAlone(*key)))
+        messages: list[ToPeer] = []
+        for key in sorted(key for key in self._offered if key[0] == shard):
+            self._offered.remove(key)
+            messages.append(ToPeer(self.collector(shard), PushAlone(*key)))
         for key in sorted(key for key in self._state if key[0] == shard):
-            tells += self._break_up(key)
-        return tells
+            messages += self._break_up(key)
+        return messages
 
     def _break_up(self, key: tuple[int, int]) -> list[ToPeer]:
         """Send PushAlone to the members that have offered gradients for a push."""

@@ -1,7 +1,7 @@
 """Buffers for the values that a worker pulls, and the norms of the mean gradient.
 
 back             values are received here while the user may still read the front.
-lent             values in a server's shared memory: they are read there, instead of from the back.
+shared           values in a server's shared memory: they are read there, instead of from the back.
 front            the values that the user reads. It changes only while the user waits for the shard: either the bytes
                  are in the back, and `copy_to_front` copies them (one copy), or the wait began before the first byte,
                  and they are received in the front itself (no copy). An unfinished wait leaves its shards undefined.
@@ -26,7 +26,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.compression.error_feedback import narrow
-from psctl.ps.dense.lent_buffers import Lending, Lent
+from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import NormsAnswer, Values
 from psctl.ps.pieces import Piece, Stretch, stretch, torch_dtype
@@ -49,10 +49,10 @@ class ValueSink(Protocol):
 
 
 def flat_buffers(
-    terms: Terms, lending: Lending | None = None, only: Sequence[str] | None = None
+    terms: Terms, allocator: BufferAllocator | None = None, only: Sequence[str] | None = None
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return a buffer for each dtype's flat space (`only`: for these dtypes)."""
-    new = (lending or Lending()).zeros
+    new = (allocator or BufferAllocator()).zeros
     wanted = spaces(terms.layout).items()
     return {dtype: new(size, torch_dtype(dtype)) for dtype, size in wanted if only is None or dtype in only}
 
@@ -75,13 +75,13 @@ class ShardValues:
         self.incoming_clocks = base - 1
         self.direct = False  # the incoming bytes are received in the front
         self.waiting = False  # the user waits: the front may be written
-        self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, in its server's memory
+        self.shared: tuple[int, torch.Tensor] | None = None  # the newest version, in its server's memory
         self.present: dict[int, bytes] = {}  # by version, the last two
 
     @property
     def whole_version(self) -> int:
         """The newest version that is complete in this worker's own memory."""
-        return self.version if self.lent is None else self.front_version
+        return self.version if self.shared is None else self.front_version
 
 
 class ReceiveBuffers:
@@ -94,7 +94,7 @@ class ReceiveBuffers:
         self._backs: dict[tuple[int, bool], Stretch] = {}
         self._terms, self._shards, self._held = terms, shards, held
         self.unanswered = 0
-        """Shards whose pull is unanswered."""
+        """Shards with an unanswered pull."""
         self.sink: ValueSink | None = None
         """Receives arrived values instead of the front; set only when nothing is being copied to the front."""
 
@@ -151,7 +151,7 @@ class ReceiveBuffers:
         """
         landing, belong = self.each[message.shard], len(self._back_of(message.shard, message.version).bytes)
         if message.at is not None:
-            raise wrong(server, message.shard, "values that lie elsewhere, with bytes")
+            raise wrong(server, message.shard, "values with a payload and a place in shared memory")
         if size != belong:
             raise wrong(server, message.shard, f"{size} bytes where {belong} belong")
         if not self._begin(server, landing, message):
@@ -165,7 +165,7 @@ class ReceiveBuffers:
     def _begin(self, server: int, landing: ShardValues, message: Values) -> bool:
         asp = self._terms.staleness is None
         if message.clock > landing.asked or (not asp and message.version < self.oldest_version(message.clock, False)):
-            raise wrong(server, message.shard, f"version {message.version}, which was not asked for")
+            raise wrong(server, message.shard, f"version {message.version}, which was not requested")
         if len(message.present) != len(self._held[message.shard]):
             raise wrong(server, message.shard, f"values of {len(message.present)} pieces")
         landing.incoming = None
@@ -177,36 +177,36 @@ class ReceiveBuffers:
             landing.direct = self._narrow(self._shards[message.shard], message.version) is None
         return True
 
-    def on_values(self, server: int, message: Values, size: int, lent: Lent = None) -> bool:
-        """Use values that have arrived, or are lent; return whether they are the shard's newest.
+    def on_values(self, server: int, message: Values, size: int, shared: SharedBytes = None) -> bool:
+        """Use values that have arrived, or are in shared memory; return whether they are the shard's newest.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
         """
-        if lent is not None:
-            return self._use_lent(server, message, lent)
+        if shared is not None:
+            return self._use_shared(server, message, shared)
         if not size:
             raise wrong(server, message.shard, "values without bytes")
         landing = self.each[message.shard]
         if landing.incoming != message.version:
             return False
         self._note_presence(landing, message)
-        landing.lent = None
+        landing.shared = None
         self._on_whole(landing, message.version)
         if landing.direct:
             landing.front_version, landing.front_clocks = landing.version, landing.clocks
         return True
 
-    def _use_lent(self, server: int, message: Values, lent: memoryview) -> bool:
+    def _use_shared(self, server: int, message: Values, shared: memoryview) -> bool:
         landing, shard = self.each[message.shard], self._shards[message.shard]
         if not self._begin(server, landing, message):
             return False
         dtype = torch_dtype(shard.dtype)
-        assert message.at is not None, "it says where they lie"
-        if len(lent) != len(shard.range) * dtype.itemsize or not len(lent) or message.at.offset % dtype.itemsize:
-            raise wrong(server, message.shard, f"{len(lent)} bytes at {message.at} where {len(shard.range)} belong")
+        assert message.at is not None, "the caller has found their bytes"
+        if len(shared) != len(shard.range) * dtype.itemsize or not len(shared) or message.at.offset % dtype.itemsize:
+            raise wrong(server, message.shard, f"{len(shared)} bytes at {message.at} where {len(shard.range)} belong")
         self._note_presence(landing, message)
-        landing.lent = message.version, torch.frombuffer(lent, dtype=dtype)
+        landing.shared = message.version, torch.frombuffer(shared, dtype=dtype)
         self._on_whole(landing, message.version)
         return True
 
@@ -243,7 +243,7 @@ class ReceiveBuffers:
             landing, where = self.each[shard], self._shards[shard]
             if landing.front_version < landing.version:
                 part = 0, where.range.start, len(where.range)
-                version, source = landing.lent or (landing.version, self._back_of(shard, landing.version).tensor)
+                version, source = landing.shared or (landing.version, self._back_of(shard, landing.version).tensor)
                 if self.sink is None:
                     self.front[where.dtype].narrow(*part).copy_(source)
                 elif not self.sink(shard, source, landing.present[version], landing.clocks):
@@ -298,7 +298,7 @@ class JointNorms:
 
     def __init__(self, held: Sequence[Sequence[Piece]]) -> None:
         self.wanted: int | None = None
-        """The clock whose norms were requested last."""
+        """The clock of the last request for norms."""
         self._held = held
         self._squares: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> of each piece
 
@@ -313,7 +313,7 @@ class JointNorms:
         self._squares.setdefault(message.clock, {})[message.shard] = message.squares
 
     def missing_shards(self, clock: int) -> list[int]:
-        """Return the shards whose norms of `clock` have not arrived."""
+        """Return the shards without norms of `clock`."""
         found = self._squares.get(clock, {})
         return [shard for shard in range(len(self._held)) if shard not in found]
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from psctl.ps.compression.error_feedback import coder, residual_dtype
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.dense.client.receive_buffers import flat_buffers
-from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.pieces import Piece, Stretch, stretch, torch_dtype
 from psctl.ps.shards import spaces
@@ -29,19 +29,24 @@ class SendBuffers:
         shards: all of them.
         held: their pieces.
         rank: this worker's rank.
-        lending: allocates buffers that other processes may read.
+        allocator: allocates buffers that other processes may read.
     """
 
     def __init__(
-        self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]], rank: int, lending: Lending
+        self,
+        terms: Terms,
+        shards: Sequence[Shard],
+        held: Sequence[Sequence[Piece]],
+        rank: int,
+        allocator: BufferAllocator,
     ) -> None:
-        self._shards, self._held, self._rank, self._lending = shards, held, rank, lending
+        self._shards, self._held, self._rank, self._allocator = shards, held, rank, allocator
         self._turns = terms.buffers
         types = {name: torch_dtype(name) for name in spaces(terms.layout)}
         self._coders = {name: coder(terms.compression, dtype) for name, dtype in types.items()}
         coded = flat_buffers(terms, only=[name for name, one in self._coders.items() if one is not None])
         plain = [name for name, one in self._coders.items() if one is None]
-        self._flat = [coded | flat_buffers(terms, lending, only=plain) for _ in range(self._turns)]
+        self._flat = [coded | flat_buffers(terms, allocator, only=plain) for _ in range(self._turns)]
         self._plain: list[dict[int, Stretch]] = [{} for _ in range(self._turns)]
         self._codes: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
         self._sizes: list[dict[int, int]] = [{} for _ in range(self._turns)]
@@ -64,7 +69,7 @@ class SendBuffers:
         turn, held = clock % self._turns, self._held[shard]
         codes = self._codes[turn]
         if shard not in codes:
-            codes[shard] = self._lending.zeros(one.limit(held), torch.uint8)
+            codes[shard] = self._allocator.zeros(one.limit(held), torch.uint8)
         residual = self._part(self.residual, shard) if self.residual else None
         gradients = self._part(self._flat[turn], shard)
         seed = clock, self._rank, shard

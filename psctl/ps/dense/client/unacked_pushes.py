@@ -2,14 +2,14 @@
 
 UnackedPushes keeps pushes until they are Pushed, and step orders until all pushes of their clock are. The step order of
 clock c is sent to server S when every push of c to another server is staged (PushStaged), and every push of c to S has
-been sent: a server with all ranks' orders then knows that every shard holds every push (messages.Step). A push in a
+been sent: once a server has all ranks' orders, every shard holds every push (messages.Step). A push in a
 host sum is sent on another worker's connection, or is dropped, so it must be staged before any order is sent. Where
 workers hold the values, a lost worker's clocks are never cut, so nothing is ordered: a shard's sum is sent back while
 other shards are still being pushed.
 
 ShardRoutes keeps the owner of each shard, by the newest assignment. A shard is *open* once its owner has sent Leads, on
-the present connection, by that assignment or a newer one. So nothing is sent to a server that does not know yet that it
-leads, and nothing that was lost with a broken connection counts as sent.
+the present connection, by that assignment or a newer one. So nothing is sent to a server that has not learned yet that
+it leads, and nothing that was lost with a broken connection counts as sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ShardRoutes:
         self._led: dict[int, dict[int, int]] = {}  # server -> shard -> newest assignment by which it leads
 
     def on_assignment(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Apply an assignment; return the shards whose owner changed, and those of them that are open."""
+        """Apply an assignment; return the shards with a changed owner, and those of them that are open."""
         if epoch <= self._epoch:
             return [], []
         changed = [shard for shard, owner in enumerate(owners) if owner != self.owners[shard]]
@@ -48,7 +48,7 @@ class ShardRoutes:
         return changed, self._open(changed)
 
     def on_leads(self, server: int, epoch: int, shards: Sequence[int]) -> list[int]:
-        """Record a server's Leads; return the shards whose outstanding messages it must be sent."""
+        """Record a server's Leads; return the shards for which outstanding messages must be sent to it."""
         self.ready_servers.add(server)
         self._led.setdefault(server, {}).update(dict.fromkeys(shards, epoch))
         return self._open([shard for shard in shards if self.owners[shard] == server])

@@ -5,7 +5,7 @@ Theory. bsp and ssp (`ClockAggregation`): at version v, clock v is under way:
     push of rank r   staged in a buffer of its own until complete
     sum              ranks are added in rank order: rank 0's buffer becomes the sum, rank 1's is added when complete ...
                      a push ahead of its turn stays staged; so the sum is bitwise equal for every order of arrival.
-                     Memory that a worker of this host lends is only read: the first two pushes together make the sum.
+                     Shared memory of a worker is only read: the first two pushes together make the sum.
                      Where workers share a host, their host sum is added as one, in the turn of its first rank: it
                      arrives as one push, or is made here when all their pushes are complete (host_sums.py)
     mean             the sum divided by the sum of weights
@@ -54,7 +54,7 @@ class ClockAggregation(PushStaging):
 
     def _reset_sum(self) -> None:
         self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` groups
-        self._first: StagedPush | None = None  # or the sum is this push alone, in lent memory
+        self._first: StagedPush | None = None  # or the sum is this push alone, in shared memory
         self._next = 0
         self._covered: tuple[int, ...] = ()  # ranks in it that arrived in host sums
         self._weight = 0.0
@@ -118,7 +118,7 @@ class ClockAggregation(PushStaging):
         begun = self._sum is not None or self._first is not None
         if begun:
             total = self._own_sum()
-        elif first.lent:
+        elif first.shared:
             total = self._state.take_buffer()
         else:
             total, rest = first.buffer, rest[1:]
@@ -141,7 +141,7 @@ class ClockAggregation(PushStaging):
             staged = StagedPush(1.0, staged.present, staged.size, self.own_gradient(staged).mul_(staged.weight))
         if self._sum is None and self._first is None:
             self._sum_present = staged.present
-            if staged.lent and whole:
+            if staged.shared and whole:
                 self._first = staged
                 return
             self._sum = self.own_gradient(staged)
@@ -222,21 +222,21 @@ class ClockAggregation(PushStaging):
             self._state.give_buffer(self._sum)
         self._reset_sum()
 
-    def _add_sum_to(self, handed: StagedTransfer) -> StagedTransfer:
+    def _add_sum_to(self, transfer: StagedTransfer) -> StagedTransfer:
         if self._sum is None and self._first is None:
-            return handed
+            return transfer
         under_way = {"summed": self._next, "weight": self._weight, "joint": self._sum_present, "divided": self._divided}
         under_way["covered"] = self._covered
-        return msgspec.structs.replace(handed, **under_way)
+        return msgspec.structs.replace(transfer, **under_way)
 
     def _sum_bytes(self) -> list[memoryview]:
         return [bytes_view(self._own_sum())] if self._sum is not None or self._first is not None else []
 
-    def _take_sum(self, handed: StagedTransfer, data: memoryview) -> None:
+    def _take_sum(self, transfer: StagedTransfer, data: memoryview) -> None:
         self._sum = self._state.take_buffer()
         bytes_view(self._sum)[:] = data
-        self._next, self._weight, self._sum_present = handed.summed, handed.weight, handed.joint
-        self._divided, self._covered = handed.divided, handed.covered
+        self._next, self._weight, self._sum_present = transfer.summed, transfer.weight, transfer.joint
+        self._divided, self._covered = transfer.divided, transfer.covered
 
 
 class AsyncAggregation(PushStaging):

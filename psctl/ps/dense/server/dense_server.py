@@ -29,8 +29,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from psctl.errors import ProtocolError
+from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, StepOrder
-from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.rank_state_store import RankStates
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.server.push_staging import largest_payload
@@ -69,11 +69,11 @@ class CheckpointParts:
         self._parts: dict[int, dict[int, list[CopiedSlice]]] = {}  # step -> shard -> slices
         self._empty = base - 1  # newest step whose empty part was returned (no shard was led here)
 
-    def add(self, snapshot: Snapshot, owed: Iterable[int]) -> list[SaveSlices]:
-        """Add a shard's snapshot; return the server's part once every shard in `owed` has one."""
+    def add(self, snapshot: Snapshot, shards: Iterable[int]) -> list[SaveSlices]:
+        """Add a shard's snapshot; return the server's part once every shard in `shards` has one."""
         parts = self._parts.setdefault(snapshot.step, {})
         parts[snapshot.shard] = snapshot.copied
-        if not all(index in parts for index in owed):
+        if not all(index in parts for index in shards):
             return []
         del self._parts[snapshot.step]
         return [SaveSlices(snapshot.step, [one for index in sorted(parts) for one in parts[index]])]
@@ -98,7 +98,7 @@ class DenseServer:
         shards: all shards of the job.
         rank: this server's rank.
         guard: returns a context manager for a shard's index, or for LEDGER.
-        lending: allocates buffers, and knows which workers read them in place.
+        allocator: allocates buffers, and finds their places for workers that read them.
         restored: the start values are those of a checkpoint (`on_loaded`), not of rank 0.
     """
 
@@ -108,7 +108,7 @@ class DenseServer:
         shards: Sequence[Shard],
         rank: int,
         guard: Callable[[int], AbstractContextManager[object]] = lambda _: nullcontext(),
-        lending: Lending | None = None,
+        allocator: BufferAllocator | None = None,
         *,
         restored: bool = False,
     ) -> None:
@@ -116,7 +116,7 @@ class DenseServer:
         self.shards: dict[int, DenseShard] = {}
         self._all, self._held, self._restored = list(shards), pieces(terms.layout, shards), restored
         self._largest = [largest_payload(terms, *one) for one in zip(shards, self._held, strict=True)]
-        self._guard, self._lending = guard, lending
+        self._guard, self._allocator = guard, allocator
         self._membership = Membership.initial(terms.world, terms.base)
         self._ledger = StepLedger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
         self._rank_states = RankStates(terms.buffers)
@@ -128,7 +128,7 @@ class DenseServer:
 
     @property
     def leading(self) -> list[int]:
-        """The shards whose primary is this server."""
+        """The shards that this server is the primary of."""
         return [index for index, shard in sorted(self.shards.items()) if shard.leads]
 
     @property
@@ -155,12 +155,14 @@ class DenseServer:
         concerned = [i for i, some in enumerate(zip(chains, copies, strict=True)) if self.rank in (*some[0], *some[1])]
         for index in concerned:
             self._shard("the coordinator", index, made=True)  # before self.epoch changes: see _shard
-        self.epoch, living = epoch, frozenset(alive)
+        self.epoch, servers = epoch, frozenset(alive)
         outputs: list[Instruction] = []
         for index in sorted(self.shards):
             chain, filled = chains[index], copies[index]
-            word = partial(DenseShard.on_assignment, epoch=epoch, chain=chain, copies=filled, alive=living.__contains__)
-            outputs += self._ask_shard(index, word)
+            assign = partial(
+                DenseShard.on_assignment, epoch=epoch, chain=chain, copies=filled, alive=servers.__contains__
+            )
+            outputs += self._call_shard(index, assign)
         return outputs
 
     def on_worker_lost(self, rank: int) -> list[Instruction]:
@@ -182,7 +184,7 @@ class DenseServer:
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
         """Drop what a lost worker pushed after `clock`; orders up to it count as given."""
-        outputs = self._ask_each(lambda shard: shard.drop_pushes_after(rank, clock))
+        outputs = self._call_each_shard(lambda shard: shard.drop_pushes_after(rank, clock))
         with self._guard(LEDGER):
             orders = self._ledger.remove_rank(rank, clock)
         return outputs + self._give_orders(orders)
@@ -191,7 +193,7 @@ class DenseServer:
         """Make these ranks, and no others, the members from `clock` on."""
         with self._guard(LEDGER):
             membership = self._membership = self._membership.changed(clock, ranks)
-        outputs = self._ask_each(lambda shard: shard.set_members(membership), all_roles=True)
+        outputs = self._call_each_shard(lambda shard: shard.set_members(membership), all_roles=True)
         with self._guard(LEDGER):
             orders = self._ledger.set_members(membership)
         return outputs + self._give_orders(orders)
@@ -238,8 +240,10 @@ class DenseServer:
                 return shard.start_values_buffer(rank, size)
             return shard.push_buffer_for(rank, message, size)
 
-    def on_worker_message(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
-        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `lent`.
+    def on_worker_message(
+        self, rank: int, message: FromWorker, size: int = 0, shared: SharedBytes = None
+    ) -> list[Instruction]:
+        """Handle a message whose payload, if any, was received into `receive_buffer_for`'s buffer, or is `shared`.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
@@ -247,7 +251,7 @@ class DenseServer:
         if self._refused is not None:
             return []
         try:
-            return self._dispatch(rank, message, size, lent)
+            return self._dispatch(rank, message, size, shared)
         except JobRefusal as refusal:
             return self._refuse(refusal)
 
@@ -255,28 +259,30 @@ class DenseServer:
         self._refused = Refused(refusal.reason, refusal.hint)
         return [ToWorker(rank, self._refused) for rank in self._membership.everyone]
 
-    def _dispatch(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
+    def _dispatch(self, rank: int, message: FromWorker, size: int, shared: SharedBytes) -> list[Instruction]:
         match message:
             case Push():
-                return self._ask_if_here(rank, message.shard, lambda shard: shard.on_push(rank, message, size, lent))
+                return self._call_shard_if_held(
+                    rank, message.shard, lambda shard: shard.on_push(rank, message, size, shared)
+                )
             case StartValues():
-                return self._ask_if_here(rank, message.shard, DenseShard.on_start_values)
+                return self._call_shard_if_held(rank, message.shard, DenseShard.on_start_values)
             case Step():
                 return self._step(rank, message)
             case SaveNow():
                 if not self.leading and self.terms.update == "server":
                     return [*self._checkpoint_parts.empty_part(message.version)]
-                return self._ask_each(lambda shard: shard.save_version(rank, message.version))
+                return self._call_each_shard(lambda shard: shard.save_version(rank, message.version))
             case Pull():
                 if len(message.have) != len(message.shards):
                     raise ProtocolError(f"worker/{rank}: a pull that does not say what it has", where=f"worker/{rank}")
                 asked = [
-                    self._ask_if_here(rank, index, lambda shard: shard.on_pull(rank, message))
+                    self._call_shard_if_held(rank, index, lambda shard: shard.on_pull(rank, message))
                     for index in message.shards
                 ]
                 return [output for outputs in asked for output in outputs]
             case NormsQuery():
-                return self._ask_each(lambda shard: shard.on_norms_query(rank, message.clock))
+                return self._call_each_shard(lambda shard: shard.on_norms_query(rank, message.clock))
             case PutRankState() | RankStateQuery():
                 return self._on_rank_state(rank, message, size)
             case WaitQuery():
@@ -296,7 +302,7 @@ class DenseServer:
         for clock, order in orders:
             if order.save and not self.leading:
                 outputs += self._checkpoint_parts.empty_part(clock + 1)
-            outputs += self._ask_each(partial(DenseShard.on_step_order, clock=clock, order=order))
+            outputs += self._call_each_shard(partial(DenseShard.on_step_order, clock=clock, order=order))
         return outputs
 
     def _on_rank_state(self, rank: int, message: PutRankState | RankStateQuery, size: int) -> list[Instruction]:
@@ -316,12 +322,12 @@ class DenseServer:
         self._servers.add(server)
         with self._guard(LEDGER):
             self._rank_states_sent_to.discard(server)
-        return self._ask_each(lambda shard: shard.on_server_connected(server), all_roles=True)
+        return self._call_each_shard(lambda shard: shard.on_server_connected(server), all_roles=True)
 
     def on_server_disconnected(self, server: int) -> list[Instruction]:
         """Handle the loss of the connection to a server."""
         self._servers.discard(server)
-        return self._ask_each(lambda shard: shard.on_server_disconnected(server), all_roles=True)
+        return self._call_each_shard(lambda shard: shard.on_server_disconnected(server), all_roles=True)
 
     def replica_buffer_for(self, server: int, message: BetweenServers, size: int) -> memoryview | None:
         """Return the buffer for another server's payload; None when the payload is not needed.
@@ -351,7 +357,7 @@ class DenseServer:
                     one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)
                 ]
         try:
-            return self._ask_shard(message.shard, lambda shard: shard.on_server_message(server, message, size))
+            return self._call_shard(message.shard, lambda shard: shard.on_server_message(server, message, size))
         except JobRefusal as refusal:
             return self._refuse(refusal)
 
@@ -359,7 +365,7 @@ class DenseServer:
 
     def on_loaded(self, loadings: Mapping[int, ShardLoading]) -> list[Instruction]:
         """Load the shards' state of a checkpoint, by shard."""
-        found = [self._ask_shard(index, partial(DenseShard.on_loaded, loading=one)) for index, one in loadings.items()]
+        found = [self._call_shard(index, partial(DenseShard.on_loaded, loading=one)) for index, one in loadings.items()]
         return [output for outputs in found for output in outputs]
 
     def _gather_checkpoint(self, outputs: Sequence[Output]) -> list[Instruction]:
@@ -370,38 +376,42 @@ class DenseServer:
                 instructions.append(output)
                 continue
             with self._guard(LEDGER):
-                owed = [index for index in self.leading if self.shards[index].led_from < output.step]
-                instructions += self._checkpoint_parts.add(output, owed)
+                led = [index for index in self.leading if self.shards[index].led_from < output.step]
+                instructions += self._checkpoint_parts.add(output, led)
         return instructions
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _shard(self, who: str, index: int, *, made: bool = False) -> DenseShard | None:
+    def _shard(self, sender: str, index: int, *, made: bool = False) -> DenseShard | None:
         """Return a shard's state machine; None when this server has none and `made` is not set.
 
         One that is made here starts at the newest assignment, in which it has no role, and waits for the next one.
         """
         if not 0 <= index < len(self._all):
-            raise ProtocolError(f"{who} named shard {index}, of which there are {len(self._all)}", where=who)
+            raise ProtocolError(f"{sender} named shard {index}, of which there are {len(self._all)}", where=sender)
         if index in self.shards or not made:
             return self.shards.get(index)
         with self._guard(LEDGER):
             found = DenseShard(
                 self.terms, self._all[index], self._held[index], self.rank, self._servers.__contains__,
-                self._membership, self.epoch, self._copy_budget, self._lending, restored=self._restored,
+                self._membership, self.epoch, self._copy_budget, self._allocator, restored=self._restored,
             )  # fmt: skip
             self.shards = {**self.shards, index: self.shards.get(index, found)}
         return self.shards[index]
 
-    def _ask_if_here(self, rank: int, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
-        return self._ask_shard(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
+    def _call_shard_if_held(
+        self, rank: int, index: int, ask: Callable[[DenseShard], list[Output]]
+    ) -> list[Instruction]:
+        return self._call_shard(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
 
-    def _ask_each(self, ask: Callable[[DenseShard], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
+    def _call_each_shard(
+        self, ask: Callable[[DenseShard], list[Output]], *, all_roles: bool = False
+    ) -> list[Instruction]:
         held = sorted(self.shards.items())
-        asked = [self._ask_shard(index, ask) for index, shard in held if shard.leads or all_roles]
+        asked = [self._call_shard(index, ask) for index, shard in held if shard.leads or all_roles]
         return [output for outputs in asked for output in outputs]
 
-    def _ask_shard(self, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
+    def _call_shard(self, index: int, ask: Callable[[DenseShard], list[Output]]) -> list[Instruction]:
         """Call one shard; handle the changes when it becomes led here, or is no longer held."""
         shard = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert shard is not None, "it was made"
@@ -428,7 +438,7 @@ class DenseServer:
             agreed = list(self._ledger.agreed.items())
         outputs: list[Instruction] = [ToWorker(rank, Leads(self.epoch, [index])) for rank in sorted(self._workers)]
         for clock, order in agreed:
-            outputs += self._ask_shard(index, partial(DenseShard.on_step_order, clock=clock, order=order))
+            outputs += self._call_shard(index, partial(DenseShard.on_step_order, clock=clock, order=order))
         return outputs
 
     def _missing_ranks(self, clock: int) -> list[int]:

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from psctl.errors import ProtocolError
+from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
-from psctl.ps.dense.lent_buffers import Lending, Lent
 from psctl.ps.dense.server.aggregation import intake
 from psctl.ps.dense.server.push_staging import ReadyGradient
 from psctl.ps.dense.server.shard_answers import ShardAnswers, VersionReaders
@@ -55,7 +55,7 @@ class DenseShard:
         membership: the members of each clock.
         epoch: the newest assignment so far, in which this server had no role for the shard.
         copying: the limit on concurrent copies, shared by the server's shards.
-        lending: allocates buffers, and knows which workers read them in place.
+        allocator: allocates buffers, and finds their places for workers that read them.
         restored: start values are those of a checkpoint (`on_loaded`), not of rank 0.
     """
 
@@ -69,16 +69,16 @@ class DenseShard:
         membership: Membership | None = None,
         epoch: int = -1,
         copying: CopyBudget | None = None,
-        lending: Lending | None = None,
+        allocator: BufferAllocator | None = None,
         *,
         restored: bool = False,
     ) -> None:
-        self.shard, self.held, lending = shard, held, lending or Lending()
+        self.shard, self.held, allocator = shard, held, allocator or BufferAllocator()
         self._readers = VersionReaders()
-        self.state = ShardState(terms, shard, held, self._readers.may_read, lending)
+        self.state = ShardState(terms, shard, held, self._readers.may_read, allocator)
         self._terms, self._restored, self._pushes_ask = terms, restored, terms.pushes_ask
         self._staging = intake(self.state, membership or Membership.initial(terms.world, terms.base))
-        self._answers = ShardAnswers(self.state, self._staging, self._readers, lending)
+        self._answers = ShardAnswers(self.state, self._staging, self._readers, allocator)
         self.chain = ReplicaChain(shard.index, me, self.state, up, epoch, copying=copying, staged=self._staging)
         self._starting = False  # start values are being received
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
@@ -181,11 +181,11 @@ class DenseShard:
         if message.landed > (-1 if version is None else version):
             raise self._error(rank, f"push that claims version {message.landed}, which was never sent")
 
-    def on_push(self, rank: int, message: Push, size: int, lent: Lent = None) -> list[Output]:
+    def on_push(self, rank: int, message: Push, size: int, shared: SharedBytes = None) -> list[Output]:
         """Count a push that has arrived: it is acknowledged by PushStaged, and everything ready is applied.
 
         Args:
-            lent: all of its bytes, in shared memory.
+            shared: all of its bytes, in shared memory.
         """
         if not self.chain.leads:
             return []
@@ -206,8 +206,8 @@ class DenseShard:
                 *self._ask_again(),
                 *(self._advance() if applied else ()),
             ]
-        if lent is not None:
-            taken = self._staging.add_lent(rank, message, lent)
+        if shared is not None:
+            taken = self._staging.add_shared(rank, message, shared)
         else:
             taken = self._staging.add_received(rank, message, size)
         return [*self._acknowledge(taken, message.clock), *self._ask_again(), *(self._apply_ready() if taken else ())]
@@ -287,8 +287,8 @@ class DenseShard:
             for answer in answers:
                 self._unacknowledged.discard(answer.rank)
         if self._unacknowledged:
-            owed, self._unacknowledged = sorted(self._unacknowledged), set()
-            outputs += [ToWorker(rank, Pushed(self.shard.index, self._staging.applied_of(rank))) for rank in owed]
+            ranks, self._unacknowledged = sorted(self._unacknowledged), set()
+            outputs += [ToWorker(rank, Pushed(self.shard.index, self._staging.applied_of(rank))) for rank in ranks]
         outputs += answers
         return outputs + self._snapshot() if self._staging.saves else outputs
 

@@ -6,7 +6,7 @@ is ready to be applied depends on the consistency model: aggregation.py.
 
 A *host sum* (host_sums.py) is the push of all ranks that it covers: when it is complete their clocks advance together.
 It counts only if none of their pushes has arrived separately and they are all the members of their host; else it is
-dropped, and the ranks whose push is in no other form are asked to push. So duplicates and the order of arrival do not
+dropped, and the ranks without another push are asked to push. So duplicates and the order of arrival do not
 matter.
 
 Bytes may still be arriving for a push that no longer counts: its buffer is not reused until they are received, or their
@@ -35,7 +35,7 @@ from psctl.types import UNDECODABLE, Shard
 
 
 class StagedPush:
-    """A push that is being received, or waits for the sum; a `lent` one is in the worker's own memory.
+    """A push that is being received, or waits for the sum; a `shared` one is in the worker's own memory.
 
     `size`: its bytes, at the start of `buffer`. `covers`: the ranks of a host sum; (): the sender alone. `whole`: its
     bytes have arrived.
@@ -43,9 +43,9 @@ class StagedPush:
 
     def __init__(
         self, weight: float, present: bytes, size: int, buffer: torch.Tensor, covers: tuple[int, ...] = (), *,
-        lent: bool = False, whole: bool = True,
+        shared: bool = False, whole: bool = True,
     ) -> None:  # fmt: skip
-        self.weight, self.present, self.size, self.covers, self.lent = weight, present, size, covers, lent
+        self.weight, self.present, self.size, self.covers, self.shared = weight, present, size, covers, shared
         self.whole = whole
         self.void = False  # it no longer counts, and its bytes are still arriving
         self.buffer = buffer
@@ -76,19 +76,19 @@ class StagedTransfer(msgspec.Struct, frozen=True):
     covered: tuple[int, ...] = ()  # ranks in the sum whose gradients arrived in host sums
 
 
-_HANDED = msgspec.msgpack.Decoder(StagedTransfer)
+_TRANSFER = msgspec.msgpack.Decoder(StagedTransfer)
 
 
-def read_handed(head: bytes, shard: int) -> StagedTransfer:
+def read_transfer(head: bytes, shard: int) -> StagedTransfer:
     """Decode the head of another server's transfer.
 
     Raises:
         ProtocolError: it is not such a head.
     """
     try:
-        return _HANDED.decode(head)
+        return _TRANSFER.decode(head)
     except UNDECODABLE as error:
-        raise ProtocolError(f"shard {shard}: no hand-over: {error}") from error
+        raise ProtocolError(f"shard {shard}: no transfer: {error}") from error
 
 
 class ReadyGradient(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ class PushStaging(ABC):
             ProtocolError: wrong size or clock; the worker's fault, and nothing was changed.
         """
         if message.at is not None and size:
-            raise self.error(rank, "a push that lies elsewhere, with bytes")
+            raise self.error(rank, "a push with a payload and a place in shared memory")
         belong = 0 if not any(message.present) else self._state.nbytes if self._coder is None else size
         if size != belong or size > self._limit:
             raise self.error(rank, f"push of {size} bytes where {min(belong, self._limit)} belong")
@@ -178,28 +178,28 @@ class PushStaging(ABC):
     def sum_order(self, clock: int) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of a clock in groups, in the order of summation."""
 
-    def add_lent(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
+    def add_shared(self, rank: int, message: Push, shared: memoryview) -> tuple[int, ...]:
         """Stage a push that is in its worker's memory and stays there until it is Pushed; return the ranks whose clock
         is complete with it: possibly none.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
         """
-        assert message.at is not None, "it says where it lies"
+        assert message.at is not None, "the caller has found its bytes"
         if not self._is_next(rank, message):
             return ()
-        dtype, size = self._buffer_dtype, self._state.nbytes if self._coder is None else min(len(lent), self._limit)
+        dtype, size = self._buffer_dtype, self._state.nbytes if self._coder is None else min(len(shared), self._limit)
         align = dtype.itemsize if self._coder is None else 8
-        if len(lent) != size or not size or message.at.offset % align or not any(message.present):
-            raise self.error(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
-        staged = StagedPush(message.weight, message.present, size, torch.frombuffer(lent, dtype=dtype), lent=True)
+        if len(shared) != size or not size or message.at.offset % align or not any(message.present):
+            raise self.error(rank, f"push at {message.at} where {size} bytes of {dtype} belong")
+        staged = StagedPush(message.weight, message.present, size, torch.frombuffer(shared, dtype=dtype), shared=True)
         self._check_code(rank, staged)
         self._staged[message.clock, rank] = staged
         self.taken[rank] = message.clock
         return (rank,)
 
     def add_received(self, rank: int, message: Push, size: int) -> tuple[int, ...]:
-        """Count a push whose bytes have arrived; return the ranks whose clocks are complete with it.
+        """Count a push whose bytes have arrived; return the ranks for which it completes the clock.
 
         Raises:
             ProtocolError: as `receive_buffer_for`.
@@ -284,13 +284,13 @@ class PushStaging(ABC):
         self.given_up.update(staged.covers)
 
     def _forget(self, clock: int, rank: int) -> None:
-        """Remove a staged push whose bytes are not arriving."""
+        """Remove a staged push; none of its bytes may still be arriving."""
         staged = self._staged.pop((clock, rank), None)
         if staged is not None:
             self._release(staged)
 
     def _release(self, staged: StagedPush) -> None:
-        if staged.lent:
+        if staged.shared:
             return
         if self._coder is None:
             self._state.give_buffer(staged.buffer)
@@ -300,7 +300,7 @@ class PushStaging(ABC):
     def own_gradient(self, staged: StagedPush) -> torch.Tensor:
         """Return a staged push's gradients in a buffer that may be changed; the push is removed."""
         if self._coder is None:
-            return self._state.take_buffer().copy_(staged.buffer) if staged.lent else staged.buffer
+            return self._state.take_buffer().copy_(staged.buffer) if staged.shared else staged.buffer
         total = self._state.take_buffer().zero_()
         self.add_code(staged, total, 1.0)
         return total
@@ -365,7 +365,7 @@ class PushStaging(ABC):
         return min([self.clock_of(rank), *(clock - 1 for clock in within)])
 
     def missing_ranks(self, needed: int) -> list[int]:
-        """Return the ranks whose pushes before clock `needed` are not all here."""
+        """Return the ranks that lack pushes before clock `needed`."""
         return [rank for rank in self.membership.at(max(0, needed - 1)) if self.clock_of(rank) < needed - 1]
 
     # ---- transfer --------------------------------------------------------------------------------------------------
@@ -394,22 +394,22 @@ class PushStaging(ABC):
         Raises:
             ProtocolError: it does not fit this shard.
         """
-        handed = read_handed(head, self._state.shard.index)
-        sizes = [push.size for push in handed.pushes]
-        first = self._state.nbytes if handed.summed >= 0 else 0
+        transfer = read_transfer(head, self._state.shard.index)
+        sizes = [push.size for push in transfer.pushes]
+        first = self._state.nbytes if transfer.summed >= 0 else 0
         if first + sum(sizes) != len(data) or any(not 0 <= size <= self._limit for size in sizes):
-            raise ProtocolError(f"shard {self._state.shard.index}: a hand-over of {len(data)} bytes")
+            raise ProtocolError(f"shard {self._state.shard.index}: a transfer of {len(data)} bytes")
         self.clear()
-        if handed.summed >= 0:
-            self._take_sum(handed, data[:first])
-        for push, size in zip(handed.pushes, sizes, strict=True):
+        if transfer.summed >= 0:
+            self._take_sum(transfer, data[:first])
+        for push, size in zip(transfer.pushes, sizes, strict=True):
             buffer = self._new_buffer()
             bytes_view(buffer)[:size] = data[first : first + size]
             self._staged[push.clock, push.rank] = StagedPush(push.weight, push.present, size, buffer, push.covers)
             first += size
-        for clock, order in handed.orders:
+        for clock, order in transfer.orders:
             self.add_order(clock, order)
-        self.taken, self.saves = handed.taken, set(handed.saves)
+        self.taken, self.saves = transfer.taken, set(transfer.saves)
 
     def clear(self) -> None:
         """Remove everything that is not applied: workers push it again."""
@@ -420,13 +420,13 @@ class PushStaging(ABC):
         self.given_up.clear()
         self.taken = {}
 
-    def _add_sum_to(self, handed: StagedTransfer) -> StagedTransfer:
-        return handed
+    def _add_sum_to(self, transfer: StagedTransfer) -> StagedTransfer:
+        return transfer
 
     def _sum_bytes(self) -> list[memoryview]:
         return []
 
-    def _take_sum(self, handed: StagedTransfer, data: memoryview) -> None:
+    def _take_sum(self, transfer: StagedTransfer, data: memoryview) -> None:
         raise ProtocolError(f"shard {self._state.shard.index}: a sum where there is none")
 
     def error(self, rank: int, what: str) -> ProtocolError:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.dense.server.aggregation import squares
 from psctl.ps.dense.server.push_staging import PushStaging
 from psctl.ps.dense.shard_state import ShardState
@@ -30,7 +30,7 @@ class VersionReaders:
         self._sent: dict[int, int] = {}
 
     def may_read(self, version: int) -> bool:
-        """Return whether bytes of a version may still be in transmission to a worker, or lent to it."""
+        """Return whether a worker may still be receiving bytes of a version, or reading them in shared memory."""
         return any(self._landed.get(rank, -1) < version <= sent for rank, sent in self._sent.items())
 
     def on_sent(self, rank: int, version: int) -> None:
@@ -66,11 +66,13 @@ class ShardAnswers:
         state: the shard's state.
         intake: the aggregation that makes its next version.
         readers: records the versions that are sent.
-        lending: knows which workers read values in place.
+        allocator: finds the place at which workers read values.
     """
 
-    def __init__(self, state: ShardState, intake: PushStaging, readers: VersionReaders, lending: Lending) -> None:
-        self._state, self._intake, self._readers, self._lending = state, intake, readers, lending
+    def __init__(
+        self, state: ShardState, intake: PushStaging, readers: VersionReaders, allocator: BufferAllocator
+    ) -> None:
+        self._state, self._intake, self._readers, self._allocator = state, intake, readers, allocator
         self._pulls: dict[int, _WaitingPull] = {}
         self._norms: dict[int, int] = {}  # rank -> clock
         self._squares: list[float | None] | None = None  # of the clock under way
@@ -131,7 +133,7 @@ class ShardAnswers:
         version = state.version
         assert version is not None, "it is settled"
         self._readers.on_sent(rank, version)
-        at = self._lending.place_for(rank, state.values)
+        at = self._allocator.place_for(rank, state.values)
         head = Values(index, version, state.present, clock, self._intake.clocks, at)
         return ToWorker(rank, head, state.bytes_of(state.values_to_send()) if at is None else None)
 

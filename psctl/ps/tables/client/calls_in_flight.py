@@ -84,7 +84,7 @@ class RangeScan(msgspec.Struct, eq=False):
 
 
 class ReadPart(msgspec.Struct, frozen=True, eq=False):
-    """A read's request to one shard; `at`: the indices of its rows in the want."""
+    """A read's request to one shard; `at`: the indices of its rows in `want`."""
 
     asked: ReadSection
     keys: Keys
@@ -171,7 +171,7 @@ class ServerSession:
         return [ToServer(self.server, message)]
 
     def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
-        """Return the hash under which the server knows these keys; else add them to what is sent and return none."""
+        """Return the hash of these keys if the server has it; else add the keys to the message and return no hash."""
         if keys is None:
             return b""
         if digest and digest in self._lists:
@@ -295,8 +295,11 @@ def concatenate(parts: Sequence[Lanes]) -> Lanes:
     return Lanes(torch.cat([part.values for part in parts]), torch.cat(extra) if extra else None)
 
 
-NOBODY = -1
-"""The ticket of a change that no caller waits for; the leader of a shard without one."""
+NO_TICKET = -1
+"""The ticket of a change that no caller waits for."""
+
+NO_SERVER = -1
+"""The leader of a shard that no server leads."""
 
 
 class UnackedChanges:
@@ -338,8 +341,8 @@ class UnackedChanges:
         return done
 
     def finished_tickets(self, change: TableChange) -> list[int]:
-        """Return the tickets whose last change is this finished change."""
-        if change.ticket == NOBODY:
+        """Return the tickets that this finished change completes."""
+        if change.ticket == NO_TICKET:
             return change.singles
         self._parts[change.ticket] -= 1
         if self._parts[change.ticket]:

@@ -14,7 +14,7 @@ from psctl.ps.tables.row_index import FIRST_ONLY, Keys, shard_of, shard_of_one
 from psctl.ps.tables.table_packing import digest_of
 
 ROUTES = 64
-"""Key lists whose routes are remembered."""
+"""Most key lists with cached routes."""
 
 
 class RouteStop(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ class RowCache:
         self._watched: Array = np.zeros(0, dtype=bool)  # by slot: whether the shard's primary sends the row on change
 
     def readable(self, keys: Keys, clock: int, floors: Array | None) -> Array:
-        """Return which rows may be read at a clock that wants rows of `clock`.
+        """Return which rows may be read when rows of `clock` are needed.
 
         Args:
             floors: by shard, the clock of all watched rows that were not sent again (eager); None: lazy.

@@ -1,7 +1,7 @@
 """The state machine of a worker's end of one store: pushes and reads become messages, answers become finished tickets.
 
 It keeps every update until each of its shards has answered Done, to send it again in order to the next primary of the
-shard (StoreLeads): after a broken connection, when a server did not know a key list, when a server was lost or has
+shard (StoreLeads): after a broken connection, when a server lacked a key list, when a server was lost or has
 transferred the shard. Shards drop updates that they have. An update's sequence is (position of the run, number there),
 the same in every incarnation of the worker: one that replays a step sends the same sequences again, and an update that
 was applied before the loss is not applied twice.
@@ -34,7 +34,8 @@ from psctl.ps.table_messages import (
     TableSpec,
 )
 from psctl.ps.tables.client.calls_in_flight import (
-    NOBODY,
+    NO_SERVER,
+    NO_TICKET,
     OpenDescriptions,
     ReadPart,
     ServerSession,
@@ -224,7 +225,7 @@ class TableClient:
             )
             self._view.add_own(own_pushes)
             messages = self._send_or_keep(
-                TableChange(NOBODY, self.clock, shards, own_pushes, size, self._sequence, singles=tickets)
+                TableChange(NO_TICKET, self.clock, shards, own_pushes, size, self._sequence, singles=tickets)
             )
         batches, self._read_batches = self._read_batches, {}
         for batch in batches.values():
@@ -247,7 +248,7 @@ class TableClient:
     def mark_step(self, position: int, step: int) -> list[ToServer]:
         """Mark a step: earlier changes belong to the checkpoint of `step`, later ones do not."""
         self._step = step
-        return self.send_change(self._change_everywhere(NOBODY, step, "mark"), position)
+        return self.send_change(self._change_everywhere(NO_TICKET, step, "mark"), position)
 
     def leave(self, position: int, ticket: int) -> list[ToServer]:
         """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clock`."""
@@ -275,12 +276,12 @@ class TableClient:
         return {shard for shard, clock in enumerate(self._view.clocks) if clock < least}
 
     def leaders_of(self, shards: Iterable[int]) -> set[int]:
-        """Return the servers that lead these shards; NOBODY for shards without a leader."""
+        """Return the servers that lead these shards; NO_SERVER for shards without a leader."""
         return {self._leader_of(shard) for shard in shards}
 
     def _leader_of(self, shard: int) -> int:
-        server = self._leaders.get(shard, (-1, NOBODY))[1]
-        return server if server in self._sessions and shard in self._sessions[server].shards else NOBODY
+        server = self._leaders.get(shard, (-1, NO_SERVER))[1]
+        return server if server in self._sessions and shard in self._sessions[server].shards else NO_SERVER
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 
@@ -351,7 +352,7 @@ class TableClient:
         session.term = max(session.term, message.term)
         new: set[int] = set()
         for at in message.shards:
-            if message.epoch < self._leaders.get(at.shard, (-1, NOBODY))[0]:
+            if message.epoch < self._leaders.get(at.shard, (-1, NO_SERVER))[0]:
                 continue  # the server has not received the newer assignment yet
             for other in self._sessions.values():
                 other.shards.discard(at.shard)
@@ -360,7 +361,7 @@ class TableClient:
             new.add(at.shard)
             self._on_progress(at)
             self._view.unwatch(at.shard)
-        self.routes.group_by_leader([self._leaders.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
+        self.routes.group_by_leader([self._leaders.get(shard, (-1, NO_SERVER))[1] for shard in range(self.spec.shards)])
         messages = [out for change in self.outstanding for out in session.update(change, self.kinds, new)]
         messages += [out for read in self._reads.values() for out in session.fetch(read, new)]
         return messages + self._descriptions.resend(session, new)

@@ -144,7 +144,7 @@ class OpenedStore:
     def lasting_payload(self, message: Any, payload: memoryview) -> memoryview:
         """Return a payload that does not change for as long as this store may keep it.
 
-        Lent memory is unchanged until Done is sent; under bsp Done is sent before the clock ends and it is reduced.
+        Shared memory is unchanged until Done is sent; under bsp Done is sent before the clock ends and it is reduced.
         """
         if self.spec.staleness == 0 and isinstance(message, Update) and message.at is not None:
             return memoryview(bytearray(payload))

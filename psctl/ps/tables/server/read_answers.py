@@ -1,12 +1,12 @@
 """Answers to reads of tables, and the queue of answers that wait until all replicas have what they depend on.
 
-A read that wants clock r is answered once all of the group have finished r clocks in the shards that it reads. Eager
+A read at clock r is answered once all of the group have finished r clocks in the shards that it reads. Eager
 stores also send rows that a worker has read when they change.
 
 No process may observe an update that could still be lost. So each message names the versions of shards that it depends
 on, and is sent when all replicas have them; messages to one worker are sent in the order in which they were queued, or
 the answer of an older read could arrive after the Done of a newer push. When another server becomes a shard's primary,
-queued messages about the shard are withdrawn; the workers ask the new primary.
+queued messages about the shard are withdrawn; the workers repeat the reads at the new primary.
 """
 
 from __future__ import annotations

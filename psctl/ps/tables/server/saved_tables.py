@@ -159,7 +159,7 @@ def flat(slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
 
 
 KEPT = 2
-"""Checkpoints whose state is kept until they are asked for."""
+"""Checkpoints kept until they are requested."""
 
 
 class TableCheckpoints:

@@ -87,10 +87,10 @@ class TableServer:
         for shard, some in enumerate(zip(chains, copies, strict=True)):
             if self.rank in (*some[0], *some[1]):
                 self._shard(shard)  # before the epoch changes: a new shard had no part in the former epoch
-        self.epoch, living = epoch, frozenset(alive)
+        self.epoch, servers = epoch, frozenset(alive)
         outputs: list[TableOutput] = []
         for shard, hosted in sorted(self.shards_here.items()):
-            changed = hosted.chain.on_assignment(epoch, chains[shard], copies[shard], living.__contains__)
+            changed = hosted.chain.on_assignment(epoch, chains[shard], copies[shard], servers.__contains__)
             outputs += self._after_chain(hosted, changed)
         return outputs + self.release_outputs()
 
@@ -118,7 +118,7 @@ class TableServer:
         self._lost_workers.update(lost)
         outputs: list[TableOutput] = []
         for hosted in [hosted for hosted in self.shards_here.values() if hosted.leads]:
-            self._add_gone_entries(hosted)
+            self._add_removals(hosted)
             outputs += self._apply_due(hosted)
         return outputs + self.release_outputs()
 
@@ -127,10 +127,10 @@ class TableServer:
         self._checkpoints.wanted = step
         return self.release_outputs()
 
-    def _add_gone_entries(self, hosted: HostedShard) -> None:
+    def _add_removals(self, hosted: HostedShard) -> None:
         for name in hosted.state.stores:
             hosted.waiting.extend(
-                WaitingEntry(EntryHead(name), TableEntry(rank, FOREVER, at, [], "gone"))
+                WaitingEntry(EntryHead(name), TableEntry(rank, FOREVER, at, [], "removed"))
                 for rank, at in self._lost_workers.items()
             )
 
@@ -208,7 +208,7 @@ class TableServer:
             for worker, session in sorted(opened.sessions.items()):
                 self._add_open_entry(hosted, opened, worker, session)
                 self._send_leads(opened, worker, session, [hosted])
-        self._add_gone_entries(hosted)
+        self._add_removals(hosted)
 
     def _on_lead_lost(self, hosted: HostedShard) -> None:
         hosted.announced = False

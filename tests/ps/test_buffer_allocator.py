@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
-from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import Leads, Pull, Push, SharedRange, Values
@@ -24,7 +24,7 @@ INFOS = (ParameterInfo("a", (50,), "float32", 0), ParameterInfo("b", (20,), "flo
 SHARD = Shard(0, "float32", Range(0, SIZE))
 
 
-class Shelf(Lending):
+class Shelf(BufferAllocator):
     """Lends every buffer to those that are near; its places are the buffers' numbers."""
 
     def __init__(self, near=()) -> None:
@@ -50,7 +50,7 @@ class Shelf(Lending):
 def make(world=3, update="server", staleness=0, shelf=None) -> DenseShard:
     layout = Layout(INFOS, "SGD" if update == "server" else "", tuple(GROUPS))
     terms = Terms(layout, world, update, 0, staleness)
-    client = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
+    client = DenseShard(terms, SHARD, pieces(layout, [SHARD])[0], allocator=shelf)
     client.on_assignment(0, [0], [], lambda server: True)
     client.start_values_buffer(0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
     client.on_start_values()
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_the_workers_fault_and_changes_nothing(change, reas
 
 def test_bytes_beside_a_place_are_refused():
     client = make(world=1)
-    with pytest.raises(ProtocolError, match="lies elsewhere"):
+    with pytest.raises(ProtocolError, match="a payload and a place"):
         client.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, 4 * SIZE)), 4 * SIZE)
 
 
@@ -254,7 +254,7 @@ def test_those_who_are_far_are_sent_bytes():
 
 def worker(shelf=None, staleness=0) -> DenseClient:
     layout = Layout(INFOS, "SGD", tuple(GROUPS))
-    client = DenseClient(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
+    client = DenseClient(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, allocator=shelf)
     client.on_server_message(0, Leads(0, [0]))
     return client
 
@@ -352,5 +352,5 @@ def test_values_that_do_not_fit_are_the_servers_fault(size, offset):
     message = Values(0, 0, b"\1\1", 0, 0, SharedRange(0, offset, 4 * SIZE))
     with pytest.raises(ProtocolError, match="bytes at"):
         client.on_server_message(0, message, 0, bytes_view(torch.zeros(size)))
-    with pytest.raises(ProtocolError, match="lie elsewhere"):
+    with pytest.raises(ProtocolError, match="a payload and a place"):
         client.receive_buffer_for(0, message, 4 * SIZE)

@@ -1,9 +1,10 @@
-"""Buffers that other processes of the same host read in place: gradients on a worker, values on a server.
+"""Allocates buffers that other processes of the same host can read: gradients on a worker, values on a server.
 
-Theory. What is *lent* is not sent: the message carries its place (messages.SharedRange), and the reader maps that
-memory. A buffer may be written again under the same rule as one that is sent: a push is kept until it is Pushed; values
-are kept until the worker reports, with a push, the version that it has completely (`Push.landed`), or is lost. So
-nothing is written while another process may be reading it, and readers need no lock. A reader never writes lent memory.
+Theory. The bytes of a *shared* buffer are not sent: the message carries their place (messages.SharedRange), and the
+receiver maps that memory. A buffer may be written again under the same rule as one that is sent: a push is kept until
+it is Pushed; values are kept until the worker reports, with a push, the version that it holds completely
+(`Push.landed`), or is lost. So nothing is written while another process may be reading it, and readers need no lock. A
+reader never writes shared memory.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import torch
 
 from psctl.ps.messages import SharedRange
 
-Lent = memoryview | None
+SharedBytes = memoryview | None
 """All bytes of a message in the sender's memory; None: they were sent with the message, or there are none."""
 
 
-class Lending:
-    """Allocates a process's buffers, and knows which processes read them. This one's are private."""
+class BufferAllocator:
+    """Allocates a process's buffers, and finds their places in shared memory. The buffers of this class are private."""
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a new flat buffer of zeros."""
