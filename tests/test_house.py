@@ -119,7 +119,7 @@ def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_imports_only_go_down_and_packages_of_a_floor_do_not_meet(path: str) -> None:
+def test_imports_only_go_down_and_not_between_packages_of_a_floor(path: str) -> None:
     package = package_of(path)
     assert package in LEVEL, f"{path}: a package that has no floor yet"
     for line, name, _ in imports(tree_of(path)):

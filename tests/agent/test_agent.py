@@ -305,7 +305,9 @@ def test_a_killed_worker_makes_all_start_again_from_the_last_checkpoint(cluster:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_whoever_is_killed_the_job_ends_and_nothing_is_left(cluster: Callable[..., Cluster], victim: str) -> None:
+def test_whichever_process_is_killed_the_job_ends_and_nothing_is_left(
+    cluster: Callable[..., Cluster], victim: str
+) -> None:
     job = cluster(FAMILY)
     until(lambda: len([event for event in job.of(events.Log) if event.text == "up"]) == 2, "both workers")
     host = 1 if "elsewhere" in victim else 0
@@ -407,7 +409,7 @@ def test_a_flood_of_lines_is_cut_down_for_followers_and_kept_whole_in_the_file(c
     assert file == [f"line {n}" for n in range(20_000)]
 
 
-def test_a_script_that_cannot_be_started_is_told_so(cluster: Callable[..., Cluster]) -> None:
+def test_a_script_that_cannot_be_started_is_reported(cluster: Callable[..., Cluster]) -> None:
     job = cluster("print()", workers=(1,), argv=["missing.py"])
     last = job.finished()
     assert last.failure is not None
@@ -432,7 +434,7 @@ def test_a_job_that_runs_too_long_is_timed_out(cluster: Callable[..., Cluster]) 
     assert last.failure["exception"].startswith("TimedOut: the job has run for 1 s")
 
 
-def test_the_engine_meets_at_the_agents_store(cluster: Callable[..., Cluster]) -> None:
+def test_the_engine_uses_the_agents_store_as_rendezvous(cluster: Callable[..., Cluster]) -> None:
     job = cluster(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(2)\n"
         "dist.all_reduce(t)\nprint('sum', t.tolist())\ndist.destroy_process_group()\n"
@@ -484,7 +486,7 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
 
 
 @pytest.mark.soak  # it imports torch in five processes, one after the other
-def test_a_store_that_is_killed_is_there_again_for_who_comes_later(cluster: Callable[..., Cluster]) -> None:
+def test_a_killed_store_is_restarted_for_later_clients(cluster: Callable[..., Cluster]) -> None:
     job = cluster(
         "import os, time, psutil, torch, torch.distributed as dist\n"
         "def meet():\n"
@@ -587,7 +589,7 @@ print("end", step, flush=True)
 '''
 
 
-def test_workers_that_speak_psctl_report_save_and_end(cluster: Callable[..., Cluster]) -> None:
+def test_workers_that_use_psctl_report_save_and_end(cluster: Callable[..., Cluster]) -> None:
     job = cluster(WORKER, environment={"STEPS": "60"})
     last = job.finished()
     assert (last.status, last.exit, last.steps) == ("done", 0, 60), job.logs()
@@ -627,7 +629,9 @@ def test_models_that_differ_are_refused_with_the_first_difference(cluster: Calla
     )
 
 
-def test_a_worker_that_dies_is_named_before_those_who_lost_it(cluster: Callable[..., Cluster]) -> None:
+def test_a_lost_worker_is_named_before_the_ranks_that_lost_their_connection_to_it(
+    cluster: Callable[..., Cluster],
+) -> None:
     job = cluster(WORKER)
     until(lambda: job.of(events.Progress), "training")
     os.kill(job.pid("worker", 1), signal.SIGKILL)

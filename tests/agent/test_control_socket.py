@@ -57,7 +57,7 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
     assert (found["servers"], len(found["answers"])) == (2, 1)
 
 
-def test_other_numbers_are_asked_for_and_what_is_no_question_is_refused() -> None:
+def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None:
     coordinator = Coordinator(lambda ticket: FromCoordinator(ScaleAnswer(ticket, 2, 1, "no", "because")))
     standing = AgentStatus("j", "a", None, [], "")
 

@@ -38,7 +38,7 @@ class Prompt:
         assert self.link.send(ProcessStarted(Member("worker", 1), 42))
 
 
-def test_what_the_first_order_makes_us_say_is_said_behind_the_register(monkeypatch):
+def test_answers_to_the_first_order_are_sent_after_the_register(monkeypatch):
     happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
     peer, register = Prompt(), Register("h1", 1, 2, 1 << 30, 0)
     peer.link = link = CoordinatorLink(None, register, "auto", happened.put, None)

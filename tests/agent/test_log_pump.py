@@ -79,7 +79,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     assert all(len(line) <= 4096 for line in pumped.passed_on())
 
 
-def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SmallDisk(monkeypatch, RESERVED + 8)
     pumped = PumpedLog(tmp_path)
     os.write(pumped.end, b"one\ntwo\n")
@@ -141,7 +141,7 @@ def test_the_newest_lines_of_a_rank_are_kept_within_its_limit(tmp_path: Path) ->
     assert [json.loads(row)[1] for row in tail[1:]] == lines[-20_000:], "across segments"
 
 
-def test_a_rank_that_is_started_again_goes_on_in_its_file(tmp_path: Path) -> None:
+def test_a_rank_that_is_started_again_continues_in_its_file(tmp_path: Path) -> None:
     pumped = PumpedLog(tmp_path)
     pumped.printed(b"one\n")
     source, pumped.end = os.pipe()
@@ -150,7 +150,7 @@ def test_a_rank_that_is_started_again_goes_on_in_its_file(tmp_path: Path) -> Non
     assert pumped.path.read_text() == "one\ntwo\n"
 
 
-def test_a_process_that_prints_100_000_lines_is_told_in_a_few_messages_and_kept_whole(tmp_path: Path) -> None:
+def test_100_000_printed_lines_are_sent_in_a_few_messages_and_kept_whole(tmp_path: Path) -> None:
     pumped = PumpedLog(tmp_path)
     lines = [f"line {number}" for number in range(100_000)]
     with os.fdopen(pumped.end, "w", closefd=False) as printing:

@@ -139,7 +139,7 @@ for program in (greedy, "import os; os.kill(os.getpid(), 9)"):
 """
 
 
-def test_a_process_that_the_kernel_killed_in_a_small_group_is_told_from_one_that_was_killed(small_group: Path) -> None:
+def test_a_process_killed_for_memory_is_distinguished_from_one_killed_by_a_signal(small_group: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AGENT, str(small_group)], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -55,7 +55,7 @@ def test_a_killed_child_leaves_nothing() -> None:
     child.stdout.close()
 
 
-def test_who_wants_no_shared_memory_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_requests_no_shared_memory_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OFF, "off")
     segments, worker = SegmentBroker(), Member("worker", 0)
     with segments.opened(worker) as descriptor:

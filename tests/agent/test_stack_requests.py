@@ -89,7 +89,7 @@ def test_stacks_come_while_the_interpreter_lock_is_held_and_again(scene: Scene) 
 
 
 @pytest.mark.parametrize("scene", [True], indirect=True)
-def test_a_process_that_is_stopped_is_told_to_be(scene: Scene) -> None:
+def test_a_stopped_process_is_reported_as_stopped(scene: Scene) -> None:
     os.kill(scene.popen.pid, signal.SIGSTOP)
     found = scene.ask()
     assert found.main == ()

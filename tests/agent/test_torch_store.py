@@ -119,7 +119,7 @@ def test_bytes_go_both_ways_and_each_direction_ends_by_itself(way: Way) -> None:
     assert way.failed == []
 
 
-def test_who_does_not_read_stops_who_sends_and_nothing_is_lost(way: Way) -> None:
+def test_an_end_that_does_not_read_stops_the_sender_and_nothing_is_lost(way: Way) -> None:
     worker, store = way.connect()
     sent = 0
     with worker, store:
@@ -147,7 +147,7 @@ def test_one_connection_that_is_not_read_holds_up_no_other(way: Way) -> None:
         unread.close()
 
 
-def test_a_store_that_is_killed_ends_the_connection_and_says_so(way: Way) -> None:
+def test_a_store_that_is_killed_ends_the_connection_with_a_report(way: Way) -> None:
     worker, store = way.connect()
     with worker:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as when its process dies
@@ -182,7 +182,7 @@ def _wait_for_none(store: GuardedListener) -> None:
     assert store._ports == set()
 
 
-def test_a_store_that_cannot_be_reached_is_said_so_at_the_head(way: Way) -> None:
+def test_an_unreachable_store_is_reported_at_the_head(way: Way) -> None:
     way.store.close()
     way.listening.close()
     with pytest.raises(OSError, match="Bad file"):

@@ -81,7 +81,7 @@ def test_clusters_are_listed_with_file_hosts_and_state(tmp_path: Path) -> None:
     assert "one\t\t1\tits file was changed since" in psctl(tmp_path, "clusters").stdout
 
 
-def test_a_cluster_that_is_down_in_part_is_told_so(tmp_path: Path) -> None:
+def test_a_cluster_that_is_down_in_part_is_reported_as_partial(tmp_path: Path) -> None:
     (tmp_path / "half.yaml").write_text(
         f"name: half\nruntime: {{environment: existing, python: {sys.executable}, workdir: ./half-hosts}}\n"
         "hosts: [{address: local}, gone.invalid]\n"
@@ -118,7 +118,7 @@ def test_next_is_the_command_that_trains_on_this_cluster(tmp_path: Path) -> None
     assert next_of(psctl(tmp_path, "up", "local").stderr) == "psctl train job.yaml --cluster local"
 
 
-def test_nothing_is_purged_where_nobody_can_be_asked(tmp_path: Path) -> None:
+def test_nothing_is_purged_where_no_question_can_be_asked(tmp_path: Path) -> None:
     one = cluster(tmp_path, "one")
     psctl(tmp_path, "up", one)
     kept = tmp_path / "one-hosts" / "checkpoints" / "digits-1" / "whole"
@@ -137,7 +137,7 @@ def test_nothing_is_purged_where_nobody_can_be_asked(tmp_path: Path) -> None:
     assert current(tmp_path) is None
 
 
-def test_checkpoints_are_pruned_only_when_someone_says_yes(tmp_path: Path) -> None:
+def test_checkpoints_are_pruned_only_after_a_confirmation(tmp_path: Path) -> None:
     folder = str(tmp_path / "hosts")
     for step in (100, 200, 300):
         write(Path(folder) / "checkpoints", step)

@@ -81,7 +81,7 @@ def test_help_is_fast_and_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:
     assert min(times) < 0.6, times  # 0.1 s of a processor that nobody else wants
 
 
-def test_the_version_is_told_in_every_format(tmp_path: Path) -> None:
+def test_the_version_is_printed_in_every_format(tmp_path: Path) -> None:
     assert re.fullmatch(r"psctl \d+\.\d+\.\d+\n", process(tmp_path, "--version").stdout)
     for format_ in (["-o", "json"], ["-ojson"], ["-o=json"], ["--output=json"]):
         assert set(json.loads(psctl(tmp_path, "--version", *format_).stdout)) == {"version"}
@@ -105,12 +105,12 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
         assert error["hint"].startswith("psctl")
 
 
-def test_scale_asks_for_something_and_for_a_running_job(tmp_path: Path) -> None:
+def test_scale_needs_a_number_and_a_running_job(tmp_path: Path) -> None:
     assert "neither --workers nor --servers is given" in psctl(tmp_path, "scale", code=2).stderr
     assert error_of(psctl(tmp_path, "scale", "digits", "--servers", "2", "-o", "json", code=6))["code"] == "no-such-job"
 
 
-def test_an_error_is_one_line_and_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_a_line_with_a_hint(tmp_path: Path) -> None:
     run = process(tmp_path, "attach", "digits", code=6)
     assert run.stdout == ""
     assert run.stderr == 'error: no job is named "digits"; known: none yet\n  hint: psctl jobs\n'
@@ -169,7 +169,7 @@ def test_init_reads_a_hostfile(tmp_path: Path) -> None:
     assert "slots: 4" in (tmp_path / "cluster.yaml").read_text()
 
 
-def test_validate_tells_every_file_and_the_place_of_a_mistake(tmp_path: Path) -> None:
+def test_validate_reports_every_file_and_the_position_of_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     (tmp_path / "good.yaml").write_text("name: digits\nscript: train.py\n")
     (tmp_path / "bad.yaml").write_text("name: digits\nscript: train.py\nworkes: 2\n")
@@ -185,7 +185,7 @@ def test_validate_tells_every_file_and_the_place_of_a_mistake(tmp_path: Path) ->
     assert set(json.loads(psctl(tmp_path, "validate", "--schema", "bad.yaml").stdout)) == {"job"}
 
 
-def test_validate_and_train_say_all_that_is_wrong_and_validate_reads_the_script(tmp_path: Path) -> None:
+def test_validate_and_train_report_all_mistakes_and_validate_reads_the_script(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("import os\n\nprint(1)\n")
@@ -225,7 +225,7 @@ def test_labels_are_shown_with_their_host(tmp_path: Path) -> None:
     assert "rack=r1" in psctl(tmp_path, "status", PSCTL_CLUSTER="./c.yaml").stdout
 
 
-def test_v_says_which_cluster_is_meant_and_how_hosts_were_reached(tmp_path: Path) -> None:
+def test_v_prints_the_cluster_and_how_hosts_were_reached(tmp_path: Path) -> None:
     said = psctl(tmp_path, "topo", "-v").stderr
     assert said.startswith("cluster: local (this machine)\ncluster file: none, this machine alone\nlocal: connected")
     assert psctl(tmp_path, "topo", "-q").stderr == ""

@@ -114,7 +114,7 @@ def test_words_that_bash_takes_apart_are_joined(words: list[str], at: int, joine
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_script_for_bash_asks_psctl(home: Path) -> None:
+def test_the_script_for_bash_calls_psctl(home: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "psctl", "--show-completion", "bash"], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},

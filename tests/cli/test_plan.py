@@ -107,7 +107,7 @@ def test_every_preset_is_planned_for(tmp_path: Path, preset: Path) -> None:
     assert document["reason"]
 
 
-def test_what_a_job_asks_for_is_taken_or_refused_with_the_reason(tmp_path: Path) -> None:
+def test_the_request_of_a_job_is_taken_or_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB % "chain")
     box, nodes = str(ROOT / "clusters/pcie-box.json"), str(ROOT / "clusters/four-cpu-hosts.json")
     assert planned(tmp_path, str(tmp_path / "job.yaml"), "--topology", box, "--size", "1MB")["chosen"] == "chain"
@@ -129,7 +129,7 @@ def test_what_can_not_be_planned_for_is_refused(tmp_path: Path, words: list[str]
     assert says in psctl(tmp_path, "plan", *words, code=2).stderr
 
 
-def test_with_v_the_chosen_schedule_is_told(tmp_path: Path) -> None:
+def test_with_v_the_chosen_schedule_is_printed(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB % "root")
     words = ["plan", str(tmp_path / "job.yaml"), "--topology", "clusters/pcie-box.json", "--size", "1MB"]
     run = psctl(tmp_path, "-v", *words)
@@ -137,7 +137,7 @@ def test_with_v_the_chosen_schedule_is_told(tmp_path: Path) -> None:
     assert "step" not in psctl(tmp_path, *words).stderr
 
 
-def test_what_a_model_asks_of_its_servers(tmp_path: Path) -> None:
+def test_the_memory_that_a_model_needs_on_its_servers(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(hosts(dict.fromkeys("abcd", 1.25e9)))
     document = planned(tmp_path, "--topology", str(file), "--parameters", "1e9")

@@ -34,7 +34,7 @@ def job(folder: Path, cluster: KnownCluster) -> JobRecord:
 HERE = KnownCluster("local", "", "", 0.0)
 
 
-def test_prune_says_what_it_removed_and_what_it_kept(tmp_path: Path) -> None:
+def test_prune_reports_the_removed_and_the_kept_checkpoints(tmp_path: Path) -> None:
     Home(tmp_path / "state").save_record(job(tmp_path / "w", HERE))
     for step in (100, 200, 300):
         write(tmp_path / "w" / "checkpoints", step)

@@ -92,7 +92,7 @@ def test_a_host_without_shared_memory_sums_too(name: str) -> None:
 
 @pytest.mark.skipif(not is_supported(), reason="the exchange needs Linux on x86-64")
 @pytest.mark.parametrize(("hosts", "there"), [([0, 0], True), ([0, 0, 0], True), ([0, 1, 0], False)])
-def test_short_vectors_of_one_host_meet_in_shared_memory(hosts: list[int], there: bool) -> None:
+def test_short_vectors_of_one_host_are_exchanged_in_shared_memory(hosts: list[int], there: bool) -> None:
     with PlaneCast(hosts) as cast:
         whole(cast, "one-shot", (5,))
         before = cast.planes[0].bytes_moved

@@ -158,7 +158,7 @@ def test_buffers_are_made_once_and_hold_two_vectors_at_most() -> None:
     assert size <= 2 * 600_000 * 4
 
 
-def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
+def test_a_queue_plays_in_order_and_reports_failures() -> None:
     seen = []
 
     def play(vector: torch.Tensor) -> None:

@@ -81,7 +81,7 @@ def two() -> Iterator[Two]:
             assert peer.join(10)
 
 
-def test_a_sender_that_nobody_waits_for_stops_and_goes_on_when_somebody_does(two: Two) -> None:
+def test_a_sender_stops_until_a_receiver_waits(two: Two) -> None:
     data = [bytes([number]) * PIECE for number in range(MANY)]
     for each in data:
         two.send(7, each)

@@ -22,7 +22,7 @@ def nobody_is_gone() -> None:
 
 @needs
 @pytest.mark.parametrize("before", [0, WRAP - 20])
-def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(before: int) -> None:
+def test_all_ranks_read_all_vectors_also_where_the_count_begins_anew(before: int) -> None:
     world, turns = 4, 60
     memory = torch.zeros(exchange_size(world), dtype=torch.uint8)
     memory[: LINE * (world + 1)].view(torch.uint32).fill_(before)
@@ -48,7 +48,7 @@ def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(befor
 
 
 @needs
-def test_who_waits_looks_whether_somebody_is_gone() -> None:
+def test_a_waiting_rank_notices_that_another_has_ended() -> None:
     looked = 0
 
     def look() -> None:

@@ -79,7 +79,7 @@ def test_training_takes_the_trajectory_of_one_process(ranks: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ["native", "ring"])
-def test_with_a_period_ranks_step_apart_and_meet(ranks: list[dict[str, Any]], name: str) -> None:
+def test_with_a_period_ranks_step_alone_and_then_synchronize(ranks: list[dict[str, Any]], name: str) -> None:
     """12 steps in periods of 5 end at 5, 10 and the last."""
     found, joint = ([each[kind][name] for each in ranks] for kind in ("apart", "trained"))
     assert all(each["values"] == found[0]["values"] for each in found)
@@ -98,7 +98,7 @@ def test_nothing_is_left_running(ranks: list[dict[str, Any]]) -> None:
     assert all(each["threads"] == [] for each in ranks)
 
 
-def test_a_rank_that_dies_ends_a_sum_at_once(ranks: list[dict[str, Any]]) -> None:
+def test_a_lost_rank_ends_a_sum_at_once(ranks: list[dict[str, Any]]) -> None:
     assert "loss" not in ranks[-1], "it died"
     for each in ranks[:-1]:
         assert (each["loss"]["code"], each["loss"]["threads"]) == ("peer-lost", [])

@@ -174,7 +174,7 @@ def test_a_second_copy_is_proved_and_pruned_on_its_host(
     assert verify(there[1]) == []
 
 
-def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
+def test_a_copy_whose_link_is_cut_or_whose_host_is_lost_is_reported(
     head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
 ) -> None:
     saver, answers, _ = head
@@ -203,7 +203,7 @@ def test_more_checkpoints_than_can_be_written_at_once_are_given_up(tmp_path: Pat
         saver.discard(step)
 
 
-def test_a_job_that_starts_sweeps_what_dead_writers_left_on_its_hosts(tmp_path: Path) -> None:
+def test_a_job_that_starts_removes_what_killed_writers_left_on_its_hosts(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     for root in (tmp_path / "head", tmp_path / "other"):

@@ -55,7 +55,7 @@ def replaced(job: DrivenJob) -> DrivenJob:
     return job
 
 
-def test_how_many_copies_shards_have_is_said_at_a_death_and_when_they_are_whole_again() -> None:
+def test_how_many_copies_shards_have_is_reported_at_a_death_and_when_they_are_whole_again() -> None:
     job = training()
     job.killed(S[1])
     assert "if it is lost before another is filled, all ranks go back to the start" in notices(job.instructions)[-1]
@@ -63,7 +63,7 @@ def test_how_many_copies_shards_have_is_said_at_a_death_and_when_they_are_whole_
     assert "every shard is on 2 servers again" in notices(job.instructions)
 
 
-def test_a_stop_in_the_midst_of_a_hand_over_still_tells_workers_of_it() -> None:
+def test_a_stop_during_a_transfer_still_informs_workers_of_it() -> None:
     job = training()
     asks(job, servers=2)
     before = newest(job)
@@ -95,7 +95,7 @@ def test_a_stop_begins_no_new_move() -> None:
     assert newest(job) == before
 
 
-def test_a_stop_waits_for_a_worker_that_is_being_replaced_and_asks_it_too() -> None:
+def test_a_stop_waits_for_a_worker_that_is_being_replaced_and_stops_it_too() -> None:
     job = replaced(training())
     job.receive(A0, STOP)
     assert notices(job.instructions)[-1] == "the stop waits until worker/1 on h1 trains again"
@@ -107,7 +107,7 @@ def test_a_stop_waits_for_a_worker_that_is_being_replaced_and_asks_it_too() -> N
     assert notices(job.instructions).count("stop wanted by psctl stop") == 1
 
 
-def test_a_stop_by_force_waits_for_nobody() -> None:
+def test_a_stop_by_force_does_not_wait() -> None:
     job = replaced(training())
     job.receive(A0, STOP)
     assert sent(job.receive(A0, StopWanted(False, True, "psctl stop")), StopProcesses)
@@ -149,7 +149,7 @@ def test_a_checkpoint_does_not_wait_for_a_server_that_leads_nothing() -> None:
     assert commit.parameters == ["w"]
 
 
-def test_a_part_that_was_begun_is_waited_for_whoever_sends_it() -> None:
+def test_a_part_that_was_begun_is_awaited_from_any_sender() -> None:
     job = training()
     job.killed(S[1])
     job.listens(again(S[1]))

@@ -124,7 +124,7 @@ def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_state_m
     assert scene.heard == [MessageReceived(W0, SaveBegin(5, [])), MessageReceived(W0, SaveEnd(5))]
 
 
-def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_else() -> None:
+def test_start_values_go_from_worker_0_only_to_every_other_worker() -> None:
     scene = Scene()
     server = FakePeer(S0)
     scene.join(server)
@@ -167,7 +167,7 @@ def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
     assert end == LoadEnd(1, "the job does not resume from a checkpoint")
 
 
-def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_that_asked() -> None:
+def test_a_readers_request_goes_to_all_servers_and_their_answers_to_its_agent() -> None:
     scene = Scene()
     members = Member("agent", 1), Member("agent", 0), S0, Member("server", 1), W0
     agent, other, one, two, worker = (FakePeer(member) for member in members)

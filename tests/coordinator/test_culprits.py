@@ -48,7 +48,7 @@ def blamed(job: DrivenJob) -> str:
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("apart", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_one_that_computes_is_named_whoever_stood_still_first(
+def test_the_computing_rank_is_named_whichever_stopped_first(
     wait: str, ahead: int, apart: float, order: tuple[int, ...]
 ) -> None:
     beats = [(W0, 3 + ahead, wait), (W1, 3, "compute"), (S0, 3, "serving")]
@@ -90,12 +90,12 @@ def test_all_that_compute_at_the_same_step_are_named() -> None:
         ("compute", set()),
     ],
 )
-def test_an_activity_names_whom_it_waits_for(doing: str, names: set[tuple[str, int]]) -> None:
+def test_an_activity_names_the_rank_it_waits_for(doing: str, names: set[tuple[str, int]]) -> None:
     assert activity.waited_for(doing) == names
     assert activity.is_wait(doing) == (doing != activity.COMPUTE)
 
 
-def test_stacks_are_asked_for_with_the_notice_and_again_before_the_end() -> None:
+def test_stacks_are_requested_with_the_notice_and_again_before_the_end() -> None:
     job = DrivenJob().training()
     job.receive(W0, Heartbeat(3, PS))
     job.receive(W1, Heartbeat(3, "compute"))

@@ -60,7 +60,9 @@ def test_a_line_that_does_not_fit_is_not_left_torn_and_comes_when_there_is_room(
     assert read(tmp_path / "events.jsonl") == [notice("one"), notice("two"), notice("three")]
 
 
-def test_on_a_full_disk_all_is_told_but_printed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_all_events_but_printed_lines_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script's output has filled the disk; what the job does is still followed, and its end is in the log."""
     disk = SmallDisk(monkeypatch, RESERVE_BYTES + 500)
     log = EventLog(tmp_path / "events.jsonl")

@@ -133,7 +133,7 @@ def test_what_a_schedule_is_built_with_goes_to_every_rank() -> None:
     ]  # fmt: skip
 
 
-def test_a_job_is_done_when_its_workers_are_and_servers_are_asked_to_leave() -> None:
+def test_a_job_is_done_when_its_workers_are_and_servers_are_ordered_to_leave() -> None:
     job = DrivenJob().training()
     job.exits(W0)
     assert [member for member, _ in sent(job.exits(W1), Leave)] == [S0]
@@ -162,7 +162,7 @@ def test_the_end_waits_for_what_was_saved_last() -> None:
     assert job.finished.status == "done"
 
 
-def test_the_first_real_failure_is_named_not_the_loss_that_was_told_first() -> None:
+def test_the_first_real_failure_is_named_not_the_loss_that_was_reported_first() -> None:
     job = DrivenJob().training()
     job.exits(W0, 1, "PeerLost: worker/1 left", code="peer-lost")
     job.now = 0.2
@@ -192,7 +192,7 @@ def test_ranks_that_fail_together_have_each_failed_and_none_was_stopped() -> Non
     assert failure["failed"] == [{"rank": "worker/0", "host": "h0", "status": 1, "exception": "KeyError: 'x'"}]
 
 
-def test_a_loss_alone_is_named_when_nobody_better_comes() -> None:
+def test_a_loss_alone_is_named_when_no_better_cause_is_reported() -> None:
     job = DrivenJob().training()
     job.exits(W0, 1, "PeerLost: worker/1 left", code="peer-lost")
     assert sent(job.wait(4.5), StopProcesses) == []
@@ -283,7 +283,7 @@ def test_a_server_that_ends_early_is_a_failure_whatever_its_status() -> None:
         (lambda job: job.prepared().handle(PlanMade("ps", "server", [0], PLAN)), "server/0", "did not begin to listen"),
     ],
 )
-def test_who_keeps_the_job_from_starting_is_named(prepare: Any, missing: str, text: str) -> None:
+def test_the_rank_that_keeps_the_job_from_starting_is_named(prepare: Any, missing: str, text: str) -> None:
     job = DrivenJob()
     prepare(job)
     job.wait(160)
@@ -416,7 +416,7 @@ def test_a_polite_stop_cuts_one_step_beyond_the_furthest_and_saves() -> None:
     assert (job.finished.status, job.finished.exit, job.finished.failure) == ("stopped", 1, None)
 
 
-def test_a_stop_whose_checkpoint_does_not_fit_says_so() -> None:
+def test_a_stop_whose_checkpoint_does_not_fit_is_reported() -> None:
     job = DrivenJob().training()
     job.receive(A0, StopWanted(True, False, "SIGTERM"))
     job.receive(W0, CutPosition(1, 8))
@@ -465,14 +465,14 @@ def test_checkpoints_by_the_clock_are_cut_too() -> None:
     assert sent(job.wait(5), ProposeCut) == []
 
 
-def test_a_checkpoint_whose_sender_died_is_given_up() -> None:
+def test_a_checkpoint_whose_sender_was_lost_is_given_up() -> None:
     job = DrivenJob().training()
     job.receive(W0, SaveBegin(500, []))
     new = job.handle(ConnectionLost(W0, "reset"))
     assert DiscardCheckpoint(500) in new
 
 
-def test_progress_tells_the_last_complete_step() -> None:
+def test_progress_has_the_last_complete_step() -> None:
     job = DrivenJob().training()
     job.report(W0, 1, loss=1.0)
     job.report(W1, 1, loss=3.0)
@@ -482,7 +482,7 @@ def test_progress_tells_the_last_complete_step() -> None:
     assert appended(job.wait(3), events.Progress) == []
 
 
-def test_a_number_that_is_none_is_said_and_left_out() -> None:
+def test_a_number_that_is_none_is_reported_and_left_out() -> None:
     job = DrivenJob().training()
     for worker in (W0, W1):
         job.report(worker, 1, loss=float("nan"), accuracy=0.5)
@@ -499,7 +499,7 @@ def test_an_agent_speaks_for_its_own_host_only() -> None:
     assert "which it may not send" in appended(job.receive(W1, StopWanted(False, True, "me")), events.Notice)[0].text
 
 
-def test_strangers_and_other_incarnations_are_not_expected() -> None:
+def test_unknown_members_and_other_incarnations_are_not_expected() -> None:
     machine = DrivenJob().machine
     assert machine.why_not_expected(W0) == ""
     assert machine.why_not_expected(Member("worker", 2)) == "worker/2 is not of this job"
@@ -650,7 +650,7 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_over_all_ranks() -> None:
     assert [each.metrics for each in job.saves(463)] == [{}], "nobody reported of step 463: no other step's stand in"
 
 
-def test_a_checkpoint_does_not_wait_for_reports_of_ranks_that_are_gone_or_far_behind() -> None:
+def test_a_checkpoint_does_not_wait_for_reports_of_ranks_that_have_ended_or_are_far_behind() -> None:
     job = DrivenJob().training()
     job.report(W0, 7, loss=1.0, rested=7)
     assert job.saves(7) == []

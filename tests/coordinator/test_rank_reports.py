@@ -14,7 +14,7 @@ def report(step: int, *steps: StepReport) -> WorkerReport:
     return WorkerReport(step, 0, list(steps), 10.0, 0.2, 0.1, 1000, hidden_seconds=0.04)
 
 
-def test_a_value_is_the_mean_weighted_by_examples_over_those_who_reported_it() -> None:
+def test_a_value_is_the_mean_weighted_by_examples_over_the_ranks_that_reported_it() -> None:
     reports = RankReports(0.0)
     reports.add(0, report(1, StepReport(1, 0, 3.0, {"loss": 1.0, "accuracy": 0.5})))
     reports.add(1, report(1, StepReport(1, 0, 1.0, {"loss": 5.0})))

@@ -40,7 +40,7 @@ def refused(job: DrivenJob, member: Member, message: Any) -> str:
     return text
 
 
-def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_died() -> None:
+def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_was_lost() -> None:
     job = training()
     reason = "worker/1 at 10.0.0.2:5: it broke the protocol: SaveBegin: only servers hold tables"
     new = job.handle(ProtocolBroken(W1, reason))
@@ -55,7 +55,7 @@ def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_di
     assert job.machine.why_not_expected(again(W1)) == ""
 
 
-def test_a_server_that_broke_the_protocol_is_ended_and_the_others_go_on() -> None:
+def test_a_server_that_broke_the_protocol_is_ended_and_the_others_continue() -> None:
     job = training()
     new = job.handle(ProtocolBroken(S[1], "it broke the protocol: Push is no message that a server may send here"))
     ((agent, ended),) = sent(new, EndProcesses)
@@ -72,7 +72,7 @@ def test_an_agent_that_broke_the_protocol_is_a_lost_host() -> None:
     assert 1 in job.machine.job.lost_hosts
 
 
-def test_what_a_server_says_of_a_worker_is_one_event_and_the_workers_end() -> None:
+def test_a_servers_report_on_a_worker_is_one_event_and_ends_the_worker() -> None:
     job = training()
     new = job.receive(S[0], ProtocolViolation(W1, "Begin is for worker/0 to send"))
     assert sent(new, EndProcesses)[0][1].members == [W1]
@@ -98,7 +98,7 @@ def test_what_a_server_says_of_a_worker_is_one_event_and_the_workers_end() -> No
         ),
     ],
 )
-def test_what_cannot_be_in_this_job_is_refused_and_the_job_goes_on(member: Member, message: Any, why: str) -> None:
+def test_what_cannot_be_in_this_job_is_refused_and_the_job_continues(member: Member, message: Any, why: str) -> None:
     job = training()
     assert why in refused(job, member, message)
     assert job.machine.state == "running"

@@ -14,7 +14,7 @@ from psctl.types import Address, Compression, Member
 from tests.helpers.driven_job import LAYOUT, ORDER, PLAN, S0, W0, W1, DrivenJob, sent
 
 
-def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:
+def test_all_get_the_addresses_when_the_last_listens_and_secrets_of_their_own_host_only() -> None:
     job = DrivenJob().running()
     hosts = {rank.member: rank.host for rank in job.machine.job.ranks_of("worker")}
     there = {
@@ -68,17 +68,17 @@ def decided(order: JobOrder) -> tuple[DrivenJob, Decision]:
         ),
     ],
 )
-def test_the_decision_says_who_shares_a_host(order: JobOrder, hosts: tuple[tuple[int, ...], ...]) -> None:
+def test_the_decision_has_the_ranks_that_share_a_host(order: JobOrder, hosts: tuple[tuple[int, ...], ...]) -> None:
     assert decided(order)[1].hosts == hosts
 
 
-def test_on_one_host_alone_nobody_pushes_together() -> None:
+def test_on_one_host_alone_workers_do_not_push_together() -> None:
     state = DrivenJob(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).machine.job
     state.plan = PlanMade("ps", "server", [0], PLAN)
     assert groups_by_host(state) == ()
 
 
-def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:
+def test_under_ps_only_the_ranks_of_a_host_get_each_others_addresses_one_by_one() -> None:
     job, _ = decided(TWO_HOSTS)
     first = sent(job.receive(W1, WorkerListens(None, HERE[W1])), WorkersAt)
     assert first == [(W1, WorkersAt([WorkerAt(1, 0, None, HERE[W1])]))]
@@ -87,7 +87,7 @@ def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_e
     assert sent(job.receive(W0, WorkerListens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
 
 
-def test_who_takes_a_place_is_told_of_the_others_and_they_of_it() -> None:
+def test_a_replacement_gets_the_others_addresses_and_they_get_its_address() -> None:
     job, _ = decided(TWO_HOSTS)
     for worker in (W0, W1):
         job.receive(worker, WorkerListens(None, HERE[worker]))

@@ -53,7 +53,7 @@ def test_after_a_kill_all_others_are_ended_and_no_more() -> None:
     assert sent(job.instructions, StopProcesses) == []
 
 
-def test_the_newest_checkpoint_is_looked_for_when_nobody_is_left() -> None:
+def test_the_newest_checkpoint_is_searched_when_all_processes_have_ended() -> None:
     job = lose_worker_1()
     ended(job, W0)
     assert FindRestorable() not in job.instructions
@@ -61,7 +61,7 @@ def test_the_newest_checkpoint_is_looked_for_when_nobody_is_left() -> None:
     assert job.instructions[-1] == FindRestorable()
 
 
-def test_everyone_goes_on_from_the_checkpoint_as_a_new_incarnation() -> None:
+def test_all_ranks_resume_from_the_checkpoint_as_new_incarnations() -> None:
     job = lose_worker_1()
     ended(job, W0, S0)
     new = job.handle(RestorableFound(AT_500))
@@ -95,7 +95,7 @@ def test_without_a_checkpoint_it_starts_from_the_start_values() -> None:
     assert (restored.checkpoint, restored.step, restored.lost) == ("", 0, 507)
 
 
-def test_a_dead_incarnation_is_let_in_nowhere() -> None:
+def test_a_lost_incarnation_is_let_in_nowhere() -> None:
     job = lose_worker_1()
     ended(job, W0, S0)
     job.handle(RestorableFound(AT_500))
@@ -129,7 +129,7 @@ def test_an_exception_of_the_users_is_no_loss() -> None:
     assert appended(job.instructions, events.Restored) == []
 
 
-def test_an_exception_that_is_heard_of_after_the_loss_that_it_caused_is_the_jobs_end() -> None:
+def test_an_exception_reported_after_the_loss_that_it_caused_ends_the_job() -> None:
     job = DrivenJob(THREE).training()
     job.exits(W0, -6, "killed by signal 6 (SIGABRT)")
     job.now = 0.1
@@ -151,7 +151,7 @@ def test_what_breaks_after_a_kill_is_taken_for_its_consequence() -> None:
     assert [event.rank for event in appended(job.instructions, events.WorkerLost)] == [0]
 
 
-def test_a_server_that_dies_is_a_loss() -> None:
+def test_a_server_that_is_lost_is_a_loss() -> None:
     job = DrivenJob(THREE).training()
     job.killed(S0)
     job.wait(0.4)
@@ -160,7 +160,7 @@ def test_a_server_that_dies_is_a_loss() -> None:
     assert job.instructions[-1] == FindRestorable()
 
 
-def test_after_restart_max_losses_the_next_is_the_jobs_end_and_says_so() -> None:
+def test_after_restart_max_losses_the_next_ends_the_job_with_that_reason() -> None:
     job = DrivenJob(replace(ORDER, restarts=1)).training()
     job.killed(W1)
     job.wait(0.4)
@@ -222,7 +222,7 @@ def test_a_lost_host_without_room_elsewhere_is_the_jobs_end() -> None:
     assert failure["exception"].startswith("HostLost: h1 is lost")
 
 
-def test_who_does_not_end_is_named() -> None:
+def test_a_process_that_does_not_end_is_named() -> None:
     job = lose_worker_1()
     ended(job, S0)
     job.wait(40)
@@ -257,7 +257,7 @@ def test_a_stop_in_the_midst_of_a_restart_ends_the_job(phase: str) -> None:
     assert [each for each in job.instructions if isinstance(each, StartMember) and each.member.incarnation] == []
 
 
-def test_shards_are_made_when_all_prepared_and_all_servers_listen_whoever_is_first() -> None:
+def test_shards_are_made_when_all_prepared_and_all_servers_listen_whichever_is_first() -> None:
     job = lose_worker_1()
     ended(job, W0, S0)
     job.handle(RestorableFound(None))
@@ -298,7 +298,7 @@ def test_a_first_step_that_servers_cannot_take_starts_again_with_the_optimizer_o
 @pytest.mark.parametrize(
     ("order", "step"), [(replace(AUTO, update="server"), 0), (AUTO, 4), (replace(AUTO, staleness=1), 0)]
 )
-def test_where_a_step_was_applied_or_servers_were_asked_for_it_is_the_scripts_fault(order, step: int) -> None:
+def test_where_a_step_was_applied_or_servers_were_requested_the_script_is_at_fault(order, step: int) -> None:
     job = DrivenJob(order).training()
     job.receive(W1, replace(UNFIT, step=step))
     for member in (W0, W1, S0):

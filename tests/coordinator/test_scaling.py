@@ -208,7 +208,7 @@ def test_workers_that_do_not_come_to_a_common_step_are_ended() -> None:
     }
 
 
-def test_a_server_that_dies_while_it_comes_is_replaced() -> None:
+def test_a_server_that_is_lost_while_it_comes_is_replaced() -> None:
     job = training()
     asks(job, servers=4)
     listens_on(job, S3)

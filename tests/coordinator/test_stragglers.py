@@ -16,7 +16,7 @@ def steps(job: DrivenJob, first: int, last: int, seconds: float) -> None:
         job.wait(seconds)
 
 
-def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when_it_goes_on() -> None:
+def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when_it_continues() -> None:
     job = DrivenJob().training()
     steps(job, 1, 10, 0.1)
     before = len(job.instructions)

@@ -29,7 +29,7 @@ def order_of(job: DrivenJob) -> tuple[Any, str, dict[str, Any]]:
     return decision.hosts, appended(job.instructions, events.Planned)[-1].sums, decision.sums
 
 
-def test_ranks_that_share_a_host_are_summed_first_and_that_is_told_and_recorded() -> None:
+def test_ranks_that_share_a_host_are_summed_first_and_that_is_reported_and_recorded() -> None:
     groups, words, recorded = order_of(trained(SHARED))
     assert groups == ((0, 1),)
     assert words == "by host, h0 (0, 1), then the others in rank order"
@@ -45,7 +45,7 @@ def order_notices(job: DrivenJob) -> list[str]:
     ("order", "sums", "expected"),
     [(SHARED, [], ()), (APART, [[0, 1]], ((0, 1),)), (SHARED, [[0, 1]], ((0, 1),))],
 )
-def test_a_job_that_goes_on_on_other_hosts_sums_as_its_checkpoint_says(order, sums, expected) -> None:
+def test_a_job_that_resumes_on_other_hosts_keeps_the_order_of_its_checkpoint(order, sums, expected) -> None:
     job = trained(order, {"groups": sums, "schedule": {}})
     assert order_of(job)[0] == expected
     assert order_notices(job) == []
@@ -61,6 +61,6 @@ def test_groups_that_do_not_fit_are_not_taken_and_another_number_of_workers_grou
     assert order_notices(job) == [], "no bits are promised there"
 
 
-def test_another_strategy_than_the_checkpoints_says_that_bits_may_differ() -> None:
+def test_another_strategy_than_the_checkpoints_gives_a_notice_that_bits_may_differ() -> None:
     job = trained(APART, {"groups": [], "schedule": {"rings": [[0, 1]]}}, strategy="ring")
     assert len(order_notices(job)) == 1

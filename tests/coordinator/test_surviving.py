@@ -100,7 +100,7 @@ def test_without_a_replica_a_servers_death_restarts_all() -> None:
     assert {agent for agent, _ in sent(job.instructions, EndProcesses)} == {A0, A1}
 
 
-def test_a_checkpoint_under_way_is_given_up_when_a_server_dies() -> None:
+def test_a_checkpoint_under_way_is_given_up_when_a_server_is_lost() -> None:
     job = training()
     job.receive(W0, SaveBegin(7, []))
     new = job.killed(S[1])
@@ -138,7 +138,7 @@ def test_the_least_clock_that_every_shard_has_is_the_last_that_counts() -> None:
     assert sent(new, CountUntil) == [(server, CountUntil(1, 0, 7)) for server in S]
 
 
-def test_a_replacement_is_let_in_when_the_cut_is_known_and_goes_on_after_it() -> None:
+def test_a_replacement_is_let_in_when_the_cut_is_known_and_continues_after_it() -> None:
     job = training()
     job.killed(W1)
     replacement = again(W1)
@@ -160,7 +160,7 @@ def test_one_that_joins_after_the_cut_is_let_in_at_once() -> None:
     assert len(sent(job.receive(again(W1), Join(9)), Welcome)) == 1
 
 
-def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
+def test_a_servers_loss_during_a_cut_repeats_the_request_to_the_remaining_servers() -> None:
     job = training()
     job.killed(W1)
     answer(job, S[0], 7, [0, 1])
@@ -171,7 +171,7 @@ def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
     assert [each.clock for _, each in sent(new, CountUntil)] == [7, 7]
 
 
-def test_a_server_that_dies_before_a_replacement_has_its_start_values_restarts_all() -> None:
+def test_a_server_that_is_lost_before_a_replacement_has_its_start_values_restarts_all() -> None:
     job = training()
     job.killed(W1)
     cut(job)
@@ -181,7 +181,7 @@ def test_a_server_that_dies_before_a_replacement_has_its_start_values_restarts_a
     assert {agent for agent, _ in sent(job.instructions, EndProcesses)} == {A0, A1}
 
 
-def test_a_server_that_dies_after_that_is_survived() -> None:
+def test_a_server_that_is_lost_after_that_is_survived() -> None:
     job = training()
     job.killed(W1)
     cut(job)
@@ -194,7 +194,7 @@ def test_a_server_that_dies_after_that_is_survived() -> None:
 
 
 @pytest.mark.parametrize(("step", "survives"), [(8, False), (9, True)])
-def test_under_continue_a_server_that_dies_before_the_cut_clock_is_applied_restarts_all(
+def test_under_continue_a_server_that_is_lost_before_the_cut_clock_is_applied_restarts_all(
     step: int, survives: bool
 ) -> None:
     job = training(replace(ELASTIC, on_worker_loss="continue"))
@@ -230,7 +230,7 @@ def test_what_is_in_a_hosts_sum_counts_only_where_some_shard_has_all_orders_of_t
     assert {each.clock for _, each in sent(job.instructions, CountUntil)} == {clock}
 
 
-def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_that_counts() -> None:
+def test_where_no_worker_is_left_to_order_a_clock_the_last_applied_one_is_the_last_that_counts() -> None:
     job = training()
     job.killed(W1)
     job.killed(W0)
@@ -257,7 +257,7 @@ def held(job: DrivenJob, rank: int, clocks: dict[int, int], version: int, rank_s
     return new
 
 
-def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
+def test_of_two_workers_lost_at_once_the_earlier_cut_is_valid_for_both() -> None:
     job = training()
     job.killed(W1)
     job.killed(W0)
@@ -267,7 +267,7 @@ def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
     assert {each.rank: each.clock for _, each in sent(new, CountUntil)} == {0: 6, 1: 6}
 
 
-def test_nobody_is_cut_where_one_of_those_who_are_dead_cannot_be() -> None:
+def test_no_cut_is_made_where_one_of_the_lost_workers_cannot_be_cut() -> None:
     job = training()
     job.killed(W1)
     job.killed(W0)
@@ -292,7 +292,7 @@ def test_a_replacement_orders_only_what_comes_after_its_cut(first: int, survives
 
 
 @pytest.mark.parametrize(("clocks", "survives"), [({0: 7}, False), ({}, True)])
-def test_a_later_death_that_would_drop_what_another_dead_one_pushed_restarts_all(
+def test_a_later_loss_that_would_drop_a_push_of_another_lost_worker_restarts_all(
     clocks: dict[int, int], survives: bool
 ) -> None:
     job = training()
@@ -328,7 +328,7 @@ def test_servers_that_do_not_answer_restart_all() -> None:
     assert sent(job.instructions, EndProcesses)
 
 
-def test_continue_goes_on_with_fewer_from_the_clock_after_the_cut() -> None:
+def test_under_continue_fewer_workers_train_from_the_clock_after_the_cut() -> None:
     job = training(replace(ELASTIC, on_worker_loss="continue"))
     new = job.killed(W1)
     assert [each for each in new if isinstance(each, StartMember)] == []
@@ -347,7 +347,7 @@ def test_continue_goes_on_with_fewer_from_the_clock_after_the_cut() -> None:
     assert job.machine.state == "stopping"
 
 
-def test_under_continue_who_comes_later_is_told_what_was_decided() -> None:
+def test_under_continue_a_later_replacement_gets_the_decision() -> None:
     job = training(replace(ELASTIC, on_worker_loss="continue"))
     job.killed(W1)
     cut(job)
@@ -374,7 +374,7 @@ def test_under_continue_who_comes_later_is_told_what_was_decided() -> None:
     assert shared == ExamplesShared(1, 8, [0], {1: 8})
 
 
-def test_under_continue_two_that_die_together_are_divided_once() -> None:
+def test_under_continue_the_examples_of_two_lost_together_are_divided_once() -> None:
     hosts = [replace(ORDER.hosts[0], workers=1, slots=2), replace(ORDER.hosts[1], workers=1, slots=2)]
     job = training(replace(ELASTIC, hosts=hosts, on_worker_loss="continue"))
     job.killed(W1)

@@ -144,7 +144,7 @@ def test_without_replicas_the_loss_of_a_server_restarts_all() -> None:
     assert job.machine.job.restart is not None
 
 
-def test_tables_that_are_asked_for_while_training_get_a_server_of_their_own() -> None:
+def test_tables_that_are_requested_while_training_get_a_server_of_their_own() -> None:
     job = DrivenJob(replace(ORDER, strategy="native", servers=None)).prepared()
     job.handle(PlanMade("native", "worker", [], PLAN))
     for worker in (W0, W1):
@@ -169,7 +169,7 @@ def test_a_plan_without_servers_leaves_those_of_tables_alone() -> None:
 
 
 @pytest.mark.parametrize("hosts", [ORDER.hosts, [replace(ORDER.hosts[0], may_serve=False)]])
-def test_where_there_can_be_no_server_the_worker_is_told_why(hosts) -> None:
+def test_where_there_can_be_no_server_the_worker_gets_the_reason(hosts) -> None:
     order = replace(ORDER, servers=0) if len(hosts) == 2 else replace(ORDER, hosts=hosts)
     job = DrivenJob(order).running() if len(hosts) == 2 else DrivenJob(order)
     answers = sent(job.receive(W0, TablesWanted()), TablesAt)

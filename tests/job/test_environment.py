@@ -13,7 +13,7 @@ from tests.helpers.orders import make_hosts, make_order
 ORDER = make_order(HOSTS, servers=None, strategy="auto", update="auto")
 
 
-def test_the_engines_use_the_network_by_which_the_hosts_meet() -> None:
+def test_the_engines_use_the_network_by_which_the_hosts_reach_each_other() -> None:
     found = worker_environment(ORDER, WorkerSeats(worker_places(ORDER)), 0)
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
     assert "NCCL_IB_HCA" not in found

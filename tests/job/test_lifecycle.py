@@ -27,7 +27,7 @@ def test_the_states_are_those_that_are_promised() -> None:
     assert set(RANK) == {"starting", "running", "waiting", "done", "failed", "lost", "stopped"}
 
 
-def test_an_impossible_move_says_what_is_possible() -> None:
+def test_the_error_of_an_impossible_move_names_the_possible_ones() -> None:
     assert move(RANK, "starting", "started") == "running"
     with pytest.raises(AssertionError, match=r"'go' in state 'done': only \[\] are possible"):
         move(RANK, "done", "go")

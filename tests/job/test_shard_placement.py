@@ -75,7 +75,7 @@ def test_a_word_of_an_earlier_filling_does_not_count() -> None:
     assert len(placement.chains[0]) == 1
 
 
-def test_what_was_filled_by_a_head_that_died_is_filled_anew_by_the_next() -> None:
+def test_a_copy_filled_by_a_lost_primary_is_filled_anew_by_the_next() -> None:
     placement = ShardPlacement([1], 2, [place(rank) for rank in range(3)])
     second, third = placement.chains[0][1:]
     placement.remove_lost([second])
@@ -93,7 +93,7 @@ def test_what_was_filled_by_a_head_that_died_is_filled_anew_by_the_next() -> Non
     assert len(placement.chains[0]) == 2
 
 
-def test_workers_hear_of_a_hand_over_when_the_head_before_is_silent() -> None:
+def test_workers_get_a_transfer_when_the_former_primary_has_stopped() -> None:
     placement = four(replicas=0)
     placement.add_server(place(4))
     assert placement.news_for_workers() is not None  # that there is another server
@@ -111,7 +111,7 @@ def test_workers_hear_of_a_hand_over_when_the_head_before_is_silent() -> None:
     assert 4 in told.owners
 
 
-def test_a_server_that_leaves_goes_when_workers_know_that_it_holds_nothing() -> None:
+def test_a_server_that_leaves_ends_when_workers_have_the_assignment_without_it() -> None:
     placement = four()
     placement.release([3])
     assert placement.forget_released() == []

@@ -117,13 +117,13 @@ def test_packages_come_from_the_index_that_was_given_or_from_where_pip_itself_lo
         ("2.5.1+cu124", True, "2.5.1+cu124"), ("2.5.1+ours", False, "2.5.1+ours"),
     ],
 )  # fmt: skip
-def test_a_build_of_torch_is_asked_for_only_where_something_is_given_that_may_serve_it(
+def test_a_build_of_torch_is_requested_only_where_something_is_given_that_may_serve_it(
     version: str, source: bool, asked: str
 ) -> None:
     assert torch_to_ask_for(version, source=source) == asked
 
 
-def test_a_host_without_pip_says_what_to_install() -> None:
+def test_the_error_for_a_host_without_pip_names_the_package_to_install() -> None:
     bare = site(modules={**FULL, "msgspec": None, "pip": None, "ensurepip": None})
     with pytest.raises(errors.PythonMissing, match="neither pip nor ensurepip") as raised:
         decide(bare, WANTS)
@@ -171,6 +171,6 @@ def test_torch_none_installs_no_torch(managed: bool) -> None:
     assert missing(site(modules={**FULL, "torch": None}), wants) == []
 
 
-def test_the_torch_that_workers_meet_is_compared_without_its_build() -> None:
+def test_the_torch_that_workers_import_is_compared_without_its_build() -> None:
     assert torch_of(site(), WANTS) == "2.5.1"
     assert torch_of(site(), msgspec.structs.replace(WANTS, managed=True, torch="2.6.0")) == "2.6.0"

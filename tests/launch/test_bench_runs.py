@@ -29,7 +29,7 @@ from psctl.launch.bench.bench_runs import (
 )
 
 
-def test_sizes_go_by_powers_of_four_and_end_where_was_said() -> None:
+def test_sizes_go_by_powers_of_four_up_to_the_given_end() -> None:
     assert sizes_of("1KB:16KB") == [1_000, 4_000, 16_000]
     assert sizes_of("1KB:20KB") == [1_000, 4_000, 16_000, 20_000]
     assert sizes_of("1MB:1MB") == [1_000_000]

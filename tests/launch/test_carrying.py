@@ -117,7 +117,7 @@ def test_it_is_carried_to_a_host_that_lacks_it_and_a_good_copy_there_is_used(she
     assert Path(folder).stat().st_ino == before
 
 
-def test_a_copy_on_another_host_stands_in_for_a_head_that_is_gone_or_damaged(tmp_path: Path) -> None:
+def test_a_copy_on_another_host_replaces_one_of_a_lost_or_damaged_head(tmp_path: Path) -> None:
     head, other = record(tmp_path / "head"), record(tmp_path / "other")
     job = msgspec.structs.replace(
         head, hosts=[head.head, msgspec.structs.replace(other.head, name="other")], cluster=KnownCluster("x", "", "", 0)

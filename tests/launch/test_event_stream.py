@@ -92,7 +92,7 @@ def test_a_host_that_stays_away_is_given_up_with_the_command_that_comes_back() -
     assert raised.value.hint == "psctl attach digits-1"
 
 
-def test_an_agent_that_is_gone_without_a_last_word_ends_the_job_as_failed() -> None:
+def test_an_agent_that_ended_without_a_report_ends_the_job_as_failed() -> None:
     shell = FakeShell("node-a")
     job = with_agent(shell)
     shell.append(LOG, to_line(STARTED))
@@ -115,7 +115,7 @@ def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
     assert last.status == "stopped"
 
 
-def test_a_line_that_is_no_event_is_told_of_with_its_place() -> None:
+def test_a_line_that_is_no_event_is_reported_with_its_position() -> None:
     shell = FakeShell("node-a")
     shell.append(LOG, to_line(STARTED) + b"{}\n")
     with pytest.raises(errors.ProtocolError, match=r"events.jsonl on node-a has no valid event"):

@@ -86,7 +86,7 @@ def test_when_time_is_over_pairs_of_gpus_are_left_out(tmp_path: Path) -> None:
     assert [(row["a"], row["b"]) for row in answer["copies"]] == [("CPU0", "GPU0"), ("CPU0", "GPU1")]
 
 
-def test_a_torch_without_gpus_and_none_at_all_are_told(tmp_path: Path) -> None:
+def test_a_torch_without_gpus_and_none_at_all_are_reported(tmp_path: Path) -> None:
     assert measure(tmp_path, played(available=False)) == {"copies": [], "error": "its torch sees no GPU"}
     (tmp_path / "torch.py").unlink()
     assert "No module named 'torch'" in measure(tmp_path, None)["error"]

@@ -28,7 +28,7 @@ def test_twenty_psctl_at_once_get_twenty_names(tmp_path: Path) -> None:
     assert sorted(names) == sorted(f"digits-{number}" for number in range(1, 21))
 
 
-def test_a_name_is_above_those_that_hosts_know(tmp_path: Path) -> None:
+def test_a_name_is_above_those_on_the_hosts(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert home.reserve_name("digits", above=7) == "digits-8"
     assert home.reserve_name("digits") == "digits-9"
@@ -62,7 +62,7 @@ def test_a_reserved_name_without_a_record_is_no_job(tmp_path: Path) -> None:
     assert home.jobs() == []
 
 
-def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
+def test_the_cluster_is_looked_up_in_the_promised_order(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nhosts: [node-a]\n")

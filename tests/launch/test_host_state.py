@@ -129,7 +129,7 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
         assert (gone["alive"], gone["finished"]["steps"]) == (False, 40)
 
 
-def test_what_was_done_before_a_restart_is_not_told_of(shell: LocalShell, tmp_path: Path) -> None:
+def test_steps_before_a_restart_are_not_reported(shell: LocalShell, tmp_path: Path) -> None:
     def state(rank: int, step: int) -> StateChanged:
         return StateChanged(time=2.0, role="worker", rank=rank, host="a", state="running", step=step)
 
@@ -140,7 +140,7 @@ def test_what_was_done_before_a_restart_is_not_told_of(shell: LocalShell, tmp_pa
     assert [rank["step"] for rank in found["ranks"].values()] == [80, 82]
 
 
-def test_a_checkpoint_is_told_of_only_while_it_is_there(shell: LocalShell, tmp_path: Path) -> None:
+def test_a_checkpoint_is_listed_only_while_it_exists(shell: LocalShell, tmp_path: Path) -> None:
     folder, kept = tmp_path / "job", tmp_path / "checkpoints" / "digits-1" / "0000000040"
     folder.mkdir()
     kept.mkdir(parents=True)
@@ -198,7 +198,7 @@ def test_logs_are_read_by_role_tail_and_pattern(shell: LocalShell, tmp_path: Pat
     assert len(read([""])) == 5
 
 
-def test_probing_tells_versions_without_importing_and_names_that_are_taken(shell: LocalShell, tmp_path: Path) -> None:
+def test_a_probe_reports_versions_without_importing_and_names_in_use(shell: LocalShell, tmp_path: Path) -> None:
     (tmp_path / "w" / "jobs" / "digits-4").mkdir(parents=True)
     (tmp_path / "w" / "checkpoints" / "digits-9").mkdir(parents=True)
     (tmp_path / "w" / "code" / "abc").mkdir(parents=True)
@@ -260,7 +260,7 @@ def test_an_agent_is_known_by_boot_start_and_lock(shell: LocalShell, tmp_path: P
             process.kill()
 
 
-def test_what_up_made_is_removed_and_the_rest_stays_unless_all_is_asked(shell: LocalShell, tmp_path: Path) -> None:
+def test_files_of_up_are_removed_and_the_rest_stays_unless_all_is_requested(shell: LocalShell, tmp_path: Path) -> None:
     for name in ("code/x", "envs/y", "jobs/digits-1", "checkpoints/digits-1"):
         (tmp_path / "w" / name).mkdir(parents=True)
     (tmp_path / "w" / "ready.json").write_text("{}")

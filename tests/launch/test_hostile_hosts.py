@@ -163,7 +163,7 @@ def forged_manifest(hostile: Hostile) -> None:
     [forged_longer, forged_shorter, forged_bytes, forged_state, forged_manifest],
     ids=lambda each: each.__name__,
 )
-def test_what_is_not_what_the_manifest_says_leaves_nothing_here(hostile: Hostile, here: Path, forge: Any) -> None:
+def test_a_file_that_differs_from_the_manifest_leaves_nothing_here(hostile: Hostile, here: Path, forge: Any) -> None:
     forge(hostile)
     with pytest.raises((errors.CheckpointCorrupt, errors.CheckpointIncomplete, errors.CommandFailed)):
         pull(hostile, here)
@@ -171,7 +171,7 @@ def test_what_is_not_what_the_manifest_says_leaves_nothing_here(hostile: Hostile
 
 
 @pytest.mark.parametrize("step", [11, -1, 10**30, "../../x", None])
-def test_another_step_than_was_asked_for_is_refused(hostile: Hostile, here: Path, step: Any) -> None:
+def test_another_step_than_was_requested_is_refused(hostile: Hostile, here: Path, step: Any) -> None:
     hostile.answers["show"] = {"step": step}
     with pytest.raises((errors.CheckpointCorrupt, errors.CommandFailed)):
         pull(hostile, here)
@@ -189,7 +189,7 @@ def test_the_manifest_of_another_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{", b"[" * 5000, b'{"step": {}}', b"\xff"])
-def test_an_answer_that_is_none_is_said(hostile: Hostile, answer: bytes) -> None:
+def test_an_answer_that_is_none_is_reported(hostile: Hostile, answer: bytes) -> None:
     hostile.answers["show"] = answer
     with pytest.raises(errors.CommandFailed, match=r"psctl.checkpoint.tool show"):
         checkpoint_actions.locate(hostile.shell, record(), "latest")
@@ -272,7 +272,7 @@ def test_code_is_proved_before_it_goes_to_other_hosts(hostile: Hostile) -> None:
     assert gzip.decompress(archive.data) == tar
 
 
-def test_rows_speak_of_the_job_that_was_asked_about(hostile: Hostile) -> None:
+def test_rows_are_of_the_requested_job(hostile: Hostile) -> None:
     forged = Hostile.row(folder="/etc", problem="", verified=False, problems=["bad"])
     forged |= {"job": "x; rm -rf ~", "id": "$(reboot)"}
     hostile.answers["verify"] = forged
@@ -289,7 +289,7 @@ def test_rows_speak_of_the_job_that_was_asked_about(hostile: Hostile) -> None:
         {"alive": False, "ranks": {}, "plan": {"size": [[]]}}, [], "x",
     ],
 )  # fmt: skip
-def test_what_a_head_tells_of_a_job_never_damages_its_record(forged: Any) -> None:
+def test_a_heads_answer_never_damages_the_record_of_a_job(forged: Any) -> None:
     shell, head = FakeShell("a"), record().head
     shell.on("python3", CommandResult(0, json.dumps({head.job_dir: forged}).encode(), b""))
     with pytest.raises(errors.CommandFailed, match=r"unexpected answer|it lacks"):
@@ -323,7 +323,7 @@ def test_a_signature_of_something_else_does_not_count(hostile: Hostile) -> None:
         checkpoint_actions.locate(hostile.shell, record(), "10")
 
 
-def test_who_signed_is_said(hostile: Hostile) -> None:
+def test_the_signer_is_reported(hostile: Hostile) -> None:
     row = checkpoint_actions.examine(hostile.shell, record(), "10")
     assert (row["verified"], row["signed"], row["problems"]) == (True, "job", [])
     assert checkpoint_actions.locate(hostile.shell, record(), "10").brief["signed"] == "job"

@@ -72,7 +72,7 @@ def test_managed_takes_the_tested_versions_and_leaves_the_users_own_alone() -> N
     assert f"cryptography>={NEEDED['cryptography']}" in theirs.lines, "what psctl works with still holds"
 
 
-def test_another_torch_than_the_tested_one_brings_what_it_wants() -> None:
+def test_another_torch_than_the_tested_one_brings_its_own_dependencies() -> None:
     wanted = packages(msgspec.structs.replace(TESTED, torch="2.5.1+cpu"))
     assert runs_of(wanted, TESTED.pins, "/c")[1] == PipRun(("torch==2.5.1+cpu",))
     wanted = packages(msgspec.structs.replace(TESTED, torch=f"{pins.torch()}+cpu"))
@@ -107,7 +107,7 @@ def test_credentials_of_urls_are_not_shown(text: str, seen: str) -> None:
     assert hide_credentials(text) == seen
 
 
-def test_a_wrong_index_is_told_without_its_password() -> None:
+def test_a_wrong_index_is_reported_without_its_password() -> None:
     text = "version: 1\nname: lab\nruntime: {index: 'htps://robot:pa55word@host/simple'}\nhosts: [a]\n"
     with pytest.raises(errors.InvalidFile) as raised:
         load_cluster(text, "lab.yaml")

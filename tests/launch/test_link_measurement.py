@@ -222,7 +222,7 @@ def test_a_measurement_that_fails_is_a_warning_and_no_action(tmp_path: Path) -> 
     assert link_measurement.load(found) is None
 
 
-def test_wide_scatter_lost_pairs_and_odd_fabrics_are_told() -> None:
+def test_wide_scatter_lost_pairs_and_odd_fabrics_are_reported() -> None:
     assert link_measurement.warnings(cluster(), measured("a", "b", spread=0.09)) == ()
     wide = link_measurement.warnings(cluster(), measured("a", "b", spread=0.25))
     assert [each.what for each in wide] == [
@@ -286,7 +286,7 @@ def test_a_cluster_without_pairs_has_nothing_to_measure() -> None:
     assert host.asked == []
 
 
-def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
+def test_copies_are_measured_on_hosts_with_gpus_by_the_jobs_own_python() -> None:
     said: list[tuple[str, str]] = []
     row = {"a": "CPU1", "b": "GPU0", "bandwidth": 2e10, "latency": 1e-5, "spread": 0.31}
     shells = {HostName(name): FakeShell(name) for name in "ab"}
@@ -349,7 +349,7 @@ def test_the_network_is_probed_once_and_remembered_for_these_addresses(tmp_path:
     assert moved.addresses == {}
 
 
-def test_doctor_remembers_nothing_nor_does_a_probe_that_nobody_answered(tmp_path: Path) -> None:
+def test_doctor_saves_nothing_nor_does_a_probe_without_answers(tmp_path: Path) -> None:
     home = Home(tmp_path)
     probed(home, {"10.0.0.1": G, "10.0.0.2": G}, keep=False)
     found, _ = probed(home, {})

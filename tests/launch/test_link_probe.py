@@ -43,7 +43,7 @@ def test_the_rate_is_that_of_the_steady_part(rates: tuple[float, ...], expected:
     assert link.steady(flow(*rates), 0.1) == pytest.approx(expected, rel=0.03)
 
 
-def test_a_burst_that_fills_more_than_half_is_not_told_from_the_rate() -> None:
+def test_a_burst_of_more_than_half_the_time_is_not_distinguished_from_the_rate() -> None:
     assert link.steady(flow(*[1e9] * 10, *[1e8] * 3), 0.1) > 2e8
 
 
@@ -82,7 +82,7 @@ def ask(port: int, **more: Any) -> link.Question:
     }  # fmt: skip
 
 
-def test_those_who_meet_go_on_when_the_last_has_come(token: str) -> None:
+def test_clients_at_a_barrier_continue_when_the_last_has_arrived(token: str) -> None:
     order: list[str] = []
     with server(token) as said:
         meeting = {"to": [HOST, said["ports"][HOST]], "count": 2, "key": "1"}
@@ -110,7 +110,7 @@ def test_a_way_is_measured_both_ways(token: str, streams: int) -> None:
     assert all(rate > 1e6 for rate in answer["out"] + answer["in"])
 
 
-def test_who_does_not_know_the_token_gets_nothing(token: str) -> None:
+def test_a_client_without_the_token_gets_nothing(token: str) -> None:
     with server(token) as said:
         port = said["ports"][HOST]
         with pytest.raises(ConnectionError):
@@ -136,7 +136,7 @@ def test_an_answer_to_one_challenge_is_none_to_the_next(token: str) -> None:
         assert answers[1:] in ([], [b""])
 
 
-def test_two_servers_of_a_range_take_two_ports_and_a_third_says_why_not(token: str) -> None:
+def test_two_servers_of_a_range_take_two_ports_and_a_third_reports_why_not(token: str) -> None:
     with socket.create_server((HOST, 0)) as taken:
         first = taken.getsockname()[1]
         with server(token, name="h1", ports=[first, first + 1]) as one:
@@ -146,7 +146,7 @@ def test_two_servers_of_a_range_take_two_ports_and_a_third_says_why_not(token: s
                 assert "in use" in other["failed"][HOST]
 
 
-def test_an_address_of_another_machine_is_told(token: str) -> None:
+def test_an_address_of_another_machine_is_reported(token: str) -> None:
     with server(token, listen=[HOST, "192.0.2.1"]) as said:
         assert list(said["ports"]) == [HOST]
         assert "192.0.2.1" in said["failed"]

@@ -71,6 +71,6 @@ def test_a_file_of_that_name_is_found_where_it_lies(record: JobRecord, place: st
     assert said in missing_module_cure(EXCEPTION, record)
 
 
-def test_a_folder_that_is_gone_says_nothing_of_files(record: JobRecord, tmp_path: Path) -> None:
+def test_a_removed_folder_gives_no_message_on_files(record: JobRecord, tmp_path: Path) -> None:
     assert missing_module_cure(EXCEPTION, replace(record, job_folder=str(tmp_path / "gone"))) == CURE
     assert missing_module_cure(EXCEPTION, replace(record, job_folder="")) == CURE

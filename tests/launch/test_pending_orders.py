@@ -46,7 +46,9 @@ def begin(shell: LocalShell, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_orders_wait_in_memory_for_their_owner_alone_and_a_taken_name_is_told(shell: LocalShell, folder: Path) -> None:
+def test_orders_are_kept_in_memory_for_their_owner_alone_and_a_name_in_use_is_reported(
+    shell: LocalShell, folder: Path
+) -> None:
     if not pending_orders.memories():
         pytest.skip("this machine has no file system in memory")
     first = begin(shell, folder)
@@ -116,7 +118,7 @@ LATER = {"UNREAD": -1}
     ids=["now", "long ago", "before this boot", "of a host that shares the disk", "of another host, long ago"],
 )  # fmt: skip
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_orders_that_no_agent_will_come_for_are_removed(
+def test_orders_that_no_agent_will_read_are_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], old: bool, kept: bool, on_disk: bool
 ) -> None:
     folder.mkdir(parents=True)
@@ -140,7 +142,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("command", QUESTIONS)
-def test_whoever_looks_at_a_host_sweeps_them(
+def test_every_inspection_of_a_host_removes_them(
     shell: LocalShell, folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(begin(shell, folder)["orders"])

@@ -83,7 +83,7 @@ def test_hosts_that_share_an_address_share_its_ports() -> None:
     assert "a, b needs 3 ports (coordinator 1, servers 2) and has 2 free" in error.message
 
 
-def test_who_holds_a_port_is_read_from_the_kernel() -> None:
+def test_the_holder_of_a_port_is_read_from_the_kernel() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         question = {"host": "127.0.0.1", "first": port, "last": port}

@@ -64,7 +64,7 @@ def seats(spec: ClusterSpec, machines: dict[str, Machine], wanted: JobSpec) -> l
         (cluster(HostSpec(address="local", name="a", slots=1)), IDLE, "auto", [("a", 1)]),
     ],
 )  # fmt: skip
-def test_workers_sit_where_they_are_asked_for(
+def test_workers_are_placed_as_requested(
     spec: ClusterSpec, machines: dict[str, Machine], workers: object, expected: list[tuple[str, int]]
 ) -> None:
     assert seats(spec, machines, job(workers)) == expected
@@ -135,7 +135,7 @@ def test_every_worker_gets_one_slot_or_the_refusal_is_right(
             assert each.workers <= free_of(taken, machines[each.name])
 
 
-def test_orders_say_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone() -> None:
+def test_orders_have_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone() -> None:
     wanted = job(2, PerHost(per_host=1))
     found = assign_workers(THREE, IDLE, wanted)
     assert servers_of(wanted, sum(host.may_serve for host in found.hosts)) == 3

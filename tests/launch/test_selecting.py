@@ -83,7 +83,7 @@ def test_a_variable_that_the_shell_lacks_or_that_is_psctls_own_is_refused() -> N
     assert secrets_of(job, {"KEY": "s"}) == {"KEY": "s"}
 
 
-def test_what_the_command_line_said_is_kept_for_a_restore_and_numbers_of_processes_are_not() -> None:
+def test_options_are_kept_for_a_restore_except_for_numbers_of_processes() -> None:
     text = "name: digits\nscript: train.py\n"
     wanted = load_requested_job(text, "job.yaml", ["seed=7", "workers=2", "sync.strategy=ps"], ["A=1"])
     assert (wanted.job.seed, wanted.job.workers, wanted.job.sync.strategy) == (7, 2, "ps")

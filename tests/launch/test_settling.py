@@ -76,7 +76,7 @@ def test_a_job_whose_script_never_calls_prepare_has_no_step(tmp_path: Path) -> N
     assert job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)["step"] is None
 
 
-def test_a_dead_job_has_no_running_ranks(tmp_path: Path) -> None:
+def test_a_job_that_ended_has_no_running_ranks(tmp_path: Path) -> None:
     digest = {"alive": False, "ranks": {"w": WORKER, "s": {**SERVER, "state": "failed"}}}
     shown = job_status.job_document(Home(tmp_path), RECORD, digested(digest), None)
     assert (shown["state"], [rank["state"] for rank in shown["ranks"]]) == ("failed", ["lost", "failed"])
@@ -100,7 +100,7 @@ def test_a_job_whose_head_is_not_reached_is_unknown(tmp_path: Path) -> None:
     assert shown["problem"] == "its head a is not reached: no route to host"
 
 
-def test_a_job_whose_psctl_died_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:
+def test_a_job_whose_psctl_was_killed_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:
     home = Home(tmp_path)
     placing = msgspec.structs.replace(RECORD, state="placing", created=time.time())
     home.save_record(placing)

@@ -77,7 +77,7 @@ def test_of_two_that_claim_a_shard_the_newer_assignment_holds() -> None:
     assert Host(both(new, old)).read(5).entries[0].value == [1, 1]
 
 
-def test_while_shards_move_or_a_server_is_busy_it_is_asked_again() -> None:
+def test_while_shards_move_or_a_server_is_busy_the_request_is_repeated() -> None:
     moving, busy = both(answer([0], [], [])), both(answer([], [], [], "busy"), answer([1], [], []))
     silent = {"servers": 2, "answers": [answer([0], [], [])]}
     host = Host(moving, busy, silent, both(answer([0, 1], [], [])))
@@ -87,7 +87,7 @@ def test_while_shards_move_or_a_server_is_busy_it_is_asked_again() -> None:
         Host(moving).read(5)
 
 
-def test_what_is_too_long_is_asked_for_in_halves() -> None:
+def test_what_is_too_long_is_requested_in_halves() -> None:
     large = both(answer([0, 1], [], [], "large"))
     rows = both(answer([0, 1], [ReadRow("", [1], 2, "float32")], [1, 2]))
     host = Host(large, rows, rows)
@@ -105,7 +105,7 @@ def test_what_is_too_long_is_asked_for_in_halves() -> None:
         (both(), "w", "default", "words-1 has no store 'default'; it has: none yet"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence(said: Any, key: str, store: str, message: str) -> None:
+def test_what_is_not_there_is_reported_in_a_sentence(said: Any, key: str, store: str, message: str) -> None:
     with pytest.raises(errors.UsageError, match=message) as told:
         Host(said).read(key, store=store)
     assert told.value.hint

@@ -56,7 +56,7 @@ def kept(graph: HostGraph, ids: tuple[int, ...]) -> HostGraph:
         for path in PRESETS if "sixteen" not in path.stem
     ],
 )  # fmt: skip
-def test_topo_and_plan_say_the_same_of_every_preset(preset: Path) -> None:
+def test_topo_and_plan_agree_on_every_preset(preset: Path) -> None:
     found = sound(read_saved(str(preset)).cluster)
     plan, _ = job_planning.on_paper(str(preset), None, UNKNOWN, None)
     assert (found.name, found.reason) == (plan.chosen, f"100 MB of gradients: {plan.reason}")
@@ -116,7 +116,7 @@ def test_racks_by_their_label_are_groups() -> None:
     assert (found.name, found.groups) == ("hierarchical", (("h0", "h2"), ("h1", "h3")))
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_what_is_not_known_is_reported() -> None:
     reason = sound(on_network([HostGraph()] * 4, None)).reason
     assert "h0 - network" in reason and "not known" in reason
     assert "not known" in sound(alone(behind_switch(4, 0.0))).reason
@@ -127,7 +127,7 @@ def test_what_is_not_known_is_said() -> None:
     assert "not known" not in sound(ClusterGraph(hosts, cables)).reason
 
 
-def test_where_nothing_is_to_be_said_nothing_is_made_up() -> None:
+def test_where_nothing_is_known_nothing_is_suggested() -> None:
     assert suggest(ClusterGraph(())) is None
     assert suggest(on_network([HostGraph()] * 2, roles=("server",))) is None
     assert "nothing to synchronise" in sound(alone(HostGraph())).reason

@@ -59,7 +59,7 @@ def test_simulation_is_the_form(strategy: str, world: int, size: float) -> None:
 
 @pytest.mark.parametrize("strategy", [name for name in PHASED if name != "bidirectional-ring"])
 @pytest.mark.parametrize("world", [2, 4, 8, 16])
-def test_sums_cost_what_the_form_says(strategy: str, world: int) -> None:
+def test_sums_cost_what_the_formula_gives(strategy: str, world: int) -> None:
     form = FORMS[strategy](world, 1e7, rates(GAMMA))
     assert on_star(catalog.build(strategy, world), 1e7, GAMMA).seconds == pytest.approx(form.seconds, rel=0.01)
 
@@ -215,7 +215,7 @@ def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -
     assert found.seconds == pytest.approx(form.seconds, rel=0.02)
 
 
-def test_two_short_pipelines_tell_of_a_long_one() -> None:
+def test_two_short_pipelines_predict_a_long_one() -> None:
     network, places = SimulatedNetwork(star(16, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(16)]
 
     def build(chunks: int) -> Schedule:

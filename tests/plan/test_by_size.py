@@ -135,7 +135,7 @@ def test_a_change_is_found_to_within_a_quarter_decade() -> None:
     assert len(asked) == 5
 
 
-def test_what_was_asked_for_wins_at_every_size() -> None:
+def test_what_was_requested_wins_at_every_size() -> None:
     planner = planner_for_cluster(GROUNDS["four-cpu-hosts"], PlanRequest("chain"))
     assert size_ranges(planner.winner, winners(planner.winner)) == [SizeRange(0, "chain")]
 

@@ -117,7 +117,7 @@ def test_messages_that_wait_longer_make_small_vectors_slow_and_leave_large_ones_
     assert large[1].seconds == pytest.approx(large[0].seconds, rel=0.01)
 
 
-def test_what_tells_nothing_of_a_cost_leaves_it_where_it_was() -> None:
+def test_measurements_that_do_not_depend_on_a_cost_leave_it_unchanged() -> None:
     start = Costs(4e-4, 2e-4, 5e-10)
     found = fit([1.0, 2.0], lambda i, c: (1.1, 1.9)[i] + 1e-3 * c.overhead, start)
     assert found.costs.alpha == pytest.approx(start.alpha)

@@ -145,7 +145,7 @@ def test_within_one_host_nothing_needs_encryption() -> None:
     assert choose(encrypted(order(host("a"))), SIZE, None, decided=True).chosen == "native"
 
 
-def test_a_strategy_that_encryption_rules_out_is_refused_where_it_is_asked_for() -> None:
+def test_a_strategy_that_encryption_rules_out_is_refused_where_it_is_requested() -> None:
     wanted = encrypted(order(host("a"), host("b"), strategy="native"))
     said = "strategy: native is not possible here: network: require_encryption: true"
     with pytest.raises(UsageError, match=said):
@@ -298,7 +298,7 @@ def test_measured_links_in_the_order_decide() -> None:
     assert "h3" in plan.reason
 
 
-def test_hosts_that_the_topology_does_not_know_are_nominal() -> None:
+def test_hosts_that_the_topology_lacks_are_nominal() -> None:
     other = cluster_document(wired(star(["x", "y"]), ["x", "y"]))
     wanted = msgspec.structs.replace(order(host("a"), host("b")), topology=other)
     assert plan_input_of_job(wanted).ranks == ("a", "b")
@@ -331,7 +331,7 @@ def test_a_host_that_may_not_serve_gets_no_server() -> None:
     assert "roles" in plan.reason
 
 
-def test_what_was_asked_for_is_taken_and_said() -> None:
+def test_the_requested_strategy_is_taken_and_named_in_the_reason() -> None:
     plan = choose(order(host("a"), host("b"), strategy="native"), 1_000_000, None, decided=True)
     said = "strategy: native is requested; over Gloo, which psctl neither encrypts nor authenticates"
     assert (plan.chosen, plan.reason, plan.servers) == ("native", said, [])
@@ -353,7 +353,7 @@ def test_workers_apart_leave_ps_with_the_optimizer_on_servers() -> None:
     assert others == {"consistency: {ssp: 4} is requested, but collectives are bsp"}
 
 
-def test_servers_that_are_asked_for_by_number_are_used() -> None:
+def test_servers_that_are_requested_by_number_are_used() -> None:
     plan = choose(order(host("a"), host("b"), servers=1), 1_000, None, decided=True)
     assert (plan.chosen, plan.servers) == ("ps", [0])
     assert {each.strategy for each in plan.candidates if each.feasible} == {"ps"}

@@ -123,7 +123,7 @@ def test_overhead_keeps_a_processor_from_its_next_message_and_latency_does_not()
     assert on_star(spread, size=0.0, costs=Costs(overhead=0.25)) == pytest.approx(4 * 0.25 + 0.25)
 
 
-def test_it_says_what_the_time_was_spent_on() -> None:
+def test_it_reports_what_the_time_was_spent_on() -> None:
     network = SimulatedNetwork(star(4, 100 * MB, 0.01))
     result = simulate(ring(4), network, names(4), 100 * MB, Costs(gamma=1e-9), method="simulated")
     assert (result.waiting, result.flowing, result.summing) == pytest.approx((6 * 0.01, 1.5, 0.075))

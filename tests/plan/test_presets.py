@@ -34,7 +34,7 @@ def test_every_preset_is_expected() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_a_preset_says_what_it_is_and_its_ranks_reach_each_other(name: str) -> None:
+def test_a_preset_is_described_and_its_ranks_reach_each_other(name: str) -> None:
     assert len(json.loads((CLUSTERS / f"{name}.json").read_text())["about"]) > 40
     cluster = preset(name)
     assert not any(host.graph.findings for host in cluster.hosts)

@@ -38,7 +38,7 @@ def named(network: SimulatedNetwork, a: str, b: str) -> list[str]:
     return [network.names[link] for link in network.route(a, b).links]
 
 
-def test_gpus_of_one_switch_meet_there_and_the_cpu_is_one_edge_further() -> None:
+def test_gpus_of_one_switch_are_joined_there_and_the_cpu_is_one_edge_further() -> None:
     network = SimulatedNetwork(ClusterGraph((HostNode("a", box()),)))
     assert named(network, "a/GPU0", "a/GPU3") == ["GPU0 -> SW0", "SW0 -> GPU3"]
     assert named(network, "a/GPU1", "a") == ["GPU1 -> SW0", "SW0 -> CPU0"]
@@ -111,7 +111,7 @@ def test_a_nic_slower_than_its_cable_is_the_port_unless_the_cable_was_measured()
         assert named(SimulatedNetwork(ClusterGraph(hosts, cables)), "a", "b")[:-1] == expected
 
 
-def test_processes_of_one_host_meet_in_its_memory() -> None:
+def test_processes_of_one_host_exchange_data_in_its_memory() -> None:
     network = SimulatedNetwork(star_of_two := star(2, 1e9))
     route = network.route("node0", "node0")
     assert [network.names[link] for link in route.links] == ["node0 loopback"]
@@ -119,7 +119,7 @@ def test_processes_of_one_host_meet_in_its_memory() -> None:
     assert places(star_of_two) == ("node0", "node1")
 
 
-def test_latency_is_what_the_links_tell_else_what_is_usual() -> None:
+def test_latency_is_that_of_the_links_else_the_usual_one() -> None:
     assert SimulatedNetwork(star(2, 1e9, latency=3e-5)).route("node0", "node1").latency == pytest.approx(3e-5)
     assert SimulatedNetwork(star(2, 1e9)).route("node0", "node1").latency == ALPHA
     assert SimulatedNetwork(star(2, 1e9), NO_DELAYS).route("node0", "node1").latency == 0.0

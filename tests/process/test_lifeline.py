@@ -12,7 +12,7 @@ from psctl.launch.remote_programs import host_state
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_hiding_is_what_the_kernel_is_asked_for() -> None:
+def test_hiding_is_requested_from_the_kernel() -> None:
     code = (
         "import ctypes, resource\nfrom psctl.process import lifeline\n"
         "lifeline.hide_memory()\nlifeline.leave_no_core()\n"

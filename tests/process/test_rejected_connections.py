@@ -12,7 +12,7 @@ class Words:
         self.about = RejectionLog("server/0", self.lines.append, lambda: self.now)
 
 
-def test_the_first_is_told_at_once_and_the_rest_once_a_while() -> None:
+def test_the_first_is_reported_at_once_and_the_rest_once_a_while() -> None:
     words = Words()
     for _ in range(50):
         words.about("10.0.0.9:1", ProtocolError("10.0.0.9:1: it did not prove this job's secret"))
@@ -24,7 +24,7 @@ def test_the_first_is_told_at_once_and_the_rest_once_a_while() -> None:
     ]
 
 
-def test_who_merely_went_away_is_not_told_of() -> None:
+def test_a_client_that_only_closed_its_connection_is_not_reported() -> None:
     words = Words()
     words.about("10.0.0.9:1", PeerLost("10.0.0.9:1: it ended the connection during the handshake"))
     assert not words.lines

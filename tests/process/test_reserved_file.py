@@ -48,7 +48,7 @@ def test_without_reservations_nothing_is_torn(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
-def test_the_agents_own_log_never_raises_and_tells_what_is_missing(tmp_path: Path) -> None:
+def test_the_agents_own_log_never_raises_and_counts_missing_lines(tmp_path: Path) -> None:
     full, path = os.open("/dev/full", os.O_WRONLY), tmp_path / "agent.log"
     log = OwnLog(full)
     print("one", file=log, flush=True)

@@ -124,7 +124,7 @@ def test_a_name_in_sys_modules_does_not_hide_where_it_came_from(folder: Path, mo
         JobFunctions(str(folder)).function("json:dumps")
 
 
-def test_a_store_without_a_job_takes_functions_beside_the_script_and_kills_nobody(tmp_path: Path) -> None:
+def test_a_store_without_a_job_takes_functions_next_to_the_script_and_ends_no_process(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def twice(keys, rows):\n    return rows * 2\n")
     (tmp_path / "script.py").write_text(
         "import os, subprocess, torch, psctl\n"

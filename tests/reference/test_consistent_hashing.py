@@ -58,7 +58,7 @@ def test_a_server_with_twice_the_points_holds_twice_as_much():
     assert 1.8 < shares[0] / shares[1] < 2.2
 
 
-def test_the_fullest_of_a_hundred_is_as_full_as_theory_says():
+def test_the_fullest_of_a_hundred_is_as_full_as_in_theory():
     for virtual in (16, 64, 256):
         shares = Ring(dict.fromkeys(range(100), 0), virtual).shares()
         spread = 2 * math.log(100) / virtual  # exceeded by one of a hundred servers in one ring of a hundred

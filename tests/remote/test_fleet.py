@@ -98,7 +98,7 @@ def test_a_local_host_needs_no_ssh() -> None:
         assert fleet.failed == {}
 
 
-def test_hosts_are_reached_side_by_side_and_failures_are_told_apart(lab: Any) -> None:
+def test_hosts_are_reached_side_by_side_and_failures_are_distinguished(lab: Any) -> None:
     good, stranger = lab.sshd("127.0.0.2"), lab.sshd("127.0.0.3")
     lab.know(good)
     spec = cluster(

@@ -223,7 +223,7 @@ def test_many_threads_share_a_shell(shell: Shell) -> None:
     assert found == {number: f"{number}\n".encode() for number in range(16)}
 
 
-def test_a_closed_shell_says_so(shell: Shell) -> None:
+def test_a_closed_shell_raises_an_error_that_says_so(shell: Shell) -> None:
     shell.close()
     with pytest.raises(HostUnreachable, match="node-a"):
         shell.run(["true"])
@@ -299,7 +299,7 @@ def test_a_secret_is_never_readable_to_others(shell: Shell, place: str) -> None:
 
 
 @REAL
-def test_no_room_is_said_and_nothing_is_left(shell: Shell, place: str) -> None:
+def test_no_room_is_reported_and_nothing_is_left(shell: Shell, place: str) -> None:
     small = Path(place, "small")
     small.mkdir()
     if os.getuid() != 0 or subprocess.run([*MOUNT_SMALL, str(small)], check=False).returncode != 0:
@@ -323,7 +323,7 @@ def test_a_host_in_memory_has_no_room_either() -> None:
 # ---- start, alive, signal ----
 
 
-def test_a_started_process_lives_until_it_is_signalled(shell: Shell, place: str) -> None:
+def test_a_started_process_runs_until_it_is_signalled(shell: Shell, place: str) -> None:
     process = shell.start(["sleep", "300"], log=f"{place}/log", cwd=place, env={})
     assert shell.alive(process)
     assert shell.signal(process, signal.SIGTERM)
@@ -352,7 +352,7 @@ def test_its_environment_may_hold_anything(shell: Shell, place: str) -> None:
     eventually(lambda: shell.run(["cat", f"{place}/log"]).stdout == value.encode() + b"\n")
 
 
-def test_a_program_that_is_not_there_says_so_in_the_log(shell: Shell, place: str) -> None:
+def test_a_program_that_does_not_exist_is_reported_in_the_log(shell: Shell, place: str) -> None:
     process = shell.start(["psctl-has-no-such-program"], log=f"{place}/log", cwd=place, env={})
     eventually(lambda: not shell.alive(process))
     assert b"not found" in shell.run(["cat", f"{place}/log"]).stdout

@@ -92,7 +92,7 @@ def test_a_key_of_a_type_not_yet_known_does_not_pass_for_a_new_host(lab: Any) ->
 
 
 @pytest.mark.parametrize("known", ["ed25519", "ecdsa", "rsa"])
-def test_the_type_that_is_known_is_asked_for(lab: Any, known: str) -> None:
+def test_the_type_that_is_known_is_requested(lab: Any, known: str) -> None:
     server = lab.sshd(kinds=("ed25519", "ecdsa", "rsa"))
     lab.known_hosts.write_text(server.known_line(known))
     assert login(lab.target(server)) == "127.0.0.2"
@@ -270,7 +270,7 @@ def test_a_proxy_command_is_used(lab: Any) -> None:
     assert login(resolve("node-a", "behind", config=lab.config)) == "127.0.0.2"
 
 
-def test_what_the_jump_host_cannot_reach_is_said(lab: Any, pair: tuple[Any, Any]) -> None:
+def test_what_the_jump_host_cannot_reach_is_reported(lab: Any, pair: tuple[Any, Any]) -> None:
     jump, server = pair
     lab.know(jump, server)
     target = lab.target(server, proxy_jump="bastion")
@@ -291,7 +291,7 @@ def test_a_jump_host_through_itself_is_a_mistake_but_one_of_the_cluster_is_reach
 # ---- logging in ----
 
 
-def test_a_login_that_fails_says_what_was_tried(lab: Any) -> None:
+def test_a_login_that_fails_reports_what_was_tried(lab: Any) -> None:
     server = lab.sshd()
     lab.know(server)
     other = key(lab, "id_other")
@@ -301,7 +301,7 @@ def test_a_login_that_fails_says_what_was_tried(lab: Any) -> None:
     assert "ssh-copy-id" in caught.value.hint
 
 
-def test_without_any_key_that_is_said(lab: Any) -> None:
+def test_a_login_without_any_key_reports_that(lab: Any) -> None:
     server = lab.sshd()
     lab.know(server)
     locked = lab.folder / "id_locked"
@@ -323,7 +323,7 @@ def agent(lab: Any) -> Iterator[str]:
     process.wait()
 
 
-def test_the_agent_is_asked(lab: Any, agent: str) -> None:
+def test_the_agents_keys_are_used(lab: Any, agent: str) -> None:
     server = lab.sshd()
     lab.know(server)
     for _ in range(7):  # more than sshd's MaxAuthTries, and all wrong
@@ -342,7 +342,7 @@ def test_the_agent_is_asked(lab: Any, agent: str) -> None:
 # ---- unreachable ----
 
 
-def test_a_refused_connection_an_unknown_name_and_silence_are_told_apart(lab: Any) -> None:
+def test_a_refused_connection_an_unknown_name_and_silence_are_distinguished(lab: Any) -> None:
     server = lab.sshd()
     lab.know(server)
     with socket.socket() as free:
@@ -541,7 +541,7 @@ def test_an_sshd_that_allows_one_session_a_connection_is_logged_into_again(lab: 
         time.sleep(0.02)
 
 
-def test_an_sshd_that_allows_no_session_says_so(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sshd_that_allows_no_session_is_reported(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = lab.sshd(extra="MaxSessions 0")
     lab.know(server)
     monkeypatch.setattr("psctl.remote.ssh._BUSY", 2.0)
@@ -655,7 +655,7 @@ def test_a_talkative_login_shell_does_not_disturb(lab: Any, tmp_path: Path) -> N
         shell.close()
 
 
-def test_paramiko_says_nothing_on_standard_error(lab: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_paramiko_prints_nothing_on_standard_error(lab: Any, capfd: pytest.CaptureFixture[str]) -> None:
     server = lab.sshd()
     code = (
         "import sys\nfrom pathlib import Path\nfrom tests.helpers.manual_clock import ManualClock\n"

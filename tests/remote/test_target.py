@@ -29,7 +29,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return resolve_with
 
 
-def test_the_config_says_and_the_cluster_file_overrides(ask: Callable[..., Target]) -> None:
+def test_the_cluster_file_overrides_the_ssh_configuration(ask: Callable[..., Target]) -> None:
     text = "Host a\n  HostName 10.0.0.1\n  Port 2222\n  User ubuntu\n  IdentityFile ~/.ssh/lab\n"
     host = ask(text, "a").host
     assert (host.address, host.port, host.user) == ("10.0.0.1", 2222, "ubuntu")

@@ -46,7 +46,7 @@ def errors_of(caught: pytest.ExceptionInfo[PsctlError]) -> list[tuple[int, str]]
     return [(int(each.where.split(":")[1]), each.message) for each in every]
 
 
-def test_all_mistakes_of_a_job_file_are_told_by_line() -> None:
+def test_all_mistakes_of_a_job_file_are_reported_by_line() -> None:
     with pytest.raises(PsctlError) as caught:
         load_job(JOB, "job.yaml")
     found = errors_of(caught)
@@ -62,7 +62,7 @@ def test_all_mistakes_of_a_job_file_are_told_by_line() -> None:
     assert len(document["others"]) == len(found) - 1  # type: ignore[arg-type]
 
 
-def test_all_mistakes_of_a_cluster_file_are_told_by_line() -> None:
+def test_all_mistakes_of_a_cluster_file_are_reported_by_line() -> None:
     with pytest.raises(PsctlError) as caught:
         load_cluster(CLUSTER, "lab.yaml")
     found = errors_of(caught)
@@ -82,7 +82,7 @@ def test_all_mistakes_of_a_cluster_file_are_told_by_line() -> None:
         ("topk: 0.1", "under `sync: compression:`", "write sync: {compression: {topk: ...}}"),
     ],
 )
-def test_a_key_at_the_wrong_level_is_told_its_place(key: str, belongs: str, hint: str) -> None:
+def test_a_key_at_the_wrong_level_is_reported_with_its_right_place(key: str, belongs: str, hint: str) -> None:
     with pytest.raises(PsctlError) as caught:
         load_job(f"name: j\nscript: train.py\n{key}\n", "job.yaml")
     assert caught.value.others == ()
@@ -90,7 +90,7 @@ def test_a_key_at_the_wrong_level_is_told_its_place(key: str, belongs: str, hint
     assert caught.value.hint == hint
 
 
-def test_a_misspelt_required_key_is_told_once() -> None:
+def test_a_misspelt_required_key_is_reported_once() -> None:
     with pytest.raises(PsctlError) as caught:
         load_job("nmae: j\nscrpt: train.py\n", "job.yaml")
     assert [message for _, message in errors_of(caught)] == [
@@ -98,7 +98,7 @@ def test_a_misspelt_required_key_is_told_once() -> None:
     ]  # fmt: skip
 
 
-def test_contradictions_are_told_beside_other_mistakes_but_not_of_what_is_wrong_itself() -> None:
+def test_contradictions_are_reported_beside_other_mistakes_but_not_of_what_is_wrong_itself() -> None:
     with pytest.raises(PsctlError) as caught:
         load_job("name: j\nscript: a.py\nmodule: b\nseed: -1\nsync: {strategy: rong, consistency: asp}\n", "job.yaml")
     assert [message.split(":")[0] for _, message in errors_of(caught)] == ["module", "seed", "sync.strategy"]
@@ -118,7 +118,7 @@ def test_one_mistake_has_no_others_in_its_document() -> None:
         ("metrics: {prometheus: 9090, mlflow: here}", ["metrics.prometheus", "metrics.mlflow"]),
     ],
 )
-def test_promised_keys_that_are_not_built_are_said_to_be_so(text: str, keys: list[str]) -> None:
+def test_promised_keys_that_are_not_built_are_reported_as_such(text: str, keys: list[str]) -> None:
     with pytest.raises(NotInThisVersion) as caught:
         load_job(f"version: 1\nname: digits\nscript: train.py\n{text}\n", "job.yaml")
     said = [caught.value, *caught.value.others]

@@ -50,7 +50,7 @@ def test_the_documented_file_is_read_whole() -> None:
     assert spec.links == ()
 
 
-def test_defaults_are_what_the_contract_says() -> None:
+def test_defaults_are_those_of_the_contract() -> None:
     spec = load_cluster("name: x\nhosts: [a]", "c.yaml")
     assert (spec.ssh.user, spec.ssh.port, spec.ssh.host_key_policy, spec.ssh.connect_timeout) == (
         None, None, "strict", 10.0,
@@ -130,7 +130,7 @@ def test_the_embedded_cluster_is_this_machine() -> None:
         ("name: x\nhosts: [a]\nruntime: [a]", "c.yaml:3:10", "runtime: expected keys with values, got a list"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_place_path_and_nearest_name(text: str, where: str, says: str) -> None:
+def test_a_mistake_is_reported_with_place_path_and_nearest_name(text: str, where: str, says: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         load(text)
     assert caught.value.where == where
@@ -170,7 +170,7 @@ def test_links_join_hosts_and_values_of_labels() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_link_that_makes_no_sense_is_told_with_its_place(link: str, where: str, says: str) -> None:
+def test_a_link_that_makes_no_sense_is_reported_with_its_place(link: str, where: str, says: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         load(f"{RACKS}links: [{link}]")
     assert caught.value.where == where
@@ -182,7 +182,7 @@ def test_an_index_beside_a_wheelhouse_is_refused() -> None:
         load_cluster("name: x\nhosts: [a]\nruntime: {wheelhouse: w, index: https://example.org/simple}\n", "c")
 
 
-def test_a_range_in_a_list_on_one_line_is_told_to_be_quoted() -> None:
+def test_a_range_in_a_list_on_one_line_gets_a_hint_to_quote_it() -> None:
     with pytest.raises(InvalidFile, match="not YAML") as raised:
         load_cluster("name: x\nhosts: [node[01-04]]\n", "c")
     assert "needs quotes" in raised.value.hint

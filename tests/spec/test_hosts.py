@@ -50,7 +50,7 @@ def test_a_hostfile_of_mpi_and_deepspeed() -> None:
     [("", "h:1:1"), ("# none\n", "h:1:1"), ("a slots=x\n", "h:1:1"), ("a\nb c\n", "h:2:1"), ("a\nb\na\n", "h:3:1"),
      ("-oProxyCommand=id\n", "h:1:1")],
 )  # fmt: skip
-def test_a_bad_hostfile_says_which_line(text: str, where: str) -> None:
+def test_the_error_for_a_bad_hostfile_names_the_line(text: str, where: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         read_hostfile(text, "h")
     assert caught.value.where == where

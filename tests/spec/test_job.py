@@ -54,7 +54,7 @@ def test_the_documented_file_is_read_whole() -> None:
     assert (job.secrets, job.metrics.interval, job.source) == (("WANDB_API_KEY",), 1.0, "j.yaml")
 
 
-def test_what_the_documented_file_says_is_the_default() -> None:
+def test_the_documented_file_has_the_defaults() -> None:
     written = load_job(FULL, "j.yaml")
     bare = load_job("name: digits\nscript: train.py\n", "j.yaml")
     for key in ("sync", "workers", "servers", "seed", "replicas", "checkpoint", "restart", "timeouts", "metrics"):
@@ -122,7 +122,7 @@ def test_older_words_for_true_and_false_are_read() -> None:
         ("script: u.py", "3:1", "script: duplicate key"),
     ],
 )
-def test_a_mistake_is_told_with_place_path_and_nearest_name(more: str, where: str, says: str) -> None:
+def test_a_mistake_is_reported_with_place_path_and_nearest_name(more: str, where: str, says: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         short(more)
     assert caught.value.where == f"j.yaml:{where}"
@@ -301,7 +301,7 @@ def test_a_contradiction_through_an_override_blames_the_override() -> None:
     "line",
     ["workers: 0", "seed: x", "sync: {strategy: pss}", "env: {3a: x}", "timeouts: {start: 5}", "args: 3", "nam: 1"],
 )
-def test_every_refusal_says_what_to_do(line: str) -> None:
+def test_every_refusal_has_a_hint(line: str) -> None:
     with pytest.raises(InvalidFile) as raised:
         load_job(f"name: x\nscript: t.py\n{line}\n", "j.yaml")
     assert raised.value.hint

@@ -22,12 +22,12 @@ from psctl.spec.nearest import did_you_mean, nearest
         ("ssh: {}", "cluster"),
     ],
 )
-def test_the_kind_is_told_by_the_keys(text: str, kind: str) -> None:
+def test_the_kind_is_recognised_by_the_keys(text: str, kind: str) -> None:
     assert kind_of(text, "f.yaml") == kind
 
 
 @pytest.mark.parametrize("text", ["", "name: x", "[a]", "foo: 1", "version: 1"])
-def test_a_file_that_is_neither_says_so(text: str) -> None:
+def test_a_file_that_is_neither_is_reported(text: str) -> None:
     with pytest.raises(InvalidFile, match="neither a cluster file nor a job file"):
         kind_of(text, "f.yaml")
 

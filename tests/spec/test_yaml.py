@@ -10,7 +10,7 @@ from psctl.errors import InvalidFile
 from psctl.spec import yaml_nodes
 
 
-def test_every_key_and_value_knows_its_line_and_column() -> None:
+def test_every_key_and_value_has_its_line_and_column() -> None:
     node = yaml_nodes.parse("a: 1\nb:\n  - x\n  - {c: 'y'}\n", "f.yaml")
     assert isinstance(node, yaml_nodes.Mapping)
     assert [(entry.key, entry.where) for entry in node.entries] == [("a", "f.yaml:1:1"), ("b", "f.yaml:2:1")]
@@ -53,7 +53,7 @@ def test_an_empty_file_is_a_null(text: str) -> None:
         ("a: \x00\n", "f", "not YAML"),
     ],
 )
-def test_what_is_refused_says_where(text: str, where: str, says: str) -> None:
+def test_every_refusal_has_a_position(text: str, where: str, says: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         yaml_nodes.parse(text, "f")
     assert (caught.value.where, says in caught.value.message) == (where, True), caught.value.message

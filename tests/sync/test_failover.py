@@ -98,7 +98,7 @@ def until(condition, seconds: float = 10.0) -> None:
         time.sleep(0.002)
 
 
-def test_a_shard_moves_to_a_server_that_was_filled_while_training_went_on():
+def test_a_shard_moves_to_a_server_that_was_filled_while_training_continued():
     values = start_values(MIXED)
     _, optimizer = make_optimizer("AdamW", MIXED, values)
     layout = make_layout(MIXED, "AdamW", numbers(optimizer))
@@ -119,7 +119,7 @@ def test_a_shard_moves_to_a_server_that_was_filled_while_training_went_on():
         assert handed == set(range(len(chains)))
 
 
-def test_a_server_that_was_given_up_for_dead_and_comes_back_is_refused():
+def test_a_server_that_was_taken_as_lost_and_returns_is_refused():
     values = start_values(MIXED)
     _, optimizer = make_optimizer("SGD", MIXED, values)
     layout = make_layout(MIXED, "SGD", numbers(optimizer))
@@ -137,7 +137,7 @@ def test_a_server_that_was_given_up_for_dead_and_comes_back_is_refused():
             assert_same(world, MIXED, reference("SGD", 2, 4)[clock])
 
 
-def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
+def test_a_lost_worker_is_refused_and_its_next_incarnation_is_not():
     layout = make_layout(MIXED, "SGD", [{"lr": 0.1}, {"lr": 0.1}])
     with World(layout, 2, 1, target=600) as world:
         world.start(flat_values(layout, start_values(MIXED)))
@@ -162,7 +162,7 @@ def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(mon
             world.clients[0].wait(1)
 
 
-def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_checkpoint() -> None:
+def test_a_server_that_joins_a_resumed_job_in_mid_run_requests_nothing_of_the_checkpoint() -> None:
     """That may be pruned by then; what it is to hold comes by copy."""
     layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
     shards = cut(layout, 1)

@@ -399,7 +399,7 @@ def test_memory_is_locked_once_and_whole_and_little_is_not() -> None:
         assert not device.locked
 
 
-def test_memory_that_cannot_be_locked_is_said_once_and_used_all_the_same(capfd) -> None:
+def test_memory_that_cannot_be_locked_is_reported_once_and_used(capfd) -> None:
     with Device(random.Random(1)) as device:
         device.refuses = 2
         copies = OnDevice(device)

@@ -55,7 +55,7 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
     staging.close()
 
 
-def test_a_copy_does_not_hold_up_whoever_begins_it() -> None:
+def test_a_copy_does_not_block_the_thread_that_starts_it() -> None:
     staging = Staging(CudaCopies())
     host = staging.lock(shared(1 << 26))
     source = torch.randn(8192, 8192, device="cuda")

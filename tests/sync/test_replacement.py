@@ -116,7 +116,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same_to_the_b
 
 
 @pytest.mark.parametrize(("rank", "step", "place"), [(2, 9, PLACES[2]), (1, 8, PLACES[1])])
-def test_a_worker_that_dies_in_its_last_clock_or_after_it_is_replaced_too(rank, step, place):
+def test_a_worker_that_is_lost_in_its_last_clock_or_after_it_is_replaced_too(rank, step, place):
     expected, examples = undisturbed(0)
     story = Story((rank, step, place))
     found = story.train()
@@ -177,7 +177,7 @@ class Counted:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("rank", "step"), [(0, 5), (2, 5), (1, 11)])
-def test_under_asp_the_unfinished_task_of_a_dead_worker_is_done_once(rank, step, place):
+def test_under_asp_the_unfinished_task_of_a_lost_worker_is_done_once(rank, step, place):
     story = Counted((rank, step, place))
     for found in story.train(staleness=None):
         assert found == [3.0] * 24  # every example once an epoch
@@ -186,7 +186,7 @@ def test_under_asp_the_unfinished_task_of_a_dead_worker_is_done_once(rank, step,
     assert set(story.job.saved) == {12}
 
 
-def test_under_asp_a_checkpoint_has_the_same_clocks_of_everyone():
+def test_under_asp_a_checkpoint_has_the_same_clocks_of_all_workers():
     story = Counted()
     story.train(staleness=None, every=4)
     for step in (4, 8, 12):
@@ -252,7 +252,7 @@ DEATHS = [
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("deaths", DEATHS)
-def test_the_others_go_on_without_a_dead_worker_and_do_its_examples_once(deaths, staleness):
+def test_the_others_continue_without_a_lost_worker_and_do_its_examples_once(deaths, staleness):
     story = Shrinking(*deaths)
     found = story.train(staleness=staleness)
     assert not story.deaths

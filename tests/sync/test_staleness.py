@@ -139,7 +139,7 @@ def test_a_wait_for_everyones_clocks_takes_in_what_has_landed_meanwhile():
         assert fast.client.complete_clocks(shards) == 2
 
 
-def test_a_script_trains_with_workers_apart_and_tells_how_stale_its_values_were():
+def test_a_script_trains_with_workers_apart_and_reports_the_staleness_of_its_values():
     held_back, ahead = threading.Event(), threading.Event()
 
     def script(run):

@@ -324,7 +324,7 @@ def test_clipping_by_the_joint_norm_equals_torchs_own():
             torch.testing.assert_close(world.parameter(1, index), ours[index].detach(), rtol=1e-12, atol=1e-13)
 
 
-def test_presence_tells_which_parameters_had_a_gradient_anywhere():
+def test_presence_marks_the_parameters_that_had_a_gradient_anywhere():
     values = start_values(MIXED)
     _, optimizer = make_optimizer("AdamW", MIXED, values)
     layout = make_layout(MIXED, "AdamW", numbers(optimizer))
@@ -402,7 +402,7 @@ def test_weights_make_unequal_shares_count_by_their_examples():
 
 
 @pytest.mark.parametrize("name", FIT)
-def test_a_saved_job_goes_on_with_another_number_of_servers_equal_to_the_bit(name):
+def test_a_saved_job_resumes_with_another_number_of_servers_equal_to_the_bit(name):
     values = start_values(MIXED)
     _, optimizer = make_optimizer(name, MIXED, values)
     layout = make_layout(MIXED, name, numbers(optimizer))

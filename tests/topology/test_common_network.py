@@ -58,20 +58,20 @@ def decide(
     return choose_common_network(asked, heard, found, rates)
 
 
-def test_a_host_with_one_address_asks_no_question() -> None:
+def test_a_host_with_one_address_needs_no_probe() -> None:
     single = {
         name: HostReach(facts(n, Nic("eth0", (f"10.0.0.{n}/24", f"fd00::{n}/64")))) for n, name in enumerate(NAMES)
     }
     assert candidates(single) == {}
 
 
-def test_what_the_file_says_asks_no_question() -> None:
+def test_addresses_of_the_file_need_no_probe() -> None:
     assert candidates(hosts(), "ens1") == {}
     told = {name: HostReach(host.facts, f"192.168.0.{n}") for n, (name, host) in enumerate(hosts().items(), 1)}
     assert candidates(told) == {}
 
 
-def test_one_machine_and_one_host_ask_no_question() -> None:
+def test_one_machine_and_one_host_need_no_probe() -> None:
     assert candidates({NAMES[0]: hosts()[NAMES[0]]}) == {}
     same = hosts()[NAMES[0]]
     assert candidates(dict.fromkeys(NAMES, same)) == {}
@@ -102,7 +102,7 @@ def test_the_nominally_faster_network_is_taken_without_a_burst() -> None:
 
 
 @pytest.mark.parametrize(("speed", "fast"), [(None, None), (10 * G, 10 * G), (None, 10 * G), (10 * G, 12 * G)])
-def test_where_nominal_speeds_do_not_tell_a_burst_does(speed: float | None, fast: float | None) -> None:
+def test_where_nominal_speeds_do_not_decide_a_burst_does(speed: float | None, fast: float | None) -> None:
     asked = candidates(hosts(speed, fast))
     chosen = decide(asked, 1.2e6, 50e6)
     assert {one.interface for one in chosen.values()} == {"ens1"}
@@ -114,7 +114,7 @@ def test_of_equals_the_one_that_psctl_came_over() -> None:
     assert {one.interface for one in decide(candidates(hosts()), 50e6, 55e6).values()} == {"eth0"}
 
 
-def test_a_network_that_is_dead_for_one_host_is_none() -> None:
+def test_a_network_that_one_host_cannot_use_is_left_out() -> None:
     chosen = decide(candidates(hosts(G, 10 * G)), but="192.168.0.2")
     assert {one.interface for one in chosen.values()} == {"eth0"}
     assert chosen[NAMES[0]].reason == "it is the only network on which all hosts reach each other"

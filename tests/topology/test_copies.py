@@ -24,7 +24,7 @@ def test_a_relation_takes_what_its_pair_was_measured_to_carry() -> None:
     assert found.links[1:] == GRAPH.links[1:]
 
 
-def test_a_pair_of_which_nothing_is_said_gets_a_relation_and_no_cable() -> None:
+def test_a_pair_without_a_word_gets_a_relation_and_no_cable() -> None:
     found = with_copies(GRAPH, [copy("CPU0", "GPU0", 11e9), copy("GPU0", "GPU7", 11e9)])
     assert found.links == (*GRAPH.links, copy("CPU0", "GPU0", 11e9))
     assert not found.links[-1].edge

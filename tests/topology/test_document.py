@@ -102,7 +102,7 @@ def test_one_host_by_hand() -> None:
     assert host.graph.links[2] == Link("GPU0", "GPU1", "PIX", 16e9)  # what the pair gets: by its widest way
 
 
-def test_nvn_by_hand_is_switched_by_the_rule_when_it_does_not_say() -> None:
+def test_nvn_by_hand_without_switched_follows_the_rule() -> None:
     gpus = [{"id": f"GPU{i}", "kind": "gpu"} for i in range(4)]
     pairs = [{"a": f"GPU{i}", "b": f"GPU{j}", "bandwidth": 3e11} for i in range(4) for j in range(i)]
     body: dict[str, Any] = {"devices": gpus, "links": [{**pair, "type": "NV12"} for pair in pairs]}

@@ -145,7 +145,7 @@ def test_two_racks_share_a_slower_trunk(seed: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_racks_are_called_what_their_labels_say(seed: int) -> None:
+def test_racks_have_the_names_of_their_labels(seed: int) -> None:
     labels = {"a1": {"rack": "r1", "kind": "x"}, "a2": {"rack": "r1"}, "b1": {"rack": "r2"}, "b2": {"rack": "r2"}}
     fabric = World(racks(G / 2, FOUR[:2], FOUR[2:]), seed).measure(FOUR, labels)
     assert fabric.racks == {"r1": ("a1", "a2"), "r2": ("b1", "b2")}
@@ -194,7 +194,7 @@ def test_three_racks_hang_on_uplinks(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_port_that_is_slower_one_way_counts_as_its_slower_way_and_is_told(seed: int) -> None:
+def test_a_port_that_is_slower_one_way_counts_as_its_slower_way_and_is_reported(seed: int) -> None:
     fabric = World(star(dict.fromkeys(FOUR, G)), seed, down={"a2": G / 2}).measure(FOUR)
     near(edges(fabric), {(host, "network"): G / 2 if host == "a2" else G for host in FOUR}, 0.06)
     assert [each.what.split()[0] for each in fabric.findings] == ["a2"]
@@ -215,7 +215,7 @@ def test_each_with_its_own_cable_between_racks_is_no_shared_trunk(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_odd_pair_is_told_and_makes_no_racks(seed: int) -> None:
+def test_one_deviating_pair_is_reported_and_makes_no_racks(seed: int) -> None:
     chance = random.Random(seed)
 
     def sample(a: str, b: str) -> PairSample:

@@ -86,7 +86,7 @@ def test_a_cut_row_is_a_finding() -> None:
     assert "cut or malformed: 1, NVIDIA H100" in table.findings[0].what
 
 
-def test_an_index_that_was_not_asked_is_counted() -> None:
+def test_an_index_that_was_not_queried_is_counted() -> None:
     assert [gpu.index for gpu in read_query("name\nA\nB\n").gpus] == [0, 1]
 
 

@@ -56,12 +56,12 @@ def test_a_gpu_with_fewer_lanes_but_not_one_that_rests() -> None:
     assert said(table(rest, rest)) == []
 
 
-def test_lanes_by_the_list_of_pci_where_the_query_does_not_tell() -> None:
+def test_lanes_come_from_the_list_of_pci_where_the_query_has_none() -> None:
     card = PciDevice("0000:00:03.0", 0x0302, 0x10DE, speed=2.5, speed_max=16.0, width=8, width_max=16)
     assert said(PciTree((card,))) == ["GPU0 runs at x8 instead of x16: 50% of its PCIe bandwidth"]
 
 
-def test_a_gpu_in_an_older_slot_than_its_twins() -> None:
+def test_a_gpu_in_an_older_slot_than_others_of_its_model() -> None:
     assert said(table({"generation_max": 4}, {"generation_max": 3})) == [
         "GPU1 supports PCIe 3, but GPUs of its model support PCIe 4"
     ]
@@ -136,7 +136,7 @@ def test_a_slot_that_is_too_narrow_for_its_port(tree: PciTree, rate: float, what
     assert said(tree, RdmaPorts((port(rate),))) == what
 
 
-def test_ports_that_are_down_or_slower_than_their_twins() -> None:
+def test_ports_that_are_down_or_slower_than_identical_ones() -> None:
     tree = PciTree(tuple(PciDevice(f"0000:00:0{i}.0", 0x0200, 0x15B3, 0x101D) for i in (3, 4)))
     other = PciTree(tuple(PciDevice(f"0000:00:0{i}.0", 0x0200, 0x15B3, 0x1010 + i) for i in (3, 4)))
     slow = RdmaPorts((port(25e9), port(5e9, bus="0000:00:04.0", device="mlx5_1")))
@@ -218,11 +218,11 @@ def test_a_topology_file_whose_gpus_name_themselves() -> None:
     assert what.startswith("the NVLinks of GPU0, GPU1, GPU2, GPU3 lead to itself")
 
 
-def test_slots_of_which_nothing_is_said() -> None:
+def test_slots_without_a_description() -> None:
     (what,) = said(read_nccl((CAPTURED / "nccl-xml" / "aws-g5-48xl-a10gx8.xml").read_text()))
     assert what.startswith("9 PCI functions have no class")
 
 
-def test_what_is_said_twice_is_shown_once() -> None:
+def test_equal_findings_are_shown_once() -> None:
     twice = Finding("the fan is broken", "mend it")
     assert said(GpuTable((), (twice,)), PciTree((), (twice,))) == ["the fan is broken"]

@@ -116,7 +116,7 @@ def test_a_list_of_links_that_is_cut_makes_no_switch() -> None:
     } == {False}
 
 
-def test_two_fabrics_that_do_not_meet_are_two_switches() -> None:
+def test_two_separate_fabrics_are_two_switches() -> None:
     rows = {f"GPU{a} GPU{b}": "NV12" if (a < 4) == (b < 4) else "SYS" for a, b in itertools.combinations(range(8), 2)}
     graph = host_graph.build_host_graph([matrix(rows)])
     assert [one.id for one in graph.of_kind("switch")] == ["NVSW0", "NVSW1"]
@@ -173,7 +173,7 @@ def test_words_that_differ_by_direction_derive_nothing() -> None:
     assert graph.of_kind("switch") == ()
 
 
-def test_what_contradicts_itself_is_said_and_nothing_is_invented() -> None:
+def test_what_contradicts_itself_is_reported_and_nothing_is_invented() -> None:
     graph = host_graph.build_host_graph([matrix({"GPU0 GPU1": "PIX", "GPU1 GPU2": "PIX", "GPU0 GPU2": "PHB"})])
     assert [one.type for one in graph.relations] == ["PIX", "PHB", "PIX"]
     assert (up(graph, "GPU0"), up(graph, "GPU1"), up(graph, "GPU2")) == ("SW0", "SW0", "CPU0")
@@ -189,7 +189,7 @@ def test_instances_of_mig_share_the_slot_of_their_gpu() -> None:
     assert any("MIG is on for GPU0" in finding.what for finding in graph.findings)
 
 
-def test_a_matrix_of_pcie_alone_tells_what_nvlink_hides() -> None:
+def test_a_matrix_of_pcie_alone_shows_what_nvlink_hides() -> None:
     graph = host_graph.build_host_graph([all_to_all(2, "PIX"), all_to_all(2, "NV4")])
     assert link(graph, "GPU0", "GPU1").type == "NV4"
     assert (up(graph, "GPU0"), up(graph, "GPU1")) == ("SW0", "SW0")
@@ -234,12 +234,12 @@ def test_a_device_without_an_address_hangs_beside_the_one_it_is_near() -> None:
     assert up(host_graph.build_host_graph([words, BUSES, PCI]), "NIC0") == "SW0"
 
 
-def test_plain_lspci_does_not_say_what_is_above_a_device() -> None:
+def test_plain_lspci_has_no_bridges_above_a_device() -> None:
     flat = PciTree((PciDevice("0000:03:00.0", 0x0302, 0x10DE), PciDevice("0000:04:00.0", 0x0302, 0x10DE)))
     assert up(host_graph.build_host_graph([all_to_all(2, "PIX"), BUSES, flat]), "GPU0") == "SW0"
 
 
-def test_a_slot_by_what_the_query_says() -> None:
+def test_a_slot_has_the_rate_of_the_query() -> None:
     rows = tuple(GpuRow(i, generation=1, generation_max=4, width=width) for i, width in enumerate((16, 8)))
     graph = host_graph.build_host_graph([all_to_all(2, "PHB"), GpuTable(rows)])
     assert link(graph, "GPU0", "CPU0").bandwidth == pytest.approx(31.508e9, rel=1e-3)
@@ -290,7 +290,7 @@ def test_nvlinks_of_an_nccl_file_to_a_switch() -> None:
     assert link(graph, "GPU2", "NVSW0").bandwidth == 300e9
 
 
-def test_what_rocm_smi_says_of_pairs() -> None:
+def test_the_pairs_of_rocm_smi() -> None:
     graph = host_graph.build_host_graph([read_rocm((CAPTURED / "rocm" / "mi300a-x4-xgmi.txt").read_text())])
     assert [one.type for one in graph.edges if one.a.startswith("GPU") and one.b.startswith("GPU")] == ["xGMI"] * 6
     graph = host_graph.build_host_graph([read_rocm((CAPTURED / "rocm" / "mi50x4-pcie.txt").read_text())])
@@ -366,7 +366,7 @@ def test_without_a_legend_nics_and_rdma_devices_of_equal_number_are_the_same() -
     ]  # fmt: skip
 
 
-def test_what_a_broken_driver_says_is_handed_on() -> None:
+def test_the_message_of_a_broken_driver_is_passed_on() -> None:
     said = Finding("Failed to initialize NVML: Driver/library version mismatch", "reboot the host")
     graph = host_graph.build_host_graph([FailedOutput((said,))])
     assert graph.findings == (said,)

@@ -75,7 +75,7 @@ def host(gpus: int, links: int = 0) -> dict[str, object]:
     ],
     ids=["GPUs", "links", "hosts", "between"],
 )
-def test_a_document_of_what_nobody_has_is_refused(document: dict[str, object], what: str) -> None:
+def test_a_document_of_an_impossible_machine_is_refused(document: dict[str, object], what: str) -> None:
     with pytest.raises(InvalidFile, match=what):
         read_cluster_document(document)
 

@@ -42,7 +42,7 @@ def test_what_divides_nothing_is_left_out() -> None:
     assert hierarchy(alone(dgx1v())) == ()  # one island of NVLink spans switches and processors
 
 
-def test_each_kind_of_group_can_be_asked_for_all_the_same() -> None:
+def test_each_kind_of_group_can_be_requested_all_the_same() -> None:
     assert islands(dgx1v()) == (named(8),)
     assert islands(dgx1v(), "pcie") == (gpus(0, 1), gpus(2, 3), gpus(4, 5), gpus(6, 7))
     assert islands(dgx1v(), "numa") == (gpus(0, 1, 2, 3), gpus(4, 5, 6, 7))
@@ -63,7 +63,7 @@ def test_switches_behind_a_switch_are_two_levels() -> None:
     ]
 
 
-def test_the_processor_at_the_end_of_the_slots_stands_for_a_node_that_is_not_told() -> None:
+def test_the_processor_at_the_end_of_the_slots_replaces_a_missing_node() -> None:
     devices = (Device("CPU0", "cpu"), Device("CPU1", "cpu"), *(Device(ident, "gpu") for ident in named(4)))
     links = [Link(f"GPU{at}", f"CPU{at % 2}", "PCIe", 16e9) for at in range(4)] + [Link("CPU0", "CPU1", "SMP", 20e9)]
     assert islands(HostGraph(devices, tuple(links)), "numa") == (gpus(0, 2), gpus(1, 3))

@@ -31,7 +31,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_captured_matrices_say_what_was_checked_by_hand(name: str) -> None:
+def test_captured_matrices_equal_what_was_checked_by_hand(name: str) -> None:
     matrix, facts = read(name)
     said = {pair: matrix.words[a, b] for pair in facts["pairs"] for a, b in [tuple(pair.split("-"))]}
     assert said == facts["pairs"]
@@ -206,7 +206,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_an_affinity_that_lost_a_value_is_left_out_and_said(name: str) -> None:
+def test_an_affinity_that_lost_a_value_is_left_out_and_reported(name: str) -> None:
     whole, rest = LOST[name]
     titles = "\t".join(["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: len(whole.split())])
     matrix = read_matrix(f"\tGPU0\tGPU1\t{titles}\nGPU0\t X \tSYS\t{whole}\nGPU1\tSYS\t X \t{rest}\n" + LEGEND)
@@ -303,7 +303,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_left_out_and_said(name: str) -> None:
+def test_broken_rows_are_left_out_and_reported(name: str) -> None:
     text, lost, said = BROKEN[name]
     matrix = read_matrix(text)
     assert matrix.devices == ("GPU0", "GPU1", "GPU2")

@@ -10,7 +10,7 @@ from psctl.topology.network.measurement_rounds import rounds
 
 
 @pytest.mark.parametrize("count", range(18))
-def test_every_pair_meets_once_in_the_least_number_of_rounds(count: int) -> None:
+def test_every_pair_is_measured_once_in_the_least_number_of_rounds(count: int) -> None:
     hosts = [f"h{index}" for index in range(count)]
     found = rounds(hosts)
     met = [frozenset(pair) for pairs in found for pair in pairs]

@@ -50,7 +50,7 @@ def test_files_of_real_machines_hold_what_was_counted_by_hand(path: Path) -> Non
     assert found.findings == ()
 
 
-def test_slots_gpus_and_nics_know_their_place() -> None:
+def test_slots_gpus_and_nics_have_their_place() -> None:
     found = read_nccl(SWITCHED)
     bridge, card, port = found.pci
     assert (bridge.address, bridge.pci_class, bridge.path, bridge.speed, bridge.width) == (
@@ -74,7 +74,7 @@ def test_bridges_nest() -> None:
     assert found.gpus[0].xgmis == (("0000:51:00.0", 4), ("0000:56:00.0", 1), ("0000:0e:00.0", 2))
 
 
-def test_a_cut_file_is_read_up_to_the_cut_and_says_so() -> None:
+def test_a_cut_file_is_read_up_to_the_cut_and_reported() -> None:
     found = read_nccl(SWITCHED[: SWITCHED.index("<nic>")])
     assert (len(found.pci), len(found.gpus), found.nets) == (3, 1, ())
     assert [finding.what.split(" (")[0] for finding in found.findings] == ["the XML is cut or broken"]

@@ -35,7 +35,7 @@ def test_all_captured_outputs_are_checked() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_captured_outputs_say_what_was_checked_by_hand(name: str) -> None:
+def test_captured_outputs_equal_what_was_checked_by_hand(name: str) -> None:
     status = read_nvlink((CAPTURED / f"{name}.txt").read_bytes().decode())
     facts = json.loads((CAPTURED / f"{name}.json").read_text())
     assert [gpu.index for gpu in status.gpus] == LISTED[name]
@@ -68,7 +68,7 @@ def test_rates_are_bytes_per_second(line: str, rate: float | None) -> None:
     assert read_nvlink(HEAD + line + "\r\n").gpus[0].links == (rate,)
 
 
-def test_a_state_that_nobody_knows_is_said_and_is_no_link() -> None:
+def test_an_unknown_state_is_reported_and_is_no_link() -> None:
     status = read_nvlink(HEAD + "Link 0: 26.562 GB/s\nLink 1: asleep\nLink 2: 26.562 GB/s\n")
     assert status.gpus[0].links == (26.562e9, 26.562e9)
     assert [finding.what for finding in status.findings] == ["the output does not show the rate of GPU0's NVLink 1"]
@@ -89,12 +89,12 @@ DARK = "GPU 1: {} (UUID: GPU-b)\n NVML: Unable to retrieve NVLink information as
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GB200"])
-def test_no_link_up_is_said_of_gpus_on_a_board_of_nvlinks(name: str) -> None:
+def test_gpus_on_a_board_of_nvlinks_without_a_link_up_are_reported(name: str) -> None:
     assert [finding.what for finding in read_nvlink(DARK.format(name)).findings] == ["no NVLink of GPU1 is up"]
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A100 80GB PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA RTX A6000"])
-def test_a_card_without_a_bridge_is_no_trouble_unless_a_twin_has_one(name: str) -> None:
+def test_a_card_without_a_bridge_is_no_finding_unless_an_identical_one_has_links(name: str) -> None:
     assert read_nvlink(DARK.format(name)).findings == ()
     twin = f"GPU 0: {name} (UUID: GPU-a)\n Link 0: 14.062 GB/s\n"
     said = [finding.what for finding in read_nvlink(twin + DARK.format(name)).findings]

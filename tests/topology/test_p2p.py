@@ -17,7 +17,7 @@ LEGEND = "\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  NS   = Not supported
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_captured_matrices_say_what_was_checked_by_hand(name: str) -> None:
+def test_captured_matrices_equal_what_was_checked_by_hand(name: str) -> None:
     text = (CAPTURED / f"{name}.txt").read_bytes().decode()
     facts = json.loads((CAPTURED / f"{name}.json").read_text())
     matrix = read_peers(text)
@@ -74,7 +74,7 @@ def test_a_cut_text_never_says_what_the_whole_did_not(output: tuple[str, dict[tu
     assert {pair: words.get(pair) for pair in matrix.words} == matrix.words
 
 
-def test_both_matrices_of_one_text_are_told_apart() -> None:
+def test_both_matrices_of_one_text_are_distinguished() -> None:
     links = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-3\nGPU1\tSYS\t X \t0-3\n\nLegend:\n\n  X    = Self\n"
     peers = " \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n" + LEGEND
     for text in (links + peers, peers + links):
@@ -83,7 +83,7 @@ def test_both_matrices_of_one_text_are_told_apart() -> None:
         assert not read_matrix(text).findings and not read_peers(text).findings
 
 
-def test_one_gpu_alone_is_told_by_its_legend() -> None:
+def test_one_gpu_alone_is_recognised_by_its_legend() -> None:
     text = " \tGPU0\t\n GPU0\tX\t\n"
     assert (read_peers(text + LEGEND).devices, read_matrix(text + LEGEND).devices) == (("GPU0",), ())
     assert (read_peers(text).devices, read_matrix(text).devices) == ((), ("GPU0",))

@@ -73,7 +73,7 @@ def by_address(text: str) -> dict[str, PciDevice]:
     return {device.address: device for device in read_pci(text).devices}
 
 
-def test_plain_lines_tell_class_and_maker_by_words() -> None:
+def test_plain_lines_have_class_and_maker_as_words() -> None:
     found = by_address(PLAIN)
     assert len(found) == 8
     card, amd, port = found["0000:1b:00.0"], found["0000:c1:00.0"], found["0000:1a:00.0"]
@@ -91,7 +91,7 @@ def test_numbers_are_taken_where_they_are() -> None:
     assert (screen.pci_class, screen.vendor) == (0x0300, 0x1A03)
 
 
-def test_verbose_lines_tell_bridges_nodes_speed_and_width() -> None:
+def test_verbose_lines_have_bridges_nodes_speed_and_width() -> None:
     found = by_address(VERBOSE)
     card, port = found["0000:1b:00.0"], found["0000:1a:00.0"]
     assert card.path == CHAIN

@@ -52,7 +52,7 @@ def leaves(*ids: str) -> list[PcieBranch]:
     return [PcieBranch(one) for one in ids]
 
 
-def test_a_numa_node_that_is_told_decides() -> None:
+def test_a_listed_numa_node_decides() -> None:
     cpus, on = sockets.place(leaves("A", "B"), {"A": 3, "B": 1}, levels("A B SYS"))
     assert on == ["CPU3", "CPU1"]
     assert [(cpu.id, cpu.numa, cpu.derived) for cpu in cpus] == [("CPU1", 1, True), ("CPU3", 3, True)]
@@ -70,7 +70,7 @@ def test_a_nic_across_from_all_gets_a_processor_of_its_own() -> None:
     assert [cpu.numa for cpu in cpus] == [0, None, 3]
 
 
-def test_without_numa_nodes_the_words_tell_the_fewest_processors() -> None:
+def test_without_numa_nodes_the_words_give_the_fewest_processors() -> None:
     near = levels("A B PHB", "C D PHB", "A C SYS", "A D SYS", "B C SYS", "B D SYS")
     assert sockets.place(leaves(*"ABCD"), {}, near)[1] == ["CPU0", "CPU0", "CPU1", "CPU1"]
     assert sockets.place(leaves(*"ABC"), {}, {})[1] == ["CPU0"] * 3
@@ -82,7 +82,7 @@ def test_words_of_a_virtual_machine_keep_nothing_apart() -> None:
     assert sockets.place(leaves("A", "B", "N"), {"A": 0, "B": 0}, near)[1] == ["CPU0"] * 3
 
 
-def test_lists_of_cores_tell_processors_only_where_they_differ() -> None:
+def test_lists_of_cores_separate_processors_only_where_they_differ() -> None:
     two = {"A": Affinity("20-39,60-79"), "B": Affinity("0-19,40-59"), "C": Affinity("20-39,60-79")}
     assert sockets.by_cores(two) == {"A": 1, "B": 0, "C": 1}
     assert sockets.by_cores({"A": Affinity("1-1"), "B": Affinity("1-1")}) == {}

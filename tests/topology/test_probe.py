@@ -189,7 +189,7 @@ def of(facts: HostFacts, kind: type) -> list[object]:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_every_tool_of_nvidia_is_asked_and_read(shell: list[str], tmp_path: Path) -> None:
+def test_every_tool_of_nvidia_is_run_and_read(shell: list[str], tmp_path: Path) -> None:
     program(tmp_path, "nvidia-smi", SMI, **ANSWERS)
     facts = ask(tmp_path, shell)
     (table,), (matrix,), (peers,), (links,) = (of(facts, kind) for kind in (GpuTable, Matrix, PeerMatrix, NvlinkStatus))
@@ -206,7 +206,7 @@ def test_every_tool_of_nvidia_is_asked_and_read(shell: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_an_old_driver_is_asked_less_and_is_not_broken_for_it(shell: list[str], tmp_path: Path) -> None:
+def test_an_old_driver_gets_fewer_queries_and_does_not_count_as_broken(shell: list[str], tmp_path: Path) -> None:
     program(tmp_path, "nvidia-smi", SMI, **ANSWERS)
     facts = ask(tmp_path, shell, OLD="1")
     assert [gpu.name for gpu in facts.gpus] == ["Tesla K80", "Tesla K80"]
@@ -233,7 +233,7 @@ def test_a_tool_that_hangs_is_a_finding_and_the_others_answer(tmp_path: Path) ->
     assert (len(facts.gpus), len(of(facts, NvlinkStatus)), of(facts, Matrix)) == (2, 1, [])
 
 
-def test_a_broken_driver_says_so_once_though_every_tool_does(tmp_path: Path) -> None:
+def test_a_broken_driver_is_reported_once_though_every_tool_does(tmp_path: Path) -> None:
     said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
     program(tmp_path, "nvidia-smi", '#!/bin/sh\ncat "$0.said"; exit 18\n', said=said)
     facts = ask(tmp_path, ["sh"])
@@ -242,7 +242,7 @@ def test_a_broken_driver_says_so_once_though_every_tool_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_the_tools_of_amd_are_asked_and_read(shell: list[str], tmp_path: Path) -> None:
+def test_the_tools_of_amd_are_run_and_read(shell: list[str], tmp_path: Path) -> None:
     tool = '#!/bin/sh\ncase "$*" in *showtopo*) cat "$0.topo" ;; *) cat "$0.cards" ;; esac\n'
     cards = "".join(f"GPU[{n}]\t\t: Card Series: \t\tMI300A\nGPU[{n}]\t\t: PCI Bus: 0000:0{n}:00.0\n" for n in range(4))
     topology = (CAPTURED.parent / "rocm" / "mi300a-x4-xgmi.txt").read_text()

@@ -88,7 +88,7 @@ def test_one_line_a_port(line: str, port: RdmaPort) -> None:
     assert read_rdma(line).ports == (port,)
 
 
-def test_what_two_tools_say_of_a_port_is_one_port() -> None:
+def test_one_port_in_the_output_of_two_tools_is_one_port() -> None:
     assert read_rdma(IBSTAT + "mlx5_0 port 1 ==> ib0 (Down)\n").ports[0] == RdmaPort(
         "mlx5_0", 1, 50e9, True, "InfiniBand", interface="ib0"
     )

@@ -146,7 +146,7 @@ def test_several_outputs_in_one_file_come_apart(names: list[str], prompts: bool)
     assert sorted(type(one).__name__ for one in found) == kinds
 
 
-def test_what_two_tools_say_of_the_same_ports_stays_together() -> None:
+def test_the_same_ports_in_the_output_of_two_tools_are_joined() -> None:
     (found,) = read_all(IBSTAT + NETDEV)
     assert isinstance(found, RdmaPorts)
     assert [(port.rate, port.interface) for port in found.ports] == [(50e9, "ib0")]

@@ -131,7 +131,7 @@ def test_few_wide_rings_rather_than_many_narrow_ones() -> None:
     assert [ring.width for ring in rings(cube(4)).rings] == [4, 4]
 
 
-def test_a_graph_that_is_no_ring_has_none_and_says_so_exactly() -> None:
+def test_a_graph_without_a_ring_gives_none_and_an_exact_reason() -> None:
     star = mesh(4, [(0, 1, 2), (0, 2, 2), (0, 3, 2)])
     petersen = [(i, (i + 1) % 5, 1) for i in range(5)] + [(i, i + 5, 1) for i in range(5)]
     petersen += [(5 + i, 5 + (i + 2) % 5, 1) for i in range(5)]
@@ -197,7 +197,7 @@ def test_each_cycle_is_listed_once() -> None:
         assert all_ and len(cycles) == count == len({frozenset(zip(c, (*c[1:], 0), strict=True)) for c in cycles})
 
 
-def test_out_of_steps_is_said() -> None:
+def test_out_of_steps_is_reported() -> None:
     found = rings(cube(), listed=50, tried=50)
     check(found, cube())
     assert not found.exact and found.width < found.bound == 2

@@ -38,7 +38,7 @@ BUSES = ["0000:0c:00.0", "0000:22:00.0", "0000:38:00.0"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_outputs_of_real_machines_say_what_was_read_by_hand(path: Path) -> None:
+def test_outputs_of_real_machines_equal_what_was_read_by_hand(path: Path) -> None:
     found = read_rocm(path.read_text())
     facts = json.loads(path.with_suffix(".json").read_text())
     assert len(found.devices) == facts["gpu_count"]
@@ -98,7 +98,7 @@ def test_gpus_that_cannot_reach_each_other_are_a_finding() -> None:
     assert [finding.what for finding in found.findings] == ["GPU0 and GPU1 cannot reach each other's memory directly"]
 
 
-def test_what_is_missing_is_said() -> None:
+def test_what_is_missing_is_reported() -> None:
     whole = table(TYPES, SIXTEEN[:3], "XGMI")
     cut = read_rocm(whole[: whole.rindex("GPU2")])
     assert [finding.what for finding in cut.findings] == ["the table of link types lacks the row of GPU2"]

@@ -126,7 +126,7 @@ def test_larger_graphs_meet_their_bound_from_both_sides(net: DirectLinks) -> Non
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
-def test_fewer_trees_when_asked(most: int) -> None:
+def test_fewer_trees_on_request(most: int) -> None:
     net = mesh(8, DGX1V)
     found = limited(net, most)
     check(found, net)

@@ -50,14 +50,14 @@ def test_the_wider_of_two_equally_near_nics_comes_first() -> None:
     assert place_workers(HostGraph(devices, links))[0].numa == 0
 
 
-def test_without_a_matrix_the_switches_on_the_way_tell() -> None:
+def test_without_a_matrix_the_switches_on_the_path_decide() -> None:
     devices = [Device("CPU0", "cpu", 0), Device("SW0", "switch"), Device("GPU0", "gpu"), Device("far", "nic")]
     devices += [Device("near", "nic")]
     links = [Link("GPU0", "SW0", "PCIe", 16e9), Link("SW0", "CPU0", "PCIe", 16e9), Link("far", "CPU0", "PCIe", 32e9)]
     assert own(HostGraph(tuple(devices), (*links, Link("near", "SW0", "PCIe", 8e9)))) == ["near"]
 
 
-def test_a_dead_port_is_nobodys() -> None:
+def test_a_port_that_is_down_is_placed_with_no_worker() -> None:
     graph = by_words([["PIX", "SYS"]])
     dead = tuple(Device(one.id, one.kind, bandwidth=0.0) if one.id == "NIC0" else one for one in graph.devices)
     assert own(HostGraph(dead, graph.links)) == ["NIC1"]

@@ -90,7 +90,7 @@ def test_another_users_process_is_known_by_its_user(front: socket.socket, kind: 
         assert loopback_tcp.owner(accepted) == NOBODY
 
 
-def test_a_connection_that_its_process_has_left_is_nobodys_in_the_table_too(front: socket.socket) -> None:
+def test_a_connection_that_its_process_has_closed_has_no_owner_in_the_table_either(front: socket.socket) -> None:
     caller = socket.socket()
     with meet(front, caller) as accepted:
         theirs, ours = accepted.getpeername(), accepted.getsockname()
@@ -99,7 +99,7 @@ def test_a_connection_that_its_process_has_left_is_nobodys_in_the_table_too(fron
         assert loopback_tcp._look_up(theirs, ours) is None
 
 
-def test_a_connection_that_its_process_has_left_is_nobodys(front: socket.socket) -> None:
+def test_a_connection_that_its_process_has_closed_has_no_owner(front: socket.socket) -> None:
     caller = socket.socket()
     accepted = meet(front, caller)
     caller.sendall(b"what root would say")
@@ -108,14 +108,16 @@ def test_a_connection_that_its_process_has_left_is_nobodys(front: socket.socket)
         assert loopback_tcp.owner(accepted) is None
 
 
-def test_where_the_kernel_says_nothing_nobody_is_known(front: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_of_the_kernel_no_owner_is_known(
+    front: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loopback_tcp, "NETLINK_SOCK_DIAG", 31)
     monkeypatch.setattr(loopback_tcp, "TABLES", ("/proc/net/absent", "/proc/net/absent6"))
     with socket.socket() as caller, meet(front, caller) as accepted:
         assert loopback_tcp.owner(accepted) is None
 
 
-def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: GuardedListener) -> None:
+def test_a_guarded_listener_accepts_connections_of_its_own_user_only(guarded: GuardedListener) -> None:
     with socket.socket() as stranger:
         assert not hears(guarded, stranger, 50)
     ours = guarded.connect()
@@ -133,7 +135,7 @@ def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: Gua
     guarded.release(ours)
 
 
-def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back(guarded: GuardedListener) -> None:
+def test_a_recorded_port_is_ours_alone_and_is_forgotten_before_it_is_released(guarded: GuardedListener) -> None:
     ours = guarded.connect()
     port = ours.getsockname()[1]
     with socket.socket() as stranger:
@@ -152,7 +154,7 @@ def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back
         assert not hears(guarded, stranger, 50)
 
 
-def test_as_many_connections_as_are_told_apart_are_heard(
+def test_as_many_connections_as_are_distinguished_are_accepted(
     guarded: GuardedListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loopback_tcp, "TOGETHER", 7)

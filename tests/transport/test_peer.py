@@ -29,7 +29,7 @@ def test_messages_and_payloads_arrive_in_order_both_ways(pair: Any, note: Any) -
         assert pair.worker.next("received")[1] == (note(f"to the worker {number}"), None)
 
 
-def test_a_payload_lands_where_place_says_and_of_any_buffer(pair: Any, note: Any) -> None:
+def test_a_payload_is_received_into_the_buffer_of_place_from_any_buffer(pair: Any, note: Any) -> None:
     mine, _ = pair.join()
     landing = bytearray(4 << 20)
     pair.server.landing = memoryview(landing)
@@ -111,7 +111,7 @@ def test_heartbeats_and_answers_pass_between_the_pieces_of_one_large_payload(nar
     assert [narrow_pair.worker.next("received")[1][0].text for _ in order] == [f"answer to {text}" for text in order]
 
 
-def test_flush_waits_until_the_network_has_it_all_and_says_who_is_slow(narrow_pair: Any, note: Any) -> None:
+def test_flush_waits_until_the_network_has_it_all_and_names_the_slow_peer(narrow_pair: Any, note: Any) -> None:
     mine, _ = narrow_pair.join()
     held = threading.Event()
     narrow_pair.server.on_received = lambda peer, message: held.wait(10) and None
@@ -126,7 +126,7 @@ def test_flush_waits_until_the_network_has_it_all_and_says_who_is_slow(narrow_pa
     assert mine.bytes_sent > 1 << 20
 
 
-def test_what_was_written_is_told_with_its_size(pair: Any, note: Any) -> None:
+def test_what_was_written_is_reported_with_its_size(pair: Any, note: Any) -> None:
     mine, theirs = pair.join()
     written: list[tuple[Any, int]] = []
     mine.on_written = lambda message, size: written.append((message, size))
@@ -141,7 +141,7 @@ def test_what_was_written_is_told_with_its_size(pair: Any, note: Any) -> None:
     assert theirs.bytes_received >= mine.bytes_sent
 
 
-def test_a_goodbye_carries_its_reason_and_both_ends_are_told_once(pair: Any, note: Any) -> None:
+def test_a_goodbye_carries_its_reason_and_both_ends_get_one_event(pair: Any, note: Any) -> None:
     mine, theirs = pair.join()
     mine.send(note("last words"))
     mine.flush(10)

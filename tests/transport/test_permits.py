@@ -145,7 +145,7 @@ def test_each_class_of_message_is_of_some_connection() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES_OF)
-def test_no_role_says_what_no_row_lets_it_say(name: str) -> None:
+def test_no_role_sends_a_message_without_a_row(name: str) -> None:
     """Every message by every role to every role: where there is no row, the handler is not reached."""
     permits, _ = TABLES_OF[name]
     refusals = 0

@@ -38,7 +38,7 @@ class Resting:
         self._rest.set()
 
 
-def test_the_turn_is_free_only_while_the_reader_rests_and_it_reads_again_when_nobody_comes() -> None:
+def test_the_lease_is_free_only_while_the_reader_rests_and_it_reads_again_when_no_thread_takes_it() -> None:
     reader = Resting()
     assert not reader.lease.try_acquire()
     reader.rest()
@@ -48,7 +48,7 @@ def test_the_turn_is_free_only_while_the_reader_rests_and_it_reads_again_when_no
     assert not reader.lease.try_acquire()
 
 
-def test_who_keeps_coming_has_the_turn_and_a_recall_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_waits_often_keeps_the_lease_and_a_recall_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psctl.transport.peer_connection.REST", 60.0)
     reader = Resting()
     reader.lease.offered = True
@@ -79,7 +79,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_has_the_turn_is_told_on_its_own_thread_until_it_has_what_it_waits_for(pair: Any, note: Any) -> None:
+def test_the_holder_of_the_lease_handles_messages_on_its_own_thread_until_its_wait_ends(pair: Any, note: Any) -> None:
     mine, theirs = rested(pair, note)
     threads: list[int] = []
     pair.worker.on_received = lambda peer, message: threads.append(threading.get_ident())
@@ -95,7 +95,9 @@ def test_who_has_the_turn_is_told_on_its_own_thread_until_it_has_what_it_waits_f
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("how", ["closed there", "closed here", "a handler's fault", "interrupted"])
-def test_what_ends_a_connection_is_told_once_by_the_reader_whoever_reads(pair: Any, note: Any, how: str) -> None:
+def test_the_end_of_a_connection_is_reported_once_by_the_reader_whichever_thread_reads(
+    pair: Any, note: Any, how: str
+) -> None:
     mine, theirs = rested(pair, note)
     fault: type[BaseException] = KeyboardInterrupt if how == "interrupted" else RuntimeError
 

@@ -58,5 +58,5 @@ def test_damaged_texts_change_nothing(pair: Any) -> None:
     pair.worker.next("joined")
 
 
-def test_a_members_certificate_lives_for_days() -> None:
+def test_a_members_certificate_is_valid_for_days() -> None:
     assert 2 * DAY < LIFE <= 14 * DAY

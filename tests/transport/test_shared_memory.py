@@ -72,7 +72,7 @@ def test_numbers_count_up_and_each_names_its_own_memory(host: Host) -> None:
     assert got(server.get(WORKER, two.number)).size == 8192
 
 
-def test_what_nobody_on_this_host_holds_cannot_be_had(host: Host) -> None:
+def test_a_segment_that_does_not_exist_on_this_host_is_not_returned(host: Host) -> None:
     worker, server = host.child(WORKER), host.child(SERVER)
     got(worker.make(4096))
     assert server.get(WORKER, 7) is None
@@ -80,7 +80,7 @@ def test_what_nobody_on_this_host_holds_cannot_be_had(host: Host) -> None:
     assert server.get(Member("worker", 5), 0) is None
 
 
-def test_a_replacement_gets_its_own_and_the_dead_one_s_is_gone(host: Host) -> None:
+def test_a_replacement_gets_its_own_and_the_lost_ones_is_removed(host: Host) -> None:
     worker, server = host.child(WORKER), host.child(SERVER)
     old = got(worker.make(4096))
     mapped = got(server.get(WORKER, old.number))
@@ -103,7 +103,7 @@ def test_the_size_can_never_change() -> None:
     os.close(descriptor)
 
 
-def test_a_descriptor_that_is_not_what_its_maker_says_is_not_mapped() -> None:
+def test_a_descriptor_that_differs_from_its_description_is_not_mapped() -> None:
     sealed, open_ended = memfd(4096), os.memfd_create("loose", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(open_ended, 4096)
     for descriptor, size in ((sealed, 8192), (open_ended, 4096)):
@@ -127,7 +127,7 @@ def test_too_much_is_refused(host: Host) -> None:
     assert sum(worker.make(1) is not None for _ in range(MOST + 3)) == MOST
 
 
-def test_what_is_no_request_is_answered_and_harms_nobody() -> None:
+def test_an_invalid_request_is_answered_and_does_no_harm() -> None:
     segments, (ours, theirs) = SegmentServer(4096), pair()
     thread = threading.Thread(target=segments.serve, args=(WORKER, ours))
     thread.start()
@@ -146,7 +146,7 @@ def test_without_an_agent_there_are_none() -> None:
     alone.close()
 
 
-def test_an_agent_that_is_gone_is_named() -> None:
+def test_an_agent_that_has_ended_is_named() -> None:
     ours, theirs = pair()
     ours.close()
     with pytest.raises(PeerLost, match="agent of worker/0"):

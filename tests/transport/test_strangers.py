@@ -65,7 +65,7 @@ def test_another_jobs_certificate_is_refused_with_the_right_preauth_too(pair: An
     works(pair, acceptor, note)
 
 
-def test_one_authority_with_two_jobs_still_tells_them_apart(pair: Any, note: Any) -> None:
+def test_one_authority_with_two_jobs_still_distinguishes_them(pair: Any, note: Any) -> None:
     acceptor = pair.accept()
     pair.job.name = "digits-2"
     try:
@@ -77,7 +77,7 @@ def test_one_authority_with_two_jobs_still_tells_them_apart(pair: Any, note: Any
     works(pair, acceptor, note)
 
 
-def test_a_member_that_is_not_wanted_is_told_why(pair: Any, note: Any) -> None:
+def test_a_refused_member_gets_the_reason(pair: Any, note: Any) -> None:
     newest = {"worker/3": 2}
 
     def allow(member: Member) -> str | None:
@@ -102,7 +102,7 @@ def test_a_member_that_is_not_wanted_is_told_why(pair: Any, note: Any) -> None:
         ("coordinator", "expected a coordinator, found server/0"),
     ],
 )
-def test_one_who_is_not_who_was_dialled_is_refused(pair: Any, expect: Any, reason: str) -> None:
+def test_a_peer_with_another_identity_than_expected_is_refused(pair: Any, expect: Any, reason: str) -> None:
     acceptor = pair.accept()
     with pytest.raises(ProtocolError, match=reason):
         pair.dial(acceptor, expect=expect)
@@ -115,7 +115,7 @@ def test_a_role_may_be_expected(pair: Any) -> None:
     pair.server.next("joined")
 
 
-def test_nobody_there_is_named(pair: Any) -> None:
+def test_an_address_without_a_listener_is_named(pair: Any) -> None:
     acceptor = pair.accept()
     acceptor.close()
     with pytest.raises(PeerLost, match=r"server/0 at .*: Connection refused"):
@@ -180,7 +180,7 @@ def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, 
     works(pair, acceptor, note)
 
 
-def test_one_who_never_stops_its_handshake_is_cut_off(memory_pair: Any, note: Any) -> None:
+def test_a_peer_that_never_ends_its_handshake_is_disconnected(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept()
     stranger = preauthenticated(memory_pair, acceptor.address)
     record = b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff" + bytes((1 << 14) - 4)  # one of four parts of a ClientHello
@@ -243,7 +243,7 @@ def test_a_preauth_answer_that_drips_is_let_in_within_the_deadline_and_not_after
         stranger.close()
 
 
-def test_who_has_shown_nothing_costs_no_thread_and_no_buffer_and_keeps_nobody_out(pair: Any, note: Any) -> None:
+def test_a_peer_without_preauth_costs_no_thread_and_no_buffer_and_blocks_no_other(pair: Any, note: Any) -> None:
     acceptor = pair.accept()
     gc.collect()
     before = sum(type(one) in (Records, ReceiveBuffer) for one in gc.get_objects())
@@ -292,7 +292,7 @@ def test_what_is_no_listener_of_ours_is_named(tcp_pair: Any, said: bytes | None,
         other[0].close()
 
 
-def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: Any) -> None:
+def test_a_slow_unauthenticated_peer_has_a_deadline_however_often_it_sends(pair: Any, note: Any) -> None:
     acceptor = pair.accept(patience=0.3)
     silent, dripping = raw(pair, acceptor.address), raw(pair, acceptor.address)
     begin = time.monotonic()
@@ -312,7 +312,7 @@ def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: 
         stranger.close()
 
 
-def test_many_slow_strangers_do_not_lock_out_members(memory_pair: Any, note: Any) -> None:
+def test_many_slow_unauthenticated_peers_do_not_lock_out_members(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept(half_open=4)
     strangers = [preauthenticated(memory_pair, acceptor.address) for _ in range(8)]
     begin = time.monotonic()
@@ -351,7 +351,7 @@ def test_keys_touch_no_disk_and_no_descriptor_stays(job: Any) -> None:
     assert "PRIVATE" not in repr(job.authority)
 
 
-def test_an_allow_that_raises_is_told_and_harms_nobody_else(memory_pair: Any, note: Any) -> None:
+def test_an_allow_that_raises_is_reported_and_harms_no_other_peer(memory_pair: Any, note: Any) -> None:
     def allow(member: Member) -> str | None:
         if member.rank == 9:
             raise KeyError("rank 9")
@@ -364,7 +364,7 @@ def test_an_allow_that_raises_is_told_and_harms_nobody_else(memory_pair: Any, no
     works(memory_pair, acceptor, note)
 
 
-def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
+def test_unauthenticated_peers_leave_no_memory_allocated(memory_pair: Any) -> None:
     """At once, not when the interpreter next looks for cycles: each would leave 130 kB until then."""
     acceptor = memory_pair.accept()
     gc.collect()

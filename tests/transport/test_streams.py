@@ -219,7 +219,7 @@ def test_left_to_itself_a_near_connection_never_runs_bbr() -> None:
     listener.close()
 
 
-def test_who_has_gone_before_it_was_accepted_is_no_error_of_the_listener() -> None:
+def test_a_client_that_left_before_accept_is_no_error_of_the_listener() -> None:
     listener = tcp_stream.listen("127.0.0.1", None)
     for _ in range(3):
         with socket.create_connection((listener.address.host, listener.address.port), 5) as line:
@@ -233,7 +233,7 @@ def test_who_has_gone_before_it_was_accepted_is_no_error_of_the_listener() -> No
         one.close()
 
 
-def test_nobody_listening_is_an_error_at_once() -> None:
+def test_a_missing_listener_is_an_error_at_once() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", probe.getsockname()[1])
@@ -247,7 +247,7 @@ def test_what_may_wait_in_the_kernel_follows_the_rate_in_steps_and_within_bounds
     assert tcp_stream.may_wait(10**12) == 2 << 20
 
 
-def test_who_writes_much_to_a_near_reader_is_woken_less_often() -> None:
+def test_a_writer_of_much_data_to_a_near_reader_is_woken_less_often() -> None:
     """On loopback the limit is more than it began with after some MiB, so fewer wake-ups let a frame in."""
     listener = tcp_stream.listen("127.0.0.1", None)
     a = tcp_stream.connect(listener.address, 5)

@@ -49,7 +49,7 @@ def test_records_arrive_in_order_and_no_send_waits_for_a_reader() -> None:
     other.close()
 
 
-def test_a_goodbye_tells_its_reason_and_an_end_without_one_is_a_death() -> None:
+def test_a_goodbye_has_its_reason_and_an_end_without_one_is_a_loss() -> None:
     one, other = ends()
     one.send_bye("it gave up")
     one.shutdown()
@@ -75,7 +75,7 @@ def test_what_is_no_record_is_refused() -> None:
     ("mine", "theirs", "rank", "fits"),
     [(OURS, THEIRS, 1, True), (OURS, OURS, 1, False), (THEIRS, THEIRS, 1, False), (OURS, THEIRS, 2, False)],
 )
-def test_both_ends_must_know_the_others_secret(
+def test_both_ends_must_have_the_others_secret(
     tmp_path: Path, mine: bytes, theirs: bytes, rank: int, fits: bool
 ) -> None:
     """`OURS` is the caller's, `THEIRS` the listener's, which knows of a rank 1 alone."""

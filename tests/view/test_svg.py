@@ -141,14 +141,14 @@ def test_a_ring_through_a_switch_is_dashed():
     assert all(path.get("stroke-dasharray") and path.get("stroke") == RING_COLOURS[0] for path in dashed)
 
 
-def test_what_is_derived_is_dashed_and_said_to_be():
+def test_derived_links_are_dashed_and_labelled():
     root = drawn(alone(switched(8, 4)))
     assert all(path.get("stroke-dasharray") for title, path in paths(root) if title.endswith("derived"))
     assert any(text.startswith("derived: ") for text, _ in texts(root))
     assert not any(text.startswith("derived: ") for text, _ in texts(drawn(three_hosts())))
 
 
-def test_findings_are_told_and_marked_on_the_devices_they_speak_of():
+def test_findings_are_printed_and_marked_on_their_devices():
     root = drawn(alone(cube_mesh()))
     words = [text for text, _ in texts(root)]
     assert "GPU3 runs at PCIe x4 of x16: a quarter of its bandwidth → reseat the card; look at the riser" in words

@@ -74,7 +74,7 @@ def test_the_tree_shows_what_hangs_on_what_and_how_wide_it_is():
     assert any(line.startswith("derived: ") for line in found)
 
 
-def test_cables_are_told_in_as_few_lines_as_tell_all():
+def test_cables_are_printed_in_as_few_lines_as_possible():
     assert "NVLink  GPU0-GPU7 on NVSW0 (NVSwitch): each 300 GB/s, derived" in lines(alone(switched(8, 4)))
     assert "xGMI  GPU0-GPU3, every pair: 64 GB/s" in lines(alone(accelerated()))
     mesh = lines(alone(cube_mesh()), 120)
@@ -236,7 +236,7 @@ def test_an_encoding_without_lines_gets_plain_ones():
     assert "GPU0 > GPU3" in text
 
 
-def test_rows_in_a_pipe_say_what_hangs_on_what():
+def test_rows_in_a_pipe_show_the_parent_of_each_device():
     found = rows(alone(cube_mesh(), TWO_RINGS))
     assert tuple(found[0]) == HEADS
     assert {len(row) for row in found} == {len(HEADS)}

@@ -68,7 +68,7 @@ RUN = [
 ]
 
 
-def test_the_table_tells_how_stale_a_workers_values_are_where_workers_are_apart():
+def test_the_table_has_the_staleness_of_a_workers_values_where_workers_are_apart():
     late = kinds.StateChanged(
         time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, staleness=3
     )
@@ -132,7 +132,7 @@ def test_sixty_four_ranks_fit_a_small_terminal():
     assert any(line.startswith("worker/63") and "starting" in line for line in lines)
 
 
-def test_before_the_first_report_it_says_what_is_waited_for():
+def test_before_the_first_report_it_shows_what_is_awaited():
     assert "waiting for the hosts" in drawn([], 80, 24)[2]
     assert "starting: 0 of 3 processes run" in drawn(RUN[:1], 80, 24)[2]
     ready = [kinds.StateChanged(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
@@ -157,7 +157,7 @@ def test_the_step_is_the_workers_when_they_report_rarely():
         ("stopped", None, "■ digits-3 stopped in 3m12s"),
     ],
 )
-def test_a_job_whose_steps_nobody_counted_does_not_end_with_none(status, text, line):
+def test_a_job_without_counted_steps_does_not_end_with_none(status, text, line):
     stream, console = pipe()
     printed = text and kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=text)
     draw_end(console, "digits-3", ended(status), uncounted=UncountedSteps(printed))
@@ -221,7 +221,7 @@ def test_plain_lines_are_one_an_event_and_progress_only_every_few_seconds():
     assert lines[-2:] == ["worker/1 node-b │ done", "worker/1 node-b │ next"]
 
 
-def test_the_last_progress_is_always_told():
+def test_the_last_progress_is_always_printed():
     stream, console = pipe()
     log = PlainLog(console)
     log.on_event(progress(100.0, 1, 2.0))
@@ -268,7 +268,7 @@ def box(failure, draw=pipe, **more):
     return [line.rstrip() for line in Text.from_ansi(stream.getvalue()).plain.splitlines()]
 
 
-def test_the_box_of_a_failed_job_tells_who_where_why_what_was_saved_and_what_to_do():
+def test_the_box_of_a_failed_job_has_rank_host_cause_checkpoint_and_next_commands():
     assert box(FAILURE) == [
         "✗ digits-3 failed at step 1,204 after 3m12s: worker/3 on node-b exited with 1",
         "  ValueError: NaN loss at step 1204",
@@ -301,7 +301,7 @@ def test_at_a_narrow_terminal_the_box_wraps_below_its_first_word_and_cuts_nothin
         ({"stopped": []}, "  log:             psctl logs digits-3 -r worker:3"),
     ],
 )
-def test_the_box_tells_other_failures_too(changes, line):
+def test_the_box_describes_other_failures_too(changes, line):
     assert line in box(FAILURE | changes)
 
 
@@ -339,7 +339,7 @@ def test_a_done_job_ends_in_one_line_with_its_metrics():
     ]
 
 
-def test_a_stopped_job_tells_how_to_continue():
+def test_a_stopped_job_shows_the_command_to_continue():
     stream, console = pipe()
     draw_end(console, "digits-3", ended("stopped"), WRITTEN)
     assert stream.getvalue().splitlines()[-2:] == [
@@ -385,7 +385,7 @@ def test_a_pipe_gets_long_lines_whole_and_no_colour():
         ({"TERM": "dumb"}, False, False),
     ],
 )
-def test_colour_is_for_terminals_that_want_it(environment, no_color, coloured):
+def test_colour_is_for_terminals_that_support_it(environment, no_color, coloured):
     stream = Screen()
     console = make_console(stream, no_color=no_color, environment={"TERM": "xterm-256color", **environment})
     say(console, "text", style="red")

@@ -35,7 +35,7 @@ def after(*events):
     return state
 
 
-def test_started_tells_who_is_where():
+def test_started_has_the_host_of_every_rank():
     state = after(STARTED)
     assert (state.job, state.hosts, state.state, state.started) == ("digits-3", ["a", "b"], "starting", 100.0)
     assert {r.name: (r.host, r.state) for r in state.ranks.values()} == {
@@ -68,7 +68,7 @@ def test_a_ranks_rate_counts_from_where_it_trains_not_from_its_start():
     assert state.ranks["worker", 1].rate == 40.0
 
 
-def test_ranks_that_tell_no_steps_have_at_least_the_jobs():
+def test_ranks_that_report_no_steps_have_at_least_the_jobs():
     state = after(STARTED, rank(101.0, "running"), progress(102.0, 10), progress(104.0, 30))
     worker, server = state.ranks["worker", 1], state.ranks["server", 0]
     assert (state.step_of(worker), state.rate_of(worker)) == (30, 10.0)
@@ -88,7 +88,7 @@ def test_the_watched_metric_is_the_loss_or_the_first(metrics, name):
     assert watched_metric(metrics) == name
 
 
-def test_the_curve_leaves_out_what_is_no_number_and_what_was_told_before():
+def test_the_curve_leaves_out_values_that_are_no_numbers_or_were_shown_before():
     state = after(
         progress(1.0, 1, loss=3.0),
         progress(2.0, 1, loss=3.0),
@@ -202,5 +202,5 @@ def test_more_trouble_than_rows_is_grouped_too():
         ([], ""),
     ],
 )
-def test_names_are_told_as_ranges(names, text):
+def test_names_are_shown_as_ranges(names, text):
     assert rank_ranges(names) == text

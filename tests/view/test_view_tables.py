@@ -170,7 +170,7 @@ def test_plan_in_a_pipe_ends_with_the_choice():
     assert rows[-1] == ["160 MB of gradients, 4 ranks, before the run: ps, fastest of 2"]
 
 
-def test_a_plan_says_how_gradients_are_compressed():
+def test_a_plan_shows_how_gradients_are_compressed():
     first, *rest = PLAN["candidates"]
     coded = [first | {"params": {"compression": "int8"}}, *rest]
     rows = piped(tables.draw_plan, PLAN | {"candidates": coded})
@@ -201,7 +201,7 @@ def test_a_dry_run_shows_processes_hosts_files_ports_and_plan():
     assert rows[-1] == ["160 MB of gradients, 4 ranks, before the run: ps, fastest of 2"]
 
 
-def test_nothing_to_show_is_said():
+def test_nothing_to_show_is_reported():
     assert piped(tables.draw_jobs, {"jobs": []}) == [["no jobs"]]
     assert piped(tables.draw_checkpoints, {"checkpoints": []}) == [["no checkpoints"]]
 
@@ -255,7 +255,7 @@ def test_hostile_cells_stay_in_their_cell(draw, document):
     assert len(rows) == len(piped(draw, document))
 
 
-def test_a_checkpoint_without_a_manifest_has_no_date_and_says_what_it_lacks():
+def test_a_checkpoint_without_a_manifest_has_no_date_and_shows_what_it_lacks():
     torn = {"id": "digits-3@5", "time": 0, "bytes": 0, "complete": False, "metrics": {}, "problem": "no manifest.json"}
     assert piped(tables.draw_checkpoints, {"checkpoints": [torn]})[1] == [
         "digits-3@5", "-", "0 B", "torn", "no manifest.json",

@@ -87,7 +87,7 @@ def test_a_checkpoint_holds_what_pushes_left_out(tmp_path: Path, words: tuple[st
     assert fewer.code == 0, fewer
 
 
-def test_a_worker_that_is_killed_says_what_is_lost_with_it(tmp_path: Path) -> None:
+def test_the_loss_of_a_killed_worker_names_what_is_lost_with_it(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     (tmp_path / "job").mkdir()
     text = (ROOT / "templates" / "digits" / "train.py").read_text()

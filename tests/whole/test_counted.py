@@ -68,7 +68,7 @@ class Training:
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "{ssp: 3}"])
-def test_under_continue_the_other_goes_on_alone(tmp_path: Path, consistency: str) -> None:
+def test_under_continue_the_other_trains_alone(tmp_path: Path, consistency: str) -> None:
     training = Training(tmp_path, 1, 40, "--set", f"sync.consistency={consistency}")
     cuts = [cut for cut in range(CLOCKS) if training.once(cut)]
     assert cuts, "no last clock of the dead one makes every example once"
@@ -80,7 +80,7 @@ def test_under_continue_the_other_goes_on_alone(tmp_path: Path, consistency: str
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_under_asp_who_takes_the_place_does_what_was_not_finished(tmp_path: Path, rank: int) -> None:
+def test_under_asp_the_replacement_does_the_unfinished_task(tmp_path: Path, rank: int) -> None:
     training = Training(tmp_path, rank, 40, "--set", "sync.consistency=asp")
     assert any(training.once(cut) for cut in range(CLOCKS))
     assert training.values == pytest.approx([EPOCHS / 4] * EXAMPLES, rel=1e-12)  # a step is the mean of four

@@ -72,7 +72,9 @@ def write(home: Any, hosts: Any, lines: dict[str, str], more: str = "") -> str:
     return str(path)
 
 
-def test_hosts_behind_ports_of_loopback_meet_at_their_own_addresses(hosts: Any, home: Any, forwards: Any) -> None:
+def test_hosts_behind_ports_of_loopback_reach_each_other_at_their_own_addresses(
+    hosts: Any, home: Any, forwards: Any
+) -> None:
     psctl, cluster = Psctl(home.path, environment=home.env), write(home, hosts, forwards)
     doctor = psctl.run("doctor", cluster, "-o", "json")
     assert doctor.code == 0, doctor

@@ -81,7 +81,7 @@ def test_a_link_is_cut_and_mended(hosts: Any) -> None:
     assert banner(hosts["h2"].address) == b"SSH-"
 
 
-def test_a_link_is_as_fast_as_it_is_said_to_be(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_link_has_the_rate_that_was_set(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     hosts = make_hosts(1, rate="40mbit")
     home = hosts.make_home(tmp_path / "home")
     shell = SshShell.connect(resolve("h1", "h1", config=home.config))
@@ -153,7 +153,7 @@ def test_a_home_with_its_own_ssh_is_found_by_its_environment(
     shell.close()
 
 
-def test_a_full_disk_is_said(hosts: Any, home: Any) -> None:
+def test_a_full_disk_is_reported(hosts: Any, home: Any) -> None:
     hosts.disk("h1", "/root/small", "1m")
     shell = SshShell.connect(resolve("h1", "h1", config=home.config))
     with pytest.raises(DiskFull, match=r"h1: write /root/small/file: .*No space left"):

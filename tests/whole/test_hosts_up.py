@@ -13,7 +13,7 @@ from tests.helpers.running import Psctl, assert_clean
 pytestmark = pytest.mark.whole
 
 
-def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> None:
+def test_up_converges_prints_its_actions_and_does_nothing_twice(lab: Any) -> None:
     psctl, hosts, cluster = lab
     for name in hosts:
         hosts.rate(name, "200mbit")  # links of a steady rate are measured once; free ones scatter on a busy machine

@@ -121,7 +121,7 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
     job.clean()
 
 
-def test_a_reader_that_stands_still_for_20_s_is_named_and_lives_on(job: Lived, reference: dict[int, str]) -> None:
+def test_a_reader_that_stands_still_for_20_s_is_named_and_survives(job: Lived, reference: dict[int, str]) -> None:
     for kind, name, place in (("worker", "worker/2", -1), ("server", "server/0", 0)):  # both have something to do
         host, pid = job.processes(kind)[place]
         before = len(job.notices("waits for"))
@@ -135,7 +135,7 @@ def test_a_reader_that_stands_still_for_20_s_is_named_and_lives_on(job: Lived, r
     job.ends_right(reference)
 
 
-def test_a_rank_that_holds_the_interpreter_for_20_s_is_named_and_lives_on(
+def test_a_rank_that_holds_the_interpreter_for_20_s_is_named_and_survives(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
 ) -> None:
     job = Lived(make_hosts(3), tmp_path / "home")
@@ -151,7 +151,7 @@ def test_a_rank_that_holds_the_interpreter_for_20_s_is_named_and_lives_on(
 
 @pytest.mark.parametrize("kind", ["agent", "coordinator"])
 @pytest.mark.parametrize("host", ["h1", "h3"])
-def test_an_agent_or_the_coordinator_dies(job: Lived, reference: dict[int, str], kind: str, host: str) -> None:
+def test_an_agent_or_the_coordinator_is_killed(job: Lived, reference: dict[int, str], kind: str, host: str) -> None:
     """The head's end the job, in good order; another host's agent is that host's loss."""
     found = [pid for where, pid in job.processes(kind) if where == host]
     if not found:

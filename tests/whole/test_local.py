@@ -130,7 +130,7 @@ def test_a_checkpoint_of_the_last_step_ends_at_once_with_the_same_accuracy(train
     assert run.of("progress")[-1:] == [] or run.of("progress")[-1]["step"] == first.events[-1]["steps"]
 
 
-def test_status_jobs_logs_and_attach_tell_of_a_finished_job(trained) -> None:
+def test_status_jobs_logs_and_attach_show_a_finished_job(trained) -> None:
     psctl, first = trained
     jobs = psctl.run("jobs", "-o", "json").document["jobs"]
     assert {"job", "state", "step", "started", "ranks"} <= set(jobs[0])
@@ -143,7 +143,7 @@ def test_status_jobs_logs_and_attach_tell_of_a_finished_job(trained) -> None:
     assert status["hosts"][0]["state"]
 
 
-def test_unknown_names_end_with_6_and_say_what_there_is(trained) -> None:
+def test_unknown_names_end_with_6_and_list_the_known_ones(trained) -> None:
     psctl, _ = trained
     for arguments in (("attach", "nothing"), ("checkpoint", "show", "digits-1@7"), ("logs", "digits-77")):
         run = psctl.run(*arguments, "-o", "json")

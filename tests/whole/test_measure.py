@@ -187,7 +187,7 @@ def test_train_measures_as_up_does_and_of_two_links_a_job_trains_over_the_fast_o
     assert {tuple(actions) for actions in lab.actions().values()} == {()}, "up finds nothing left to do"
 
 
-def test_of_two_links_the_dead_one_is_not_taken(lab: Any) -> None:
+def test_of_two_links_the_broken_one_is_not_taken(lab: Any) -> None:
     lab = lab(3, second="")
     lab.hosts.cut("h2", 1)
     settled, addresses = lab.reached()

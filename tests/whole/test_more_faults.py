@@ -153,7 +153,7 @@ class Lab:
 
 
 @pytest.mark.soak
-def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+def test_faults_that_training_survives(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """Links cut without a word for 4 s, processes that stand still for 8 s."""
     lab = Lab(make_hosts(2), tmp_path / "home")
     with lab.training() as job:
@@ -170,7 +170,9 @@ def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: P
 
 
 @pytest.mark.soak
-def test_training_goes_on_whatever_strangers_do_at_its_ports(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+def test_training_continues_whatever_unauthenticated_peers_do_at_its_ports(
+    make_hosts: Callable[..., Any], tmp_path: Path
+) -> None:
     """With no proof of the secret, a wrong, an overheard, a dripping one, and the right one without a certificate."""
     lab = Lab(make_hosts(2), tmp_path / "home")
     with lab.training() as job:
@@ -230,7 +232,9 @@ def run_here(folder: Path, what: str, *arguments: str) -> Ended:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["ps", "native"])
-def test_a_rank_that_leaves_in_mid_training_is_named_not_those_who_wait_for_it(tmp_path: Path, strategy: str) -> None:
+def test_a_rank_that_leaves_in_mid_training_is_named_not_the_ranks_that_wait_for_it(
+    tmp_path: Path, strategy: str
+) -> None:
     run = run_here(tmp_path, "break", "--strategy", strategy)
     assert run.code == 1, run
     failure = run.events[-1]["failure"]
@@ -257,7 +261,7 @@ def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path
 
 
 @pytest.mark.soak
-def test_what_a_killed_writer_left_of_a_checkpoint_is_gone_with_the_job(tmp_path: Path) -> None:
+def test_the_files_of_a_killed_checkpoint_writer_are_removed_with_the_job(tmp_path: Path) -> None:
     folder = tmp_path / ".psctl" / "host" / "checkpoints" / "odd-1"
     run = run_here(tmp_path, f'os.makedirs(f"{folder}/99.{{os.uname().nodename}}.4194305.partial")', "--strategy", "ps")
     assert run.code == 0, run

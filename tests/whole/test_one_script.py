@@ -48,7 +48,7 @@ def test_it_runs_under_torchrun() -> None:
     assert accuracy(run.stdout) >= 0.95
 
 
-def test_a_script_that_only_knows_torchrun_runs_under_psctl(tmp_path: Path) -> None:
+def test_a_script_written_for_torchrun_runs_under_psctl(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     run = psctl.run("train", str(ROOT / "templates" / "ddp" / "job.yaml"), "-o", "jsonl", timeout=120)
     assert run.code == 0, run

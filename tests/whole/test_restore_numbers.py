@@ -15,7 +15,7 @@ from tests.helpers.running import processes
 pytestmark = pytest.mark.whole
 
 
-def test_a_server_is_killed_and_a_checkpoint_goes_on_with_other_numbers_of_workers_and_servers(tmp_path: Path) -> None:
+def test_a_server_is_killed_and_a_checkpoint_resumes_with_other_numbers_of_workers_and_servers(tmp_path: Path) -> None:
     """In float64; the checkpoint is from the middle of an epoch."""
     exact = Exact(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
@@ -40,7 +40,7 @@ def test_a_server_is_killed_and_a_checkpoint_goes_on_with_other_numbers_of_worke
 
 
 @pytest.mark.soak
-def test_it_goes_on_with_fewer_and_then_with_more(tmp_path: Path) -> None:
+def test_it_continues_with_fewer_workers_and_then_with_more(tmp_path: Path) -> None:
     exact = Exact(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
     exact.train(2, 2, "--optimizer", "adamw")

@@ -33,7 +33,7 @@ def test_the_rank_that_sleeps_is_the_headline_with_its_own_stack(tmp_path: Path,
     assert any("in main: " in line for line in failure["stacks"]["worker/0"]), "who waits has its stack there too"
 
 
-def test_the_ranks_of_a_script_without_psctl_that_neither_print_nor_compute_have_their_stacks_told(
+def test_idle_ranks_of_a_script_without_psctl_have_their_stacks_reported(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "plain.py").write_text(

@@ -104,7 +104,7 @@ def test_without_replicas_a_store_goes_back_with_the_rest_to_the_last_checkpoint
 
 
 @pytest.mark.soak
-def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path) -> None:
+def test_counting_and_training_continue_together_when_a_server_is_lost(tmp_path: Path) -> None:
     events = train(tmp_path, 25, "--servers", "3", "--set", 'args=["--pause", "0.1"]')
     assert not [event for event in events if event["event"] == "restored"]
     assert taken(events) == [EXACT] * 2
@@ -112,7 +112,7 @@ def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path)
 
 @pytest.mark.soak
 @pytest.mark.parametrize("step", [11, 17, 25])
-def test_what_a_worker_that_is_gone_for_good_had_not_finished_counts_once(tmp_path: Path, step: int) -> None:
+def test_the_unfinished_examples_of_a_worker_that_is_not_replaced_count_once(tmp_path: Path, step: int) -> None:
     options = ("--set", "restart.on_worker_loss=continue", "--set", 'args=["--pause", "0.1", "--consistency", "bsp"]')
     events = train(tmp_path, step, *options, role="worker", which=1)
     assert [event["rank"] for event in events if event["event"] == "worker-lost"] == [1]

@@ -39,7 +39,7 @@ def train(exact: Exact, folder: Path, strategy: str, workers: int) -> Ended:
         pytest.param("double-tree", 4, marks=pytest.mark.soak),
     ],
 )  # fmt: skip
-def test_a_collective_that_is_asked_for_trains_as_one_process_does(tmp_path: Path, strategy: str, workers: int) -> None:
+def test_a_collective_that_is_requested_trains_as_one_process_does(tmp_path: Path, strategy: str, workers: int) -> None:
     exact = Exact(tmp_path)
     expected = exact.alone("--epochs", EPOCHS)
     run = train(exact, tmp_path, strategy, workers)

@@ -11,7 +11,7 @@ from psctl.worker import coordinator_session as sessions
 from psctl.worker.coordinator_session import CoordinatorSession
 
 
-def test_a_worker_that_loses_the_coordinator_tells_its_agent_that_it_was_a_connection(monkeypatch, tmp_path) -> None:
+def test_a_worker_that_loses_the_coordinator_reports_a_connection_loss_to_its_agent(monkeypatch, tmp_path) -> None:
     ends: list[int] = []
     monkeypatch.setattr(sessions.os, "_exit", ends.append)
     with sealed_memory.holding(json.dumps({"error_file": str(tmp_path / "error.json")}).encode()) as orders:

@@ -468,7 +468,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         served(script)
 
 
-def test_an_optimizer_that_gained_a_group_is_told_so() -> None:
+def test_an_optimizer_that_gained_a_group_is_reported() -> None:
     def script(run):
         net = Net()
         model, optimizer = run.prepare(net, torch.optim.SGD(net.layer.parameters(), lr=0.1))

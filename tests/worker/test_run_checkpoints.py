@@ -103,7 +103,7 @@ WAYS = [("ps", "server"), ("ps", "worker")]
 
 
 @pytest.mark.parametrize("at", [4, 8, 12, 16])
-def test_a_loader_made_in_every_epoch_goes_on_where_it_was(at) -> None:
+def test_a_loader_made_in_every_epoch_continues_where_it_was(at) -> None:
     whole = Job(2, 1, every=4)
     expected = whole.run(lambda run: train(run, inside=True))
     seen: list = []
@@ -153,7 +153,7 @@ def test_the_same_number_of_workers_continues_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [(("ps", "server"), ("ps", "worker")), (("ps", "worker"), ("ps", "server"))]
 )
-def test_a_checkpoint_of_one_way_goes_on_in_another(before, after) -> None:
+def test_a_checkpoint_of_one_strategy_resumes_under_another(before, after) -> None:
     whole = Job(2, 1, *before).run(train)[0]
     first = Job(2, 1, *before, every=7)
     first.run(train)
@@ -209,7 +209,7 @@ def test_a_loop_that_is_left_early_still_saves_its_last_step(update) -> None:
     assert_same(Job(2, 1, update=update, resume=job.saved[5]).run(train)[0], whole)
 
 
-def test_a_proposed_cut_saves_the_same_step_everywhere_and_training_goes_on() -> None:
+def test_a_proposed_cut_saves_the_same_step_everywhere_and_training_continues() -> None:
     job = Job(3, 2, update="server")
     job.run(lambda run: train(run, act=lambda r: job.propose() if (r.step, r.rank) == (6, 1) else None))
     assert len(job.saved) == 2
@@ -219,7 +219,7 @@ def test_a_proposed_cut_saves_the_same_step_everywhere_and_training_goes_on() ->
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
-def test_a_polite_stop_saves_and_leaves_and_the_next_job_goes_on(update) -> None:
+def test_a_stop_saves_and_leaves_and_the_next_job_resumes(update) -> None:
     whole = Job(2, 1, update=update).run(train)[0]
     job = Job(2, 1, update=update)
     results = job.run(

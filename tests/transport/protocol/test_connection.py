@@ -92,7 +92,7 @@ def test_keys_for_another_or_echoed_are_refused(wire: Any) -> None:
         wire.shake(worker, server)
 
 
-def test_a_payload_goes_where_place_says(wire: Any) -> None:
+def test_a_payload_goes_to_the_buffer_of_place(wire: Any) -> None:
     worker, server = wire.joined()
     landing = bytearray(5000)
     asked = []
@@ -166,7 +166,7 @@ def test_credit_and_goodbye_are_events_and_nothing_comes_after(wire: Any) -> Non
     assert server.connection.state is ConnectionState.ENDED
 
 
-def test_the_end_of_the_stream_tells_whether_something_was_cut(wire: Any) -> None:
+def test_the_end_of_the_stream_shows_whether_something_was_cut(wire: Any) -> None:
     for cut in (0, 5):
         worker, server = wire.joined()
         frame = worker.note("whole") + worker.note("cut")[:cut]
@@ -328,7 +328,7 @@ def test_whatever_is_sent_arrives_however_it_is_cut(wire: Any, messages: list[An
     assert server.events == [Received(wire.Note(text), payload) for text, payload in messages]
 
 
-def test_a_stranger_gets_no_more_than_64_kib(wire: Any) -> None:
+def test_an_unauthenticated_peer_gets_no_more_than_64_kib(wire: Any) -> None:
     _, server = wire.ends()
     change = b"\x14\x03\x03\x00\x01\x01"  # change_cipher_spec, which TLS 1.3 ignores
     hello = wire.ends()[0].step()

@@ -31,7 +31,7 @@ def test_a_certificate_names_job_role_rank_and_incarnation(job: str) -> None:
     assert read_identity(der(issue(authority, job, member, time.time()).certificate_pem)) == (job, member)
 
 
-def test_the_authoritys_own_certificate_names_nobody() -> None:
+def test_the_authoritys_own_certificate_has_no_identity() -> None:
     with pytest.raises(ProtocolError, match=r"names no member of a job \(its URIs: psctl://digits-1"):
         read_identity(der(make_authority("digits-1", time.time()).certificate_pem))
     with pytest.raises(ProtocolError, match="names no member of a job"):
