@@ -3,6 +3,7 @@
 #             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py)
 # make unit   the pure tests: no root, no network, no processes; under 60 s on two cores
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
+# make torture HOURS=1   random faults on test hosts, and the promises of docs/failures.md after each (root)
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
 # make audit  are the pinned versions complete, as installed, and without known vulnerabilities (says what it could not ask)
 # make lock   pin what is installed in .venv, with hashes of what hosts are given (asks the index)
@@ -17,13 +18,13 @@ UNIT := tests/spec tests/topology tests/schedule tests/ps tests/transport/protoc
 	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
 PURE := $(UNIT) tests/launch
 
-.PHONY: demo unit test simulate soak bench lint audit lock clean system
+.PHONY: demo unit test simulate torture soak bench lint audit lock clean system
 
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
 
 # Empty: the tests start hundreds of processes, which would all compile psctl anew where bytecode is not kept.
-test soak simulate: export PYTHONDONTWRITEBYTECODE :=
+test soak simulate torture: export PYTHONDONTWRITEBYTECODE :=
 
 test: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder --durations=20
@@ -39,6 +40,11 @@ simulate: $(VENV)/installed-dev
 	$(BIN)/python -m tests.simulation --what chain --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what tables --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --mutants
+
+HOURS ?= 1
+
+torture: system $(VENV)/installed-dev
+	$(BIN)/python -m tests.torture --hours $(HOURS) --from $(FROM)
 
 soak: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --timeout 1800 --durations=15

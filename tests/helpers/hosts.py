@@ -313,6 +313,29 @@ class Hosts(_Ssh):
         for port, bridge in zip(self.hosts[name].ports, self._bridges(self.hosts[name]), strict=True):
             _ip("ip", "link", "set", "dev", port, "master", bridge, inside=self._switch)
 
+    def part(self, *names: str, apart: bool = True) -> None:
+        """Let these hosts reach no other of them, but all the rest; `apart` False: let them again."""
+        for name in names:
+            for port in self.hosts[name].ports:
+                flag = "on" if apart else "off"
+                _ip("bridge", "link", "set", "dev", port, "isolated", flag, inside=self._switch)
+
+    def mute(self, name: str, toward: str, *, muted: bool = True) -> None:
+        """Let no packet of a host arrive at another one, whose own packets do arrive; `muted` False: let them again."""
+        words = ["replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent"] if muted else ["del"]
+        for index, address in enumerate(self.hosts[toward].addresses):
+            _ip("ip", "neigh", words[0], address, *words[1:], "dev", f"eth{index}", inside=self.hosts[name].init)
+
+    def lose(self, name: str, seconds: float) -> None:
+        """Lose some tenth of the packets to and from a host: its links are cut for 20 ms five times a second."""
+        ports = zip(self.hosts[name].ports, self._bridges(self.hosts[name]), strict=True)
+        steps = [
+            (f"ip link set dev {port} nomaster", f"ip link set dev {port} master {bridge}") for port, bridge in ports
+        ]
+        cut, heal = ("; ".join(each) for each in zip(*steps, strict=True))
+        loop = f"for _ in $(seq {int(seconds * 5)}); do {cut}; sleep 0.02; {heal}; sleep 0.18; done"
+        _ip("sh", "-c", loop, inside=self._switch)
+
     def rate(self, name: str, rate: str, link: int | None = None) -> None:
         """Change the speed of its links, or that of one ethN, both directions, as tc writes it ("100mbit")."""
         host = self.hosts[name]

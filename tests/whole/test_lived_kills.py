@@ -22,20 +22,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return undisturbed(tmp_path_factory.mktemp("undisturbed"), 200, workers=3)
 
 
-def whole(job: Lived) -> bool:
-    """Is every shard on two servers, does every worker train, and do three servers take part?"""
-    begin = max((at for at, event in enumerate(job.events) if event["event"] == "restored"), default=0)
-    since = job.events[begin:]
-    told = [event["text"] for event in since if event["event"] == "notice"]
-    copies = [text for text in told if "servers again" in text or "on one server only" in text]
-    lost = {kind: sum(event["event"] == f"{kind}-lost" for event in since) for kind in ("worker", "server")}
-    return (
-        (not copies or "again" in copies[-1])
-        and sum("trains again" in text for text in told) == lost["worker"]
-        and sum("takes part" in text for text in told) == lost["server"]
-    )
-
-
 def kill_one(job: Lived, chance: random.Random) -> str:
     """Kill one server or worker, whichever comes; return which it was."""
     kind = chance.choice(["server", "worker"])
@@ -54,9 +40,9 @@ def test_twenty_kills_in_one_training(
     killed = []
     for _ in range(KILLS):
         job.goes_on(chance.randrange(1, 12))
-        job.until(lambda: whole(job), "all that was lost made good")
+        job.until(job.is_whole, "all that was lost made good")
         killed.append(kill_one(job, chance))
-    job.until(lambda: whole(job), "all that was lost made good")
+    job.until(job.is_whole, "all that was lost made good")
     job.goes_on()
     compared = job.ends_right(reference)
     back = len(job.of("restored"))

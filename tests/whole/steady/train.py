@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes at least; none after a resume")
+    parser.add_argument("--keep-pace", action="store_true", help="so many after a resume too")
     parser.add_argument("--raise-at", type=int, default=-1, help="step at which rank 1 raises")
     parser.add_argument("--hang-at", type=int, default=-1, help="step at which rank 1 stops moving")
     parser.add_argument("--loaders", type=int, default=0, help="data-loader children a worker")
@@ -46,7 +47,7 @@ def main() -> None:
             optimizer.step()
             run.report(loss=loss)
             disturb(run, given)
-            time.sleep(0.0 if run.resumed else given.pause)
+            time.sleep(0.0 if run.resumed and not given.keep_pace else given.pause)
         scheduler.step()
         if given.values:
             print_values(run, model, epoch)

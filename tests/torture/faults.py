@@ -1,0 +1,310 @@
+"""The faults: what is done to hosts, links, disks and processes of a job in training, and what must be seen of it.
+
+A fault takes the trial, does harm, undoes it where it can, and returns when the job shows what docs/failures.md
+promises. AssertionError: it does not. The trial itself checks that training goes on and with which values.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.helpers.lived import LONG
+from tests.helpers.running import STEADY, set_args
+
+if TYPE_CHECKING:
+    from tests.torture.trial import Trial
+
+CHECKPOINTS = "/root/.psctl/host/checkpoints"
+
+
+def _last(trial: Trial, seconds: float) -> None:
+    """Let a fault last: time on the wire is the fault."""
+    time.sleep(seconds)
+    assert not trial.job.of("finished"), trial.job.events[-1]
+
+
+def _nothing_lost(trial: Trial, before: list[str]) -> None:
+    assert trial.job.lost() == before, f"lost {trial.job.lost()[len(before) :]}, and nothing should be"
+
+
+def _kill(trial: Trial, kind: str) -> str:
+    """Kill one process of a kind; return its host once the loss is in the event log."""
+    job, before = trial.job, len(trial.job.lost())
+    host, pid = trial.chance.choice(job.processes(kind))
+    job.signal(host, pid, "KILL")
+    job.until(lambda: len(job.lost()) > before, f"the loss of a {kind} on {host} in the event log")
+    return host
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+
+def kill_server(trial: Trial) -> None:
+    """One server; the others have its shards, so no step is repeated."""
+    before = len(trial.job.of("restored"))
+    _kill(trial, "server")
+    trial.made_good()
+    assert len(trial.job.of("restored")) == before, "the loss of one server sent all processes back to a checkpoint"
+
+
+def kill_worker(trial: Trial) -> None:
+    """One worker, any."""
+    _kill(trial, "worker")
+
+
+def kill_two_workers(trial: Trial) -> None:
+    """Two workers at about the same time."""
+    _kill(trial, "worker")
+    time.sleep(trial.chance.random())
+    _kill(trial, "worker")
+
+
+def kill_server_after_worker(trial: Trial) -> None:
+    """A server, while a worker is being replaced."""
+    _kill(trial, "worker")
+    time.sleep(trial.chance.random())
+    _kill(trial, "server")
+
+
+def kill_two_servers(trial: Trial) -> None:
+    """A second server before the first one's shards are filled again."""
+    _kill(trial, "server")
+    time.sleep(trial.chance.random() / 2)
+    _kill(trial, "server")
+
+
+def stop_process(trial: Trial) -> None:
+    """A worker or a server stands still for 20 s and is named."""
+    job, lost = trial.job, trial.job.lost()
+    kind = trial.chance.choice(["worker", "server"])
+    host, pid = trial.chance.choice(job.processes(kind))
+    before = len(job.notices("waits for"))
+    job.signal(host, pid, "STOP")
+    try:
+        _last(trial, 20)
+    finally:
+        job.signal(host, pid, "CONT")
+    job.until(lambda: job.notices("waits for")[before:], f"a notice that names the stopped {kind}")
+    _nothing_lost(trial, lost)
+
+
+def kill_agent(trial: Trial) -> None:
+    """The agent of a host that is not the head: the host is lost."""
+    host = trial.chance.choice(trial.others())
+    pids = [pid for where, pid in trial.job.processes("agent") if where == host]
+    before = len(trial.job.lost())
+    trial.job.signal(host, pids[-1], "KILL")
+    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}")
+    trial.lost_hosts.append(host)
+
+
+def kill_psctl(trial: Trial) -> None:
+    """A psctl that follows the job: the job does not miss it."""
+    lost = trial.job.lost()
+    with trial.job.psctl.start("attach", trial.job.job, "-o", "jsonl") as follower:
+        assert follower.stdout is not None
+        follower.stdout.readline()
+        follower.kill()
+    _nothing_lost(trial, lost)
+
+
+# ---- hosts and links -----------------------------------------------------------------------------------------------
+
+
+def power(trial: Trial) -> None:
+    """A host that is not the head loses its power."""
+    host, before = trial.chance.choice(trial.others()), len(trial.job.lost())
+    trial.job.hosts.crash(host)
+    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}", 60)
+    trial.lost_hosts.append(host)
+    trial.gone.append(host)
+
+
+def cut_3s(trial: Trial) -> None:
+    """A link is cut for 3 s, the head's too."""
+    lost, host = trial.job.lost(), trial.chance.choice(trial.hosts())
+    trial.job.hosts.cut(host)
+    try:
+        _last(trial, 3)
+    finally:
+        trial.job.hosts.heal(host)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
+def cut_60s(trial: Trial) -> None:
+    """A host is cut off until it is lost and its agent has ended its processes; then it is back."""
+    host, before = trial.chance.choice(trial.others()), len(trial.job.lost())
+    trial.job.hosts.cut(host)
+    trial.lost_hosts.append(host)
+    try:
+        trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}", 60)
+        trial.job.until(lambda: not trial.job.hosts.leftovers(host), f"the end of the processes on {host}", 60)
+    finally:
+        trial.job.hosts.heal(host)
+
+
+def flap(trial: Trial) -> None:
+    """A link is up and down in turn, a second each."""
+    lost, host = trial.job.lost(), trial.chance.choice(trial.others())
+    for _ in range(6):
+        trial.job.hosts.cut(host)
+        try:
+            _last(trial, 1)
+        finally:
+            trial.job.hosts.heal(host)
+        _last(trial, 1)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
+def lossy(trial: Trial) -> None:
+    """A link loses a tenth of its packets for 10 s."""
+    lost = trial.job.lost()
+    trial.job.hosts.lose(trial.chance.choice(trial.hosts()), 10)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
+def slow(trial: Trial) -> None:
+    """A link carries 1 Mbit/s for 10 s."""
+    lost, host = trial.job.lost(), trial.chance.choice(trial.hosts())
+    trial.job.hosts.rate(host, "1mbit")
+    try:
+        _last(trial, 10)
+    finally:
+        trial.job.hosts.rate(host, trial.rate)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
+def one_way(trial: Trial) -> None:
+    """For 3 s no packet of one host arrives at another one, whose own do arrive."""
+    lost, (host, toward) = trial.job.lost(), trial.chance.sample(trial.hosts(), 2)
+    trial.job.hosts.mute(host, toward)
+    try:
+        _last(trial, 3)
+    finally:
+        trial.job.hosts.mute(host, toward, muted=False)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
+# ---- disks, clocks, logins, users ----------------------------------------------------------------------------------
+
+
+def _no_checkpoint_until(trial: Trial, spoil: str, mend: str) -> None:
+    """Spoil the head's disk of checkpoints until one fails, and mend it until one is written."""
+    job, lost = trial.job, trial.job.lost()
+    before = len(job.notices("was not written"))
+    job.hosts.exec(job.head, ["sh", "-c", spoil], check=False)
+    try:
+        job.until(lambda: len(job.notices("was not written")) > before, "a notice of a checkpoint that failed")
+    finally:
+        job.hosts.exec(job.head, ["sh", "-c", mend])
+    written = len(job.of("checkpoint"))
+    job.until(lambda: len(job.of("checkpoint")) > written, "a checkpoint once there is space")
+    _nothing_lost(trial, lost)
+
+
+def full_disk(trial: Trial) -> None:
+    """The head's disk is full."""
+    _no_checkpoint_until(trial, f"cat /dev/zero > {CHECKPOINTS}/full", f"rm -f {CHECKPOINTS}/full")
+
+
+def no_inodes(trial: Trial) -> None:
+    """The head's disk can take no more files."""
+    fill = f"mkdir -p {CHECKPOINTS}/full; i=0; while : > {CHECKPOINTS}/full/$i; do i=$((i + 1)); done"
+    _no_checkpoint_until(trial, fill, f"rm -rf {CHECKPOINTS}/full")
+
+
+def read_only(trial: Trial) -> None:
+    """The head's disk becomes read-only."""
+    _no_checkpoint_until(trial, f"mount -o remount,ro {CHECKPOINTS}", f"mount -o remount,rw {CHECKPOINTS}")
+
+
+def clock(trial: Trial) -> None:
+    """The clock of the head is set by years: status finds the job all the same."""
+    job = trial.job
+    moved = "sed 's/^btime .*/btime 1000000000/' /proc/stat > /run/stat && mount --bind /run/stat /proc/stat"
+    job.hosts.exec(job.head, ["sh", "-c", moved])
+    try:
+        rows = job.psctl.run("status", job.job, "-o", "json", timeout=LONG).document
+    finally:
+        job.hosts.exec(job.head, ["umount", "/proc/stat"])
+    assert rows["jobs"][0]["state"] == "running", rows
+
+
+def few_logins(trial: Trial) -> None:
+    """sshd on the head takes two logins at once and one session each."""
+    job = trial.job
+    file = job.hosts.path(job.head, "/run/psctl-test/sshd_config")
+    text = file.read_text()
+    file.write_text(text.replace("MaxStartups 100", "MaxStartups 2\nMaxSessions 1"))
+    os.kill(job.hosts[job.head].init, signal.SIGHUP)
+    try:
+        done = job.psctl.run("status", job.job, "-o", "json", timeout=LONG)
+        assert done.code == 0, done
+    finally:
+        file.write_text(text)
+        os.kill(job.hosts[job.head].init, signal.SIGHUP)
+
+
+def two_at_once(trial: Trial) -> None:
+    """A second job and two more psctl at the same time."""
+    psctl = trial.job.psctl
+    second = psctl.start(
+        "train", str(STEADY), "--cluster", str(trial.job.cluster), "--set", "name=second", "--workers", "1",
+        "--servers", "1", *set_args("--epochs", "2"), "-o", "jsonl",
+    )  # fmt: skip
+    readers = [psctl.start("status", trial.job.job, "-o", "json"), psctl.start("jobs", "-o", "json")]
+    for process in [*readers, second]:
+        out, err = process.communicate(timeout=LONG)
+        assert process.returncode == 0, f"{process.args}: exit {process.returncode}\n{out}\n{err}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault by its name in docs/failures.md.
+
+    Args:
+        name: of the row there.
+        play: does it.
+        weight: how often it is chosen, beside the others' weights.
+        costs_host: no process of the job is on one of its hosts afterwards; a trial has one such fault at most.
+    """
+
+    name: str
+    play: Callable[[Trial], None]
+    weight: int = 2
+    costs_host: bool = False
+
+
+FAULTS = (
+    Fault("kill-server", kill_server, 4),
+    Fault("kill-worker", kill_worker, 4),
+    Fault("kill-two-workers", kill_two_workers),
+    Fault("kill-server-after-worker", kill_server_after_worker),
+    Fault("kill-two-servers", kill_two_servers),
+    Fault("stop-process", stop_process, 1),
+    Fault("kill-agent", kill_agent, 1, costs_host=True),
+    Fault("kill-psctl", kill_psctl, 1),
+    Fault("power", power, 2, costs_host=True),
+    Fault("cut-3s", cut_3s),
+    Fault("cut-60s", cut_60s, 1, costs_host=True),
+    Fault("flap", flap, 1),
+    Fault("lossy", lossy),
+    Fault("slow", slow, 1),
+    Fault("one-way", one_way),
+    Fault("full-disk", full_disk, 1),
+    Fault("no-inodes", no_inodes, 1),
+    Fault("read-only", read_only, 1),
+    Fault("clock", clock, 1),
+    Fault("few-logins", few_logins, 1),
+    Fault("two-at-once", two_at_once, 1),
+)

@@ -1,0 +1,95 @@
+"""One training with some faults: chosen by a seed, and compared with an undisturbed run, to the bit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.lived import Lived
+from tests.torture.faults import CHECKPOINTS, FAULTS, Fault
+
+LEAST, MOST = 3, 7
+"""Faults of a trial."""
+
+PAUSE = 0.2
+"""Seconds a step takes at least, so that an undisturbed run of a minute is ahead of all trials."""
+
+
+def choose(chance: random.Random, only: Sequence[str] = ()) -> list[Fault]:
+    """Return the faults of a trial, in order; at most one of them costs a host."""
+    pool = [fault for fault in FAULTS if not only or fault.name in only]
+    chosen: list[Fault] = []
+    for _ in range(chance.randint(LEAST, MOST)):
+        free = [fault for fault in pool if not (fault.costs_host and any(each.costs_host for each in chosen))]
+        if not free:
+            break
+        chosen += chance.choices(free, [fault.weight for fault in free])
+    return chosen
+
+
+class Trial:
+    """A job that trains on three hosts, and what has happened to it.
+
+    Args:
+        hosts: three test hosts; each gets a worker and a server.
+        folder: for psctl's home on the driving side.
+        chance: chooses processes, hosts and moments.
+        rate: of every link, as tc writes it.
+    """
+
+    def __init__(self, hosts: Any, folder: Path, chance: random.Random, rate: str) -> None:
+        self.chance, self.rate = chance, rate
+        hosts.disk(next(iter(hosts)), CHECKPOINTS, "4m,nr_inodes=200")
+        self.job = Lived(hosts, folder)
+        self.lost_hosts: list[str] = []
+        self.gone: list[str] = []
+        """Hosts without power, of the lost ones."""
+
+    def hosts(self) -> list[str]:
+        """The hosts that are not lost."""
+        return [name for name in self.job.hosts if name not in self.lost_hosts]
+
+    def others(self) -> list[str]:
+        """The same without the head."""
+        return [name for name in self.hosts() if name != self.job.head]
+
+    def goes_on(self) -> None:
+        """Wait until more steps are done."""
+        self.job.goes_on(5)
+
+    def made_good(self) -> None:
+        """Wait until all that was lost is made good: replicas, servers, workers."""
+        self.job.until(self.job.is_whole, "the replacement of all that was lost")
+
+    def run(
+        self, faults: Sequence[Fault], reference: Mapping[int, str], say: Callable[[str], None]
+    ) -> dict[str, float]:
+        """Train, do all faults, stop, and compare.
+
+        Returns:
+            fault -> seconds from its begin until training went on; the time that it lasted is included.
+
+        Raises:
+            AssertionError: a promise is broken; says which and after which fault.
+        """
+        self.job.train("--set", "checkpoint.every=20 steps", pause=PAUSE, words_more=("--keep-pace",))
+        times = {}
+        for fault in faults:
+            self.job.goes_on(self.chance.randrange(1, 12))
+            began = time.monotonic()
+            try:
+                fault.play(self)
+                self.goes_on()
+                times[fault.name] = time.monotonic() - began
+                self.made_good()
+            except AssertionError as error:
+                raise AssertionError(f"{fault.name}: {error}") from error
+            say(f"    {fault.name}: went on after {times[fault.name]:.1f} s")
+        compared = self.job.stops_right(reference, tuple(self.gone))
+        self.job.hosts.exec(self.job.head, ["umount", CHECKPOINTS])
+        self.job.clean(tuple(self.gone))
+        say(f"    {compared} epochs compared, {len(self.job.of('restored'))} times back to a checkpoint")
+        return times
