@@ -355,7 +355,7 @@ class Hosts(_Ssh):
     def disk(self, name: str, path: str, size: str) -> None:
         """Put a small disk of its own (tmpfs, "4m") at a folder of a host."""
         self.exec(name, ["mkdir", "-p", path])
-        self.exec(name, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
+        self.exec(name, ["mount", "-t", "tmpfs", "-o", f"mode=755,size={size}", "tmpfs", path])
 
     def program(self, name: str, program: str, text: str) -> None:
         """Put a program of the test's own first on a host's PATH: a recorded nvidia-smi, say."""
