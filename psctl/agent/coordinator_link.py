@@ -1,7 +1,7 @@
 """The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
 A refused connection means that the coordinator is gone: the job is over on this host. Silence may be a link that comes
-back: the agent tries until the coordinator has been unreachable for 15 s, 5 of which the transport took to notice.
+back: the agent waits until the coordinator has been unreachable for AGENT_PATIENCE (job/outages.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
+from psctl.job.outages import AGENT_PATIENCE, TOLERANCE
 from psctl.job.process_messages import Register
 from psctl.orders import JobOrder
 from psctl.process.certificate_renewal import CertificateRenewer
@@ -84,11 +85,11 @@ class CheckpointCopies:
         self._receivers.clear()
 
 
-RECONNECT_TIMEOUT = 10.0
-"""Seconds for making a lost connection again."""
-
 HANDSHAKE = 5.0
 """Seconds for one attempt."""
+
+LOOK = 1.0
+"""Seconds between two looks at how long the coordinator has been silent."""
 
 COORDINATOR = Member("coordinator", 0)
 
@@ -162,9 +163,9 @@ class CoordinatorLink(ConnectionHandler):
             began = time.monotonic()
             since = since if since is not None else began
             try:
-                peer = self._dial(address, since + RECONNECT_TIMEOUT - began)
+                peer = self._dial(address, since + AGENT_PATIENCE - began)
             except PsctlError as error:
-                if isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() - since >= RECONNECT_TIMEOUT:
+                if isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() - since >= AGENT_PATIENCE:
                     self._put(LinkGone(error.message))
                     return
                 self._lost.wait(0.3)
@@ -173,15 +174,27 @@ class CoordinatorLink(ConnectionHandler):
                 peer.send(self._register, urgent=True)
                 self._peer = peer
             self._put(LinkUp())
-            self._lost.wait()
+            silence = self._await_end(peer)
             if self._over.is_set():
                 return
-            self._peer, since = None, time.monotonic()
+            if silence >= AGENT_PATIENCE:
+                self._put(LinkGone(f"{peer.name}: no sign of life for {silence:.0f} s"))
+                return
+            self._peer, since = None, time.monotonic() - silence
+
+    def _await_end(self, peer: PeerConnection) -> float:
+        """Wait for the connection's end, or for AGENT_PATIENCE of silence; return the seconds of silence before."""
+        silence = 0.0
+        while not self._lost.wait(LOOK) and silence < AGENT_PATIENCE:
+            silence = peer.silent_for()
+        return silence
 
     def _dial(self, address: Address, left: float) -> PeerConnection:
         timeout = max(0.1, min(HANDSHAKE, left))
         handler = CertificateRenewer(self._credentials, self, print)
-        return dial(address, self._credentials, COORDINATOR, COORDINATION, handler, timeout, self._congestion)
+        peer = dial(address, self._credentials, COORDINATOR, COORDINATION, handler, timeout, self._congestion)
+        peer.tolerate(TOLERANCE)
+        return peer
 
     # ---- on the connection's reader thread ------------------------------------------------------------------------
 

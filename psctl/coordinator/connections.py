@@ -21,6 +21,7 @@ from psctl.coordinator.state.instructions import Connected, ConnectionLost, Inpu
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
+from psctl.job.outages import NEARLY, TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import StartBegin, StartEnd, StartPart
 from psctl.transport.peer_connection import PeerConnection
@@ -82,6 +83,13 @@ class CoordinatorConnections:
         with self._lock:
             return list(self._peers)
 
+    def silent_agents(self) -> dict[int, float]:
+        """Return the seconds since the last packet of each agent's host, by its index, where it is long."""
+        with self._lock:
+            agents = [peer for member, peer in self._peers.items() if member.role == "agent"]
+        seconds = {peer.member.rank: peer.silent_for() for peer in agents}
+        return {host: silence for host, silence in seconds.items() if silence >= NEARLY}
+
     def close_connection(self, member: Member, reason: str) -> None:
         """Close the connection of a member that broke the protocol."""
         peer = self.peer(member)
@@ -102,6 +110,7 @@ class CoordinatorConnections:
 
     def on_connected(self, peer: PeerConnection) -> None:
         """A member is connected; a newer connection of the same member replaces an older one."""
+        peer.tolerate(TOLERANCE)
         with self._lock:
             self._peers[peer.member] = peer
         self._put(Connected(peer.member))

@@ -35,6 +35,7 @@ from psctl.job.membership_messages import (
     ShardHandedOver,
     WorkerGone,
 )
+from psctl.job.outages import TOLERANCE
 from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.process import lifeline
 from psctl.process.certificate_renewal import CertificateRenewer
@@ -367,6 +368,7 @@ def serve(orders: ProcessOrders) -> int:
         coordinator = dial(
             orders.coordinator, credentials, "coordinator", COORDINATION, renewing, congestion=orders.congestion
         )
+        coordinator.tolerate(TOLERANCE)
         status = server.run(coordinator, address)
         if server.tables is not None:
             server.tables.close("the server ends")

@@ -196,6 +196,14 @@ class PeerConnection:
             self._connection.kept -= count
         self._give_credit()
 
+    def tolerate(self, silence: float) -> None:
+        """End the connection only after `silence` seconds without a packet of the peer, instead of 5."""
+        self._stream.tolerate(silence)
+
+    def silent_for(self) -> float:
+        """Return the seconds since the last packet of the peer's system; a process that stands still is not silent."""
+        return self._stream.silent_for()
+
     def offer_lease(self) -> None:
         """Let the reader thread rest after this message, so that the next waiting thread reads; only from `on_message`.
 
@@ -384,7 +392,7 @@ class PeerConnection:
             error = type(fault)(f"{self.name}: {fault.message}", where=self.name)
             self._goodbye(fault.message)
         except OSError as fault:
-            error = self._failure(describe_error(fault))
+            error = self._failure(describe_error(fault, self._stream.silence))
         except Exception as fault:  # noqa: BLE001  a fault of the handler: reported, never swallowed
             error = self._failure(f"our handler failed: {type(fault).__name__}: {fault}")
             error.__cause__ = fault
@@ -466,7 +474,7 @@ class PeerConnection:
         fault = self._out.error if self._out is not None else None
         if fault is not None and not isinstance(fault, ConnectionError):
             if isinstance(fault, OSError):
-                why = describe_error(fault)
+                why = describe_error(fault, self._stream.silence)
             else:
                 why = f"our writer failed: {type(fault).__name__}: {fault}"
         return PeerLost(f"{self.name}: {why}", where=self.name)

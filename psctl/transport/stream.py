@@ -7,6 +7,9 @@ from typing import Protocol
 
 from psctl.types import Address
 
+SILENCE = 5.0
+"""Seconds without a packet from the other end after which a stream fails, unless it is set otherwise."""
+
 
 class Stream(Protocol):
     """A reliable bidirectional stream of bytes. One thread may send while another receives; any thread may shut down.
@@ -19,6 +22,14 @@ class Stream(Protocol):
     """The other end, for messages: "10.0.0.3:29400"."""
     window: int
     """Bytes that this end buffers for certain while no thread reads."""
+    silence: float
+    """Seconds without a packet from the other end after which the stream fails."""
+
+    def tolerate(self, silence: float) -> None:
+        """Fail after `silence` seconds without a packet from now on; call it on a connected stream."""
+
+    def silent_for(self) -> float:
+        """Return the seconds since the last packet of the other end; packets come each second on an idle stream too."""
 
     def send(self, data: memoryview) -> None:
         """Send all of `data`; blocks while the other end receives nothing. `data` may be reused afterwards."""
@@ -95,10 +106,10 @@ class Listen(Protocol):
         """Return a listener on a port of the inclusive range, or on any free port."""
 
 
-def describe_error(error: OSError) -> str:
-    """Return the meaning of a stream's error, for messages."""
+def describe_error(error: OSError, silence: float = SILENCE) -> str:
+    """Return the meaning of a stream's error, for messages; `silence`: the stream's."""
     if error.errno == errno.ETIMEDOUT:
-        return "no sign of life for 5 s"
+        return f"no sign of life for {silence:g} s"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "connection reset"
     return error.strerror or str(error)

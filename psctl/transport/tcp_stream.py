@@ -1,4 +1,4 @@
-"""TCP streams: a silent peer is an error after 5 s, and the window is a size that the socket's buffer really holds."""
+"""TCP streams: a peer that is long silent is an error; the window is a size that the socket's buffer really holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from psctl.errors import ConnectionFailed, PortTaken, UsageError
-from psctl.transport.stream import Stream
+from psctl.transport.stream import SILENCE, Stream
 from psctl.types import Address
 
 BUFFER = 8 << 20
@@ -27,8 +27,6 @@ BBR_FROM = 5_000
 """Microseconds of round-trip time from which `congestion: auto` keeps BBR where it is the system's default. Below it
 reno is used: the shares of several BBR streams to one receiver differ by a factor of two and more, and a sum waits for
 the slowest (4 workers and 4 servers, 200 Mbit/s, both directions busy: 1.4 times the wire's time, reno 1.05)."""
-SILENCE = 5000
-"""Milliseconds without a packet from the peer after which the connection is lost."""
 NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT, not in the socket module
 UNSENT = 128 << 10
 """Smallest limit of unsent bytes in the kernel's buffer. Urgent messages and credit overtake others only before they
@@ -44,6 +42,7 @@ LOOK = 4 << 20
 LUMP = 128 << 10
 """Missing bytes of a frame from which on a reader sleeps until all have arrived: one wake-up in place of eight."""
 THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
+TCP_INFO_DATA, TCP_INFO_ACK = 52, 56  # offsets of tcpi_last_data_recv and tcpi_last_ack_recv, 4 bytes each
 TCP_INFO_RTT = 68  # offset of tcpi_rtt, 4 bytes, in the result of TCP_INFO
 TCP_INFO_RATE = 160  # offset of tcpi_delivery_rate, 8 bytes
 RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
@@ -66,11 +65,25 @@ class TcpStream:
         self._socket = connected
         self.name = _text(connected.getpeername())
         self.window = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SHARE
+        self.silence = SILENCE
         self._least = 1  # SO_RCVLOWAT
         self._unsent = UNSENT  # TCP_NOTSENT_LOWAT
         self._until_look = LOOK
         self._arrives = select.poll()
         self._arrives.register(connected, select.POLLIN)
+
+    def tolerate(self, silence: float) -> None:
+        self.silence = silence
+        with contextlib.suppress(OSError):  # closed
+            _tolerate(self._socket, silence)
+
+    def silent_for(self) -> float:
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_ACK + 4)
+        except OSError:  # closed
+            return 0.0
+        times = (int.from_bytes(info[at : at + 4], sys.byteorder) for at in (TCP_INFO_DATA, TCP_INFO_ACK))
+        return min(times) / 1000
 
     def send(self, data: memoryview) -> None:
         self._socket.sendall(data)
@@ -311,14 +324,18 @@ def _quicken(made: socket.socket) -> None:
         (NOTSENT_LOWAT, UNSENT),
         (socket.TCP_KEEPIDLE, 1),
         (socket.TCP_KEEPINTVL, 1),
-        (socket.TCP_KEEPCNT, 4),
-        (socket.TCP_USER_TIMEOUT, SILENCE),
     ):
         made.setsockopt(socket.IPPROTO_TCP, option, value)
+    _tolerate(made, SILENCE)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((RTO_MAX_MS, RETRY), (THIN_LINEAR, 1)):
         with contextlib.suppress(OSError):  # older kernel: a link failure of over 3 s may end the connection
             made.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _tolerate(made: socket.socket, silence: float) -> None:
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(127, max(1, round(silence) - 1)))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence))
 
 
 def _leave_bbr(made: socket.socket) -> None:

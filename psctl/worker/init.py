@@ -17,6 +17,7 @@ from psctl.clock import SystemClock
 from psctl.collectives.rendezvous import Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
+from psctl.job.outages import TOLERANCE
 from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
 from psctl.permits import Permits
@@ -106,9 +107,9 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
     session = CoordinatorSession(orders.member, connect=lambda plan, hosts, ask: rendezvous(hosts).make(plan, ask))
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
     seat = Member("coordinator", 0)
-    session.on_connected(
-        dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
-    )
+    coordinator = dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
+    coordinator.tolerate(TOLERANCE)
+    session.on_connected(coordinator)
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 

@@ -15,6 +15,7 @@ from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived
 from psctl.errors import MessageRefused, PeerLost
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
+from psctl.job.outages import NEARLY, TOLERANCE
 from psctl.job.process_messages import Register
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
@@ -31,6 +32,7 @@ class FakePeer:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.sent: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
+        self.tolerated, self.silence = 5.0, 0.0
 
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> bool:
         self.sent.put((message, bytes(payload) if payload is not None else b""))
@@ -38,6 +40,12 @@ class FakePeer:
 
     def pending(self) -> int:
         return 0
+
+    def tolerate(self, silence: float) -> None:
+        self.tolerated = silence
+
+    def silent_for(self) -> float:
+        return self.silence
 
     def all(self) -> list[tuple[Any, bytes]]:
         return [self.sent.get() for _ in range(self.sent.qsize())]
@@ -67,9 +75,9 @@ class Scene:
         self.refusal = ""
         self.saver = FakeSaver()
         saver: Any = self.saver
-        behind = CoordinatorConnections(self.heard.append, saver, resume, self._why_refused)
-        self.tell = behind.send
-        self.handler: Any = PermitChecks(COORDINATION, "coordinator", behind)
+        self.behind = CoordinatorConnections(self.heard.append, saver, resume, self._why_refused)
+        self.tell = self.behind.send
+        self.handler: Any = PermitChecks(COORDINATION, "coordinator", self.behind)
         self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
         self.heard.clear()
 
@@ -89,6 +97,15 @@ class Scene:
 
     def _why_refused(self, member: Member, message: Any) -> str:
         return self.refusal
+
+
+def test_connections_outlast_an_outage_and_silent_agents_are_known() -> None:
+    scene = Scene()
+    agents = [scene.join(FakePeer(Member("agent", host))) for host in range(3)]
+    assert {peer.tolerated for peer in [*agents, *scene.peers.values()]} == {TOLERANCE}
+    agents[1].silence, agents[2].silence = NEARLY - 0.1, NEARLY
+    scene.peers[W0].silence = 100.0
+    assert scene.behind.silent_agents() == {2: NEARLY}
 
 
 def test_what_needs_thought_goes_to_the_machine_in_order() -> None:

@@ -31,7 +31,7 @@ class Pipe:
         self._changed = threading.Condition()
         self._parts: deque[memoryview] = deque()
         self._size = 0
-        self._silence = silence
+        self.silence = silence
         self._cut_at: float | None = None
         self._shut = False  # the writer is done
         self._ended = False  # and the reader can know
@@ -41,6 +41,10 @@ class Pipe:
         self._flip = 0
         self.told: Callable[[], None] | None = None
         """Called, under no lock, after bytes came in or the end."""
+
+    def silent_for(self) -> float:
+        """Return the seconds since the cut; 0 without one."""
+        return 0.0 if self._cut_at is None else time.monotonic() - self._cut_at
 
     def has(self, least: int) -> bool:
         """Tell whether so many bytes are there, or the end."""
@@ -104,13 +108,13 @@ class Pipe:
             return self._changed.wait_for(self._readable, seconds)
 
     def _readable(self) -> bool:
-        silent = self._cut_at is not None and time.monotonic() >= self._cut_at + self._silence
+        silent = self._cut_at is not None and time.monotonic() >= self._cut_at + self.silence
         return bool(self._parts) or self._reset or self._ended or self._deaf or silent
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change, at most until the deadline or until the silence after a cut was long enough."""
         now = time.monotonic()
-        silent = None if self._cut_at is None else self._cut_at + self._silence
+        silent = None if self._cut_at is None else self._cut_at + self.silence
         if silent is not None and now >= silent:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         if deadline is not None and now >= deadline:
@@ -161,6 +165,13 @@ class MemoryStream:
         self.window = window
         self.incoming, self._outgoing = incoming, outgoing
         self._limit: float | None = None
+        self.silence = incoming.silence
+
+    def tolerate(self, silence: float) -> None:
+        self.silence = self.incoming.silence = self._outgoing.silence = silence
+
+    def silent_for(self) -> float:
+        return self.incoming.silent_for()
 
     def send(self, data: memoryview) -> None:
         for start in range(0, len(data), CAPACITY):

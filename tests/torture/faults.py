@@ -137,6 +137,19 @@ def cut_3s(trial: Trial) -> None:
     _nothing_lost(trial, lost)
 
 
+def cut_head(trial: Trial) -> None:
+    """The head's own link is cut for 9 s: nothing is lost, because most hosts are silent at once."""
+    job, lost = trial.job, trial.job.lost()
+    outage = len(trial.others()) > 1  # one other host that is silent is lost
+    job.hosts.cut(job.head)
+    try:
+        _last(trial, 9 if outage else 3)
+    finally:
+        job.hosts.heal(job.head)
+    trial.goes_on()
+    _nothing_lost(trial, lost)
+
+
 def cut_60s(trial: Trial) -> None:
     """A host is cut off until it is lost and its agent has ended its processes; then it is back."""
     host, before = trial.chance.choice(trial.others()), len(trial.job.lost())
@@ -296,6 +309,7 @@ FAULTS = (
     Fault("kill-psctl", kill_psctl, 1),
     Fault("power", power, 2, costs_host=True),
     Fault("cut-3s", cut_3s),
+    Fault("cut-head", cut_head),
     Fault("cut-60s", cut_60s, 1, costs_host=True),
     Fault("flap", flap, 1),
     Fault("lossy", lossy),

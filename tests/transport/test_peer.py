@@ -14,6 +14,7 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.transport.connect import OF_ONE
 from psctl.transport.protocol.frames import MAX_PAYLOAD
 from psctl.types import Member
+from tests.helpers.running import until
 
 
 def test_messages_and_payloads_arrive_in_order_both_ways(pair: Any, note: Any) -> None:
@@ -266,7 +267,17 @@ def test_a_link_cut_in_silence_is_lost_after_a_while(memory_pair: Any, note: Any
     for end in (memory_pair.worker, memory_pair.server):
         _, error = end.next("lost")
         assert isinstance(error, PeerLost)
-        assert "no sign of life for 5 s" in error.message
+        assert "no sign of life for 0.2 s" in error.message
+
+
+def test_a_connection_may_outlast_a_cut_and_knows_how_long_it_lasts(memory_pair: Any, note: Any) -> None:
+    mine, theirs = memory_pair.join()
+    assert mine.silent_for() == 0.0
+    for each in (mine, theirs):
+        each.tolerate(60.0)
+    memory_pair.network.link(mine.member, theirs.member).cut()
+    until(lambda: mine.silent_for() > 1.0, 10, name="a second of silence")  # an error after less without `tolerate`
+    assert mine.send(note("into the void")), "the connection is not over"
 
 
 def test_a_flipped_bit_ends_the_connection_and_delivers_nothing(memory_pair: Any, note: Any) -> None:

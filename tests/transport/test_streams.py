@@ -77,6 +77,11 @@ def check_stream(make: Make) -> None:
     b.send(memoryview(b"back"))
     assert read(a, 4) == b"back"
     assert (a.in_flight(), b.in_flight()) == (0, 0)
+    # Both have just sent and received; an end may allow more silence.
+    assert (a.silence, b.silence) == (5.0, 5.0)
+    a.tolerate(30.0)
+    assert a.silence == 30.0
+    assert max(a.silent_for(), b.silent_for()) < 2
     assert isinstance(a.name, str)
     assert a.name
     assert a.window >= 16 << 10

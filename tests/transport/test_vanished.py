@@ -115,6 +115,7 @@ def test_a_reader_that_stands_still_for_8_s_loses_nothing(job: Any, files: dict[
         assert reader.next()["joined"] == "worker/0"
     reader.signal(signal.SIGSTOP)
     bulk, small = ways["bulk"][0], ways["small"][0]
+    silences = []
     data = os.urandom(512 << 10)
     for number in range(64):
         bulk.send(Part(number), data)
@@ -124,6 +125,8 @@ def test_a_reader_that_stands_still_for_8_s_loses_nothing(job: Any, files: dict[
             small.flush(5)  # these leave alone, the others in batches
     for _, waiter in ways.values():
         assert not waiter.answered.wait(4), waiter.error
+        silences += [bulk.silent_for(), small.silent_for()]
+    assert max(silences) < 3, "the system of a process that stands still answers"
     assert bulk.pending() > 16 << 20
     reader.signal(signal.SIGCONT)
     for peer, waiter in ways.values():

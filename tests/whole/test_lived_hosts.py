@@ -55,6 +55,18 @@ def test_a_link_that_is_cut_for_3_s_costs_3_s(job: Lived, reference: dict[int, s
     job.ends_right(reference)
 
 
+def test_an_outage_of_the_heads_own_link_costs_as_long_as_it_lasts(job: Lived, reference: dict[int, str]) -> None:
+    job.hosts.cut("h1")
+    lasting(9, job)
+    job.hosts.heal("h1")
+    job.goes_on()
+    assert job.lost() == []
+    assert not job.of("restored")
+    assert job.notices("no sign of life from h2 and h3 at the same time: the network of the head, h1, seems to be down")
+    assert job.notices("h2 and h3 reached again after")
+    job.ends_right(reference)
+
+
 def test_a_host_that_was_cut_off_for_60_s_is_lost_and_does_no_harm_when_it_is_back(
     job: Lived, reference: dict[int, str]
 ) -> None:

@@ -30,6 +30,9 @@ def on_tick(job: JobState) -> None:
     """Check all deadlines and do what is due."""
     if job.ending is None:
         _check_total(job)
+    if job.outage is not None:
+        progress.append_states(job)
+        return
     if job.pending_stop is not None and not (job.workers_being_replaced and job.restart is None):
         ending.stop(job, job.pending_stop)
     for check in (_check_start, _check_idle, _check_tables, _check_connections):

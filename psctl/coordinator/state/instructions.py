@@ -42,6 +42,12 @@ class ProtocolBroken(msgspec.Struct, frozen=True):
     reason: str
 
 
+class AgentsSilent(msgspec.Struct, frozen=True):
+    """Seconds since the last packet of each agent's host (its index) that is silent; none any more: empty."""
+
+    seconds: dict[int, float]
+
+
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
     is the reason when there is no plan."""
@@ -91,8 +97,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Input = (
-    MessageReceived | Connected | ConnectionLost | ProtocolBroken | PlanMade | ShardsMade | CheckpointCommitted
-    | CheckpointCopySent | RestorableFound | Tick
+    MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
+    | CheckpointCommitted | CheckpointCopySent | RestorableFound | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------

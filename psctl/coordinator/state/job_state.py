@@ -15,6 +15,7 @@ from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
 from psctl.coordinator.state.losses import Losses, Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
+from psctl.coordinator.state.outages import Outage
 from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.scaling import Scaling
 from psctl.coordinator.state.server_changes import Shards
@@ -106,6 +107,7 @@ class JobState:
         self.lost_workers = LostWorkers()
         self.losses = Losses()
         self.restart: Restart | None = None
+        self.outage: Outage | None = None  # of the head's link
         self.scaling = Scaling()
         self.stalls = Stalls()
         self.ending: Ending | None = None

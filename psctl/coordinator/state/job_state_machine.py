@@ -17,6 +17,7 @@ from psctl.coordinator.state import (
     example_division,
     losses,
     lost_workers,
+    outages,
     progress,
     restart,
     scaling,
@@ -25,6 +26,7 @@ from psctl.coordinator.state import (
     table_placement,
 )
 from psctl.coordinator.state.instructions import (
+    AgentsSilent,
     CheckpointCommitted,
     CheckpointCopySent,
     CloseConnection,
@@ -176,6 +178,9 @@ class JobStateMachine:
                 losses.on_connection_lost(job, member, reason)
             case ProtocolBroken(member=member, reason=reason):
                 losses.on_protocol_broken(job, member, reason)
+            case AgentsSilent(seconds=seconds):
+                for host, why in outages.on_silence(job, seconds).items():
+                    losses.on_host_lost(job, host, why)
             case PlanMade():
                 startup.on_plan_made(job, given)
             case ShardsMade():

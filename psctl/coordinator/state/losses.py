@@ -25,6 +25,7 @@ from psctl.coordinator.state import (
     ending,
     example_division,
     lost_workers,
+    outages,
     progress,
     server_changes,
     table_placement,
@@ -147,7 +148,8 @@ def _on_failed(job: JobState, rank: Rank, failure: ProcessFailure) -> None:
 def on_connection_lost(job: JobState, member: Member, reason: str) -> None:
     """A connection ended. With an agent's connection its host is lost; an agent reports the ends of other processes."""
     if member.role == "agent":
-        _on_host_lost(job, member.rank, reason)
+        if not outages.on_disconnected(job, member.rank):
+            on_host_lost(job, member.rank, reason)
     elif member in job.ranks:
         rank = job.ranks[member]
         rank.connected, rank.lost_at = False, job.now
@@ -166,7 +168,8 @@ def on_protocol_broken(job: JobState, member: Member, reason: str) -> None:
     on_connection_lost(job, member, reason)
 
 
-def _on_host_lost(job: JobState, host: int, reason: str) -> None:
+def on_host_lost(job: JobState, host: int, reason: str) -> None:
+    """A host is out of reach, or its agent has died: its ranks are lost."""
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)

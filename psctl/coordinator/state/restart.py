@@ -47,7 +47,7 @@ ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.a
 
 def advance(job: JobState) -> None:
     """Go on with a restart as far as possible now; called after every input."""
-    while job.restart is not None and _advance_once(job, job.restart):
+    while job.restart is not None and job.outage is None and _advance_once(job, job.restart):
         pass
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import losses, lost_workers, server_changes, sum_order
+from psctl.coordinator.state import losses, lost_workers, outages, server_changes, sum_order
 from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
@@ -58,6 +58,7 @@ def start_job(job: JobState, pid: int) -> None:
 def on_register(job: JobState, member: Member) -> None:
     """An agent has registered."""
     returned = member.rank in job.lost_hosts
+    outages.on_reached(job, member.rank)
     job.registered.add(member.rank)
     if job.ending is not None:
         job.lost_hosts.discard(member.rank)

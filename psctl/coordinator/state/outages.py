@@ -1,0 +1,92 @@
+"""Outages of the head's own link: most hosts are silent, so the job waits instead of taking them for lost.
+
+While an outage lasts no deadline passes, nothing is restarted and no checkpoint begins; messages are handled as they
+come. When the hosts are reached again, all waits that began before are as much longer as the outage was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psctl.coordinator.state.instructions import CloseConnection
+from psctl.job.outages import SUSPECT, is_outage, nearly_silent
+from psctl.types import Member
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState
+
+
+class Outage(msgspec.Struct):
+    """An outage: since when, and the hosts that are silent."""
+
+    since: float
+    hosts: set[int]
+    disconnected: set[int] = msgspec.field(default_factory=set)  # of them, those whose connection has ended
+
+
+def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
+    """Begin, continue or end an outage; return the hosts that are lost, with the reason.
+
+    Args:
+        job: the job.
+        seconds: since the last packet of each host that is silent.
+    """
+    hosts = job.registered - job.lost_hosts - {0}
+    gone = job.outage.disconnected & hosts if job.outage is not None else set()
+    silent = (nearly_silent(seconds) & hosts) | gone
+    if is_outage(silent, hosts):
+        _go_on(job, silent)
+        return {}
+    if job.outage is not None:
+        _end(job, hosts - silent)
+    lost = {host: f"no sign of life for {SUSPECT:g} s" for host in silent if seconds.get(host, 0.0) >= SUSPECT}
+    job.instructions += [CloseConnection(Member("agent", host), why) for host, why in sorted(lost.items())]
+    return {**lost, **dict.fromkeys(gone, "its connection ended in an outage of the head's link")}
+
+
+def on_disconnected(job: JobState, host: int) -> bool:
+    """Return whether the end of an agent's connection belongs to an outage, and is no loss as long as that lasts."""
+    if job.outage is None or host not in job.outage.hosts:
+        return False
+    job.outage.disconnected.add(host)
+    return True
+
+
+def on_reached(job: JobState, host: int) -> None:
+    """An agent has connected again."""
+    if job.outage is not None:
+        job.outage.disconnected.discard(host)
+
+
+def _go_on(job: JobState, silent: set[int]) -> None:
+    if job.outage is None:
+        job.outage = Outage(job.now, set(silent))
+        job.notice(
+            f"no sign of life from {_names(job, silent)} at the same time: the network of the head, "
+            f"{job.order.hosts[0].name}, seems to be down; the job waits until it is back"
+        )
+    job.outage.hosts |= silent
+
+
+def _end(job: JobState, reached: set[int]) -> None:
+    outage, job.outage = job.outage, None
+    assert outage is not None, "called for one"
+    lasted = job.now - outage.since
+    back = outage.hosts & reached
+    if back:
+        job.notice(f"{_names(job, back)} reached again after {lasted:.0f} s: the job goes on")
+    for rank in job.ranks.values():
+        rank.moved_at += lasted
+        rank.active_at += lasted
+        if rank.lost_at is not None:
+            rank.lost_at = job.now
+    if job.restart is not None:
+        job.restart.deadline += lasted
+
+
+def _names(job: JobState, hosts: set[int]) -> str:
+    names = [job.order.hosts[host].name for host in sorted(hosts)]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

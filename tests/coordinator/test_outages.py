@@ -1,0 +1,135 @@
+"""Most hosts silent at once: the head waits, loses nobody, and lets no deadline pass; one silent host is lost."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.coordinator.state.instructions import AgentsSilent, CloseConnection, ConnectionLost, Instruction, PlanMade
+from psctl.job import events
+from psctl.job.outages import AGENT_PATIENCE, NEARLY, SUSPECT, TOLERANCE, is_outage
+from psctl.job.process_messages import EndProcesses, Register
+from psctl.job.training_messages import MemberReady, Prepare
+from psctl.orders import HostOrder
+from psctl.types import Member
+from tests.coordinator.driven_job import ELASTIC, LAYOUT, PLAN, DrivenJob, appended, notices, sent
+
+NAMES = ["h0", "h1", "h2", "h3"]
+HOSTS = [HostOrder(name, f"10.0.0.{at}", "eth0", 4, 0, 1, True) for at, name in enumerate(NAMES)]
+
+
+@pytest.fixture
+def job() -> DrivenJob:
+    """Four hosts with a worker each, under a schedule; the head is h0."""
+    made = DrivenJob(replace(ELASTIC, hosts=HOSTS, servers=0, strategy="ring", replicas=0))
+    for index, name in enumerate(NAMES):
+        made.receive(Member("agent", index), Register(name, 1, 4, 1, 0))
+    for index in range(4):
+        made.joins(Member("worker", index), Member("agent", index))
+        made.receive(Member("worker", index), Prepare(LAYOUT, ()))
+    made.handle(PlanMade("ring", "worker", [], PLAN))
+    for index in range(4):
+        made.receive(Member("worker", index), MemberReady())
+    assert made.machine.state == "running"
+    return made
+
+
+def silence(job: DrivenJob, hosts: list[int], until: float, since: float = 0.0) -> list[Instruction]:
+    """Let hosts be silent until `until` seconds of silence; the coordinator looks every tenth of a second."""
+    new = []
+    for tenth in range(int(since * 10) + 1, int(until * 10) + 1):
+        new += job.wait(0.1)
+        if tenth / 10 >= NEARLY:
+            new += job.handle(AgentsSilent(dict.fromkeys(hosts, tenth / 10)))
+    return new
+
+
+def lost(new: list[Instruction]) -> list[str]:
+    """Return the hosts of the ranks that are lost by these instructions."""
+    return [event.host for event in appended(new, events.StateChanged) if event.state == "lost"]
+
+
+def test_one_silent_host_is_lost_after_five_seconds(job: DrivenJob) -> None:
+    assert not lost(silence(job, [2], SUSPECT - 0.1))
+    new = silence(job, [2], SUSPECT, SUSPECT - 0.1)
+    assert lost(new) == ["h2"]
+    assert [each.member for each in new if isinstance(each, CloseConnection)] == [Member("agent", 2)]
+    assert job.machine.job.outage is None
+
+
+def test_a_host_that_is_lost_before_does_not_make_the_next_one_an_outage(job: DrivenJob) -> None:
+    silence(job, [2], SUSPECT)
+    assert lost(silence(job, [1], SUSPECT)) == ["h1"]
+
+
+def test_most_hosts_silent_at_once_are_waited_for(job: DrivenJob) -> None:
+    new = silence(job, [1, 2, 3], 12.0)
+    (text,) = notices(new)
+    assert text == (
+        "no sign of life from h1, h2 and h3 at the same time: the network of the head, h0, seems to be down; the job "
+        "waits until it is back"
+    )
+    assert not lost(new)
+    (text,) = notices(job.handle(AgentsSilent({})))
+    assert text == "h1, h2 and h3 reached again after 9 s: the job goes on"
+    assert not lost(job.wait(SUSPECT))
+    assert job.machine.state == "running"
+
+
+def test_hosts_that_fall_silent_within_two_seconds_are_an_outage(job: DrivenJob) -> None:
+    """The first is silent for SUSPECT seconds when the others are for NEARLY."""
+    new = []
+    for tenth in range(30, 90):
+        times = {1: tenth / 10, 2: tenth / 10 - 1.9, 3: tenth / 10 - 1.9}
+        new += job.wait(0.1) + job.handle(AgentsSilent({host: s for host, s in times.items() if s >= NEARLY}))
+    assert not lost(new)
+    assert job.machine.job.outage is not None
+
+
+def test_one_that_stays_silent_when_the_others_are_back_is_lost(job: DrivenJob) -> None:
+    silence(job, [1, 2, 3], 8.0)
+    new = job.handle(AgentsSilent({3: 8.1}))
+    assert lost(new) == ["h3"]
+    assert "h1 and h2 reached again after 5 s: the job goes on" in notices(new)
+
+
+def test_an_agent_whose_connection_ends_in_an_outage_is_lost_only_if_it_is_not_back_after_it(job: DrivenJob) -> None:
+    silence(job, [1, 2, 3], 6.0)
+    assert not lost(job.handle(ConnectionLost(Member("agent", 1), "no sign of life for 30 s")))
+    assert not lost(job.handle(ConnectionLost(Member("agent", 2), "no sign of life for 30 s")))
+    job.receive(Member("agent", 2), Register("h2", 1, 4, 1, 0))
+    assert lost(job.handle(AgentsSilent({}))) == ["h1"]
+
+
+def test_no_deadline_passes_in_an_outage(job: DrivenJob) -> None:
+    new = silence(job, [1, 2, 3], 3.5)
+    job.handle(ConnectionLost(Member("worker", 1), "no sign of life"))  # it counts after the outage only
+    new = job.wait(job.machine.job.order.stall_timeout + 60)
+    assert not appended(new, events.Finished)
+    assert not sent(new, EndProcesses)
+    new = job.handle(AgentsSilent({})) + job.wait(1.0)
+    assert not appended(new, events.Finished), "the deadlines are as much later"
+    assert sent(job.wait(20), EndProcesses), "worker/1 runs, and has not connected again"
+
+
+def test_a_restart_waits_for_the_end_of_an_outage(job: DrivenJob) -> None:
+    silence(job, [1, 2, 3], 6.0)
+    job.killed(Member("worker", 0), Member("agent", 0))
+    assert not sent(job.wait(30), EndProcesses)
+    new = job.handle(AgentsSilent({})) + job.wait(1.0)
+    assert {member.rank for member, _ in sent(new, EndProcesses)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("silent", "hosts", "outage"),
+    [([1], [1], False), ([1], [1, 2], False), ([1, 2], [1, 2], True), ([1, 2], [1, 2, 3], True),
+     ([1, 2], [1, 2, 3, 4], False), ([1, 2, 3], [1, 2, 3, 4], True), ([], [1, 2], False)],
+)  # fmt: skip
+def test_an_outage_is_the_silence_of_most_hosts_and_of_two_at_least(
+    silent: list[int], hosts: list[int], outage: bool
+) -> None:
+    assert is_outage(silent, hosts) == outage
+
+
+def test_a_connection_outlasts_the_patience_of_agents() -> None:
+    assert NEARLY < SUSPECT < AGENT_PATIENCE < TOLERANCE
