@@ -12,7 +12,7 @@ from psctl.job.process_messages import EndProcesses, Register
 from psctl.job.training_messages import MemberReady, Prepare
 from psctl.orders import HostOrder
 from psctl.types import Member
-from tests.coordinator.driven_job import ELASTIC, LAYOUT, PLAN, DrivenJob, appended, notices, sent
+from tests.helpers.driven_job import ELASTIC, LAYOUT, PLAN, DrivenJob, appended, notices, sent
 
 NAMES = ["h0", "h1", "h2", "h3"]
 HOSTS = [HostOrder(name, f"10.0.0.{at}", "eth0", 4, 0, 1, True) for at, name in enumerate(NAMES)]
