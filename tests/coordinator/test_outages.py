@@ -10,18 +10,17 @@ from psctl.job import events
 from psctl.job.outages import AGENT_PATIENCE, NEARLY, SUSPECT, TOLERANCE, is_outage
 from psctl.job.process_messages import EndProcesses, Register
 from psctl.job.training_messages import MemberReady, Prepare
-from psctl.orders import HostOrder
 from psctl.types import Member
 from tests.helpers.driven_job import ELASTIC, LAYOUT, PLAN, DrivenJob, appended, notices, sent
+from tests.helpers.orders import make_hosts
 
 NAMES = ["h0", "h1", "h2", "h3"]
-HOSTS = [HostOrder(name, f"10.0.0.{at}", "eth0", 4, 0, 1, True) for at, name in enumerate(NAMES)]
 
 
 @pytest.fixture
 def job() -> DrivenJob:
     """Four hosts with a worker each, under a schedule; the head is h0."""
-    made = DrivenJob(replace(ELASTIC, hosts=HOSTS, servers=0, strategy="ring", replicas=0))
+    made = DrivenJob(replace(ELASTIC, hosts=make_hosts(1, 1, 1, 1), servers=0, strategy="ring", replicas=0))
     for index, name in enumerate(NAMES):
         made.receive(Member("agent", index), Register(name, 1, 4, 1, 0))
     for index in range(4):
