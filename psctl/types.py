@@ -63,10 +63,6 @@ class Range(msgspec.Struct, frozen=True, order=True):
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.stop, other.stop)))
 
-    def shift(self, offset: int) -> Range:
-        """Return the range moved by `offset`."""
-        return Range(self.start + offset, self.stop + offset)
-
 
 class Member(msgspec.Struct, frozen=True, order=True):
     """One process of a job: its role, its rank within the role, and its incarnation.

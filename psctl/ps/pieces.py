@@ -19,8 +19,9 @@ class Piece(msgspec.Struct, frozen=True):
     """The part of one parameter that lies in one shard."""
 
     parameter: int  # index into layout.parameters
-    within: Range  # elements of the parameter laid flat
-    at: Range  # elements of the shard
+    within: int  # its first element, of the parameter laid flat
+    at: int  # its first element, of the shard
+    size: int  # elements
 
 
 def pieces(layout: Layout, shards: Sequence[Shard]) -> list[list[Piece]]:
@@ -43,8 +44,7 @@ def pieces(layout: Layout, shards: Sequence[Shard]) -> list[list[Piece]]:
         line, whole = by_dtype[parameter.dtype], Range(start, start + parameter.size)
         if parameter.size == 0:
             home = next(shard for shard in line if shard.range.start <= start <= shard.range.stop)
-            at = start - home.range.start
-            found[home.index].append(Piece(index, Range(0, 0), Range(at, at)))
+            found[home.index].append(Piece(index, 0, start - home.range.start, 0))
             continue
         at_shard = cursor[parameter.dtype]
         while line[at_shard].range.stop <= start:
@@ -54,7 +54,7 @@ def pieces(layout: Layout, shards: Sequence[Shard]) -> list[list[Piece]]:
             shard = line[at_shard]
             part = whole.meet(shard.range)
             if len(part):
-                found[shard.index].append(Piece(index, part.shift(-start), part.shift(-shard.range.start)))
+                found[shard.index].append(Piece(index, part.start - start, part.start - shard.range.start, len(part)))
             at_shard += 1
     return [found[shard.index] for shard in shards]
 

@@ -164,7 +164,7 @@ def _build(name: str, given: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def _view(buffer: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return buffer.narrow(0, piece.at.start, len(piece.at))
+    return buffer.narrow(0, piece.at, piece.size)
 
 
 def _group(layout: Layout, piece: Piece) -> int:

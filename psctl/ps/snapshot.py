@@ -45,14 +45,14 @@ def copy_shard(
     copied: list[CopiedSlice] = []
     for index, piece in enumerate(held):
         info = layout.parameters[piece.parameter]
-        states = {f"param/{info.name}": values.narrow(0, piece.at.start, len(piece.at))}
+        states = {f"param/{info.name}": values.narrow(0, piece.at, piece.size)}
         scalars: dict[str, torch.Tensor] = {}
         for key, tensor in optimizer.state(index).items():
             (scalars if key in SCALARS else states)[f"optim/{info.name}/{key}"] = tensor
         for name, tensor in states.items():
-            where = TensorSlice(name, dtype_name(tensor), info.shape, piece.within.start, piece.within.stop)
+            where = TensorSlice(name, dtype_name(tensor), info.shape, piece.within, piece.within + piece.size)
             copied.append(CopiedSlice(where, bytes_view(tensor.clone())))
-        if piece.within.start == 0:
+        if piece.within == 0:
             for name, tensor in scalars.items():
                 where = TensorSlice(name, dtype_name(tensor), (), 0, 1)
                 copied.append(CopiedSlice(where, bytes_view(tensor.clone().reshape(1))))
@@ -74,7 +74,7 @@ def wanted_slices(
         info = layout.parameters[piece.parameter]
         for tensor in saved.get(info.name, ()):
             key = "" if tensor.name.startswith("param/") else tensor.name.rpartition("/")[2]
-            start, stop = (0, 1) if key in SCALARS else (piece.within.start, piece.within.stop)
+            start, stop = (0, 1) if key in SCALARS else (piece.within, piece.within + piece.size)
             part = TensorSlice(tensor.name, tensor.dtype, tensor.shape, start, stop)
             wanted.append(WantedSlice(part, index, key))
     return wanted
@@ -131,7 +131,7 @@ class ShardLoading:
         for one, tensor in zip(self._wanted, self._tensors, strict=True):
             if one.key == "":
                 piece = held[one.piece]
-                values.narrow(0, piece.at.start, len(piece.at)).copy_(tensor)
+                values.narrow(0, piece.at, piece.size).copy_(tensor)
             else:
                 states.setdefault(one.piece, {})[one.key] = tensor.reshape(()) if one.key in SCALARS else tensor
         for index, state in states.items():

@@ -107,7 +107,7 @@ class FlatParameters:
 
     def _at(self, flat: Mapping[str, torch.Tensor], shard: int, piece: Piece) -> torch.Tensor:
         whole = self.shards[shard]
-        return flat[whole.dtype].narrow(0, whole.range.start + piece.at.start, len(piece.at))
+        return flat[whole.dtype].narrow(0, whole.range.start + piece.at, piece.size)
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
@@ -118,23 +118,23 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _part_of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return values if len(piece.at) == values.numel() else values.narrow(0, piece.at.start, len(piece.at))
+    return values if piece.size == values.numel() else values.narrow(0, piece.at, piece.size)
 
 
 def _elements(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return the piece's elements of a tensor laid flat in its logical order, whatever its strides."""
     flat = tensor.reshape(-1)
-    return flat if len(piece.within) == flat.numel() else flat.narrow(0, piece.within.start, len(piece.within))
+    return flat if piece.size == flat.numel() else flat.narrow(0, piece.within, piece.size)
 
 
 def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
     if target.is_contiguous():
         _elements(target, piece).copy_(source)
-    elif len(piece.within) == target.numel():
+    elif piece.size == target.numel():
         target.copy_(source.view(target.shape))
     else:  # a cut parameter with strides of its own (channels_last): through a copy in logical order
         whole = target.reshape(-1)
-        whole.narrow(0, piece.within.start, len(piece.within)).copy_(source)
+        whole.narrow(0, piece.within, piece.size).copy_(source)
         target.copy_(whole.view(target.shape))
 
 

@@ -171,7 +171,7 @@ class GpuParameters(FlatParameters):
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
         self._staging.copy_to_host(
             [
-                CopySpan(gradient.detach(), piece.within.start, self._at(flat, shard, piece))
+                CopySpan(gradient.detach(), piece.within, self._at(flat, shard, piece))
                 for gradient, piece in held
                 if gradient is not None
             ]
@@ -198,10 +198,7 @@ class GpuParameters(FlatParameters):
     def _copy_to_devices(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
         self._staging.lock(values)
         self._staging.copy_to_devices(
-            [
-                CopySpan(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
-                for target, piece in held
-            ]
+            [CopySpan(target.detach(), piece.within, values.narrow(0, piece.at, piece.size)) for target, piece in held]
         )
         if self._apart:
             self._staging.wait_for_device_copies()

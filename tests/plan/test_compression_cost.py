@@ -11,7 +11,7 @@ from psctl.plan.compression_cost import coding
 from psctl.plan.plan_input import PlanInput, PlanRequest
 from psctl.ps.compression.error_feedback import Coder
 from psctl.ps.pieces import Piece
-from psctl.types import PLAIN, STRATEGIES, Compression, Range
+from psctl.types import PLAIN, STRATEGIES, Compression
 from tests.plan.test_choose import MBIT, host, names, seconds, star, wired
 
 SIZE = 100_000_000
@@ -24,7 +24,7 @@ EVERY = [
 @pytest.mark.parametrize("how", EVERY, ids=str)
 def test_what_is_predicted_of_bytes_is_what_codes_take(how: Compression) -> None:
     count = 20_000
-    coder, held = Coder(how, torch.float32), [Piece(0, Range(0, count), Range(0, count))]
+    coder, held = Coder(how, torch.float32), [Piece(0, 0, 0, count)]
     residual = torch.zeros(count) if how.feedback else None
     values = torch.randn(count, generator=torch.Generator().manual_seed(1))
     out = torch.zeros(coder.limit(held), dtype=torch.uint8)

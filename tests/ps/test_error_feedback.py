@@ -12,7 +12,7 @@ from psctl.ps.compression.codecs import BLOCK, Int8, OneBit, Raw
 from psctl.ps.compression.error_feedback import Coder, coder, residual_dtype
 from psctl.ps.compression.sparsification import chosen, top
 from psctl.ps.pieces import Piece
-from psctl.types import PLAIN, Compression, Range
+from psctl.types import PLAIN, Compression
 
 WITH_FEEDBACK = [
     Compression("int8"),
@@ -49,7 +49,7 @@ def held(*counts: int) -> list[Piece]:
     """Return pieces of these sizes, one behind the other."""
     found, at = [], 0
     for number, count in enumerate(counts):
-        found.append(Piece(number, Range(0, count), Range(at, at + count)))
+        found.append(Piece(number, 0, at, count))
         at += count
     return found
 
@@ -65,7 +65,7 @@ def sent(one: Coder, values: torch.Tensor, pieces: list[Piece], present: list[bo
 
 def read(one: Coder, data: torch.Tensor, pieces: list[Piece], present: list[bool], weight: float = 1.0) -> torch.Tensor:
     """Return what these bytes add to a sum of zeros."""
-    total = torch.zeros(sum(len(piece.at) for piece in pieces), dtype=one.dtype)
+    total = torch.zeros(sum(piece.size for piece in pieces), dtype=one.dtype)
     one.add(data, pieces, list(map(int, present)), total, weight)
     return total
 
@@ -109,7 +109,7 @@ def test_what_was_read_and_the_residual_are_what_went_in(
         before = residual.clone()
         came = read(one, sent(one, values, pieces, present, residual), pieces, present)
         for piece, there in zip(pieces, present, strict=True):
-            where = slice(piece.at.start, piece.at.stop)
+            where = slice(piece.at, piece.at + piece.size)
             if there:
                 went_in[where] += values[where]
             else:

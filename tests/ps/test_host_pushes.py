@@ -47,7 +47,7 @@ def part(rank: int, clock: int) -> RankGradients:
     present = (b"\1\1", b"\1\1", b"\1\0", b"\0\1", b"\1\1")[(rank + clock) % 5]
     for piece, there in zip(HELD, present, strict=True):
         if not there:
-            gradients[piece.at.start : piece.at.stop] = float("nan")
+            gradients[piece.at : piece.at + piece.size] = float("nan")
     return RankGradients(rank, (1.0, 0.7, 1.3)[(rank + clock) % 3], present, gradients)
 
 
@@ -70,7 +70,7 @@ def by_hand(hosts, membership: Membership, clocks: int) -> torch.Tensor:
     for clock in range(clocks):
         joint, weight = torch.zeros(SIZE), 0.0
         for at, piece in enumerate(HELD):
-            span, total = slice(piece.at.start, piece.at.stop), None
+            span, total = slice(piece.at, piece.at + piece.size), None
             for group in in_turn(hosts, membership.at(clock)):
                 each = [part(rank, clock) for rank in group]
                 some = [one.gradients[span] * one.weight for one in each if one.present[at]]

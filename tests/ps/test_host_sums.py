@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from psctl.ps.dense.host_sums import BLOCK, RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.pieces import Piece
-from psctl.types import Range
 from tests.examples import examples
 
 ENDS = (0, 3, 3, 40, BLOCK + 50, 2 * BLOCK + 77)
-HELD = [Piece(i, Range(0, b - a), Range(a, b)) for i, (a, b) in enumerate(pairwise(ENDS))]
+HELD = [Piece(i, 0, a, b - a) for i, (a, b) in enumerate(pairwise(ENDS))]
 SIZE = ENDS[-1]
 
 
@@ -25,7 +24,7 @@ def part(rank: int, weight: float, present: bytes, dtype: torch.dtype = torch.fl
     gradients = torch.randn(SIZE, generator=generator).to(dtype)
     for piece, there in zip(HELD, present, strict=True):
         if not there:
-            gradients[piece.at.start : piece.at.stop] = math.nan  # may never count
+            gradients[piece.at : piece.at + piece.size] = math.nan  # may never count
     return RankGradients(rank, weight, present, gradients)
 
 
@@ -33,11 +32,11 @@ def by_hand(parts: list[RankGradients]) -> torch.Tensor:
     """Piece by piece, whole tensors, rank after rank."""
     out = torch.zeros(SIZE, dtype=parts[0].gradients.dtype)
     for at, piece in enumerate(HELD):
-        some = [one.gradients[piece.at.start : piece.at.stop] * one.weight for one in parts if one.present[at]]
-        total = some[0] if some else torch.zeros(len(piece.at))
+        some = [one.gradients[piece.at : piece.at + piece.size] * one.weight for one in parts if one.present[at]]
+        total = some[0] if some else torch.zeros(piece.size)
         for one in some[1:]:
             total = total + one
-        out[piece.at.start : piece.at.stop] = total
+        out[piece.at : piece.at + piece.size] = total
     return out
 
 
@@ -62,7 +61,7 @@ def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[RankGradients]
         sums = out + expected
         for piece, there in zip(HELD, some, strict=True):
             if not there:
-                sums[piece.at.start : piece.at.stop] = out[piece.at.start : piece.at.stop]
+                sums[piece.at : piece.at + piece.size] = out[piece.at : piece.at + piece.size]
         expected = sums
     present = host_sum(out, HELD, parts, onto=way == "onto")
     assert out.view(torch.uint8).equal(expected.view(torch.uint8))

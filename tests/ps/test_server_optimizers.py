@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psctl.ps.pieces import Piece
 from psctl.ps.server_optimizers import FIT, PieceOptimizer, fit_name, numbers, settings, untouched
-from psctl.types import Layout, ParameterInfo, Range
+from psctl.types import Layout, ParameterInfo
 
 
 def parameter() -> torch.nn.Parameter:
@@ -96,7 +96,7 @@ def test_pieces_go_on_with_their_state_when_they_point_to_another_buffer():
     info = ParameterInfo("a", (6,), "float32", 0)
     layout = Layout((info,), "SGD", ({"lr": 1.0, "momentum": 0.5},))
     values = torch.zeros(6)
-    optimizer = PieceOptimizer(layout, [Piece(0, Range(0, 6), Range(0, 6))], values)
+    optimizer = PieceOptimizer(layout, [Piece(0, 0, 0, 6)], values)
     optimizer.step(torch.ones(6), [True], layout.groups)
     other = values.clone()
     optimizer.set_values(other)
@@ -108,7 +108,7 @@ def test_pieces_go_on_with_their_state_when_they_point_to_another_buffer():
 def test_parameters_of_no_group_stand_still():
     layout = Layout((ParameterInfo("a", (6,), "float32", -1),), "SGD", ({"lr": 1.0},))
     values = torch.zeros(6)
-    optimizer = PieceOptimizer(layout, [Piece(0, Range(0, 6), Range(0, 6))], values)
+    optimizer = PieceOptimizer(layout, [Piece(0, 0, 0, 6)], values)
     optimizer.step(torch.ones(6), [True], layout.groups)
     assert values.eq(0).all()
     assert optimizer.state(0) == {}

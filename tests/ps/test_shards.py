@@ -43,9 +43,9 @@ def test_pieces_hold_every_element_of_every_trainable_parameter_exactly_once(par
         for piece in held:
             info, start = layout.parameters[piece.parameter], offsets(layout)[piece.parameter]
             assert info.dtype == shard.dtype
-            assert len(piece.at) == len(piece.within)
-            assert start + piece.within.start == shard.range.start + piece.at.start
-            found.setdefault(piece.parameter, []).append(piece.within)
+            assert start + piece.within == shard.range.start + piece.at
+            assert piece.at + piece.size <= len(shard.range)
+            found.setdefault(piece.parameter, []).append(Range(piece.within, piece.within + piece.size))
     for index, info in enumerate(layout.parameters):
         ranges = sorted(found.get(index, []))
         if not info.trainable:
@@ -62,7 +62,7 @@ def test_parameters_are_cut_only_where_vector_loops_do_not_notice(parameters, se
     shards = cut(layout, servers, target)
     for held in pieces(layout, shards):
         for piece in held:
-            assert piece.within.start % ALIGN == 0
+            assert piece.within % ALIGN == 0
 
 
 def test_small_parameters_share_a_shard_and_a_large_one_is_cut():

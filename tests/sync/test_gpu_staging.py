@@ -95,7 +95,7 @@ class Client:
             total.fill_(float(clock % 2))
             for piece, there in zip(self._held[shard], present, strict=True):
                 if there:
-                    total.narrow(0, piece.at.start, len(piece.at)).add_(mine.narrow(0, piece.at.start, len(piece.at)))
+                    total.narrow(0, piece.at, piece.size).add_(mine.narrow(0, piece.at, piece.size))
                 seen = self._present.setdefault(clock, {})
                 seen[piece.parameter] = seen.get(piece.parameter, False) or there or clock % 2 == 1
 

@@ -51,7 +51,7 @@ class Coder:
 
     def limit(self, held: Sequence[Piece]) -> int:
         """Return the bytes that the code of these pieces takes at most."""
-        return sum(_HEAD + self._most(len(piece.at)) for piece in held)
+        return sum(_HEAD + self._most(piece.size) for piece in held)
 
     def _most(self, total: int) -> int:
         count = most(self.how, total)
@@ -86,7 +86,7 @@ class Coder:
         used = 0
         for number, (piece, there) in enumerate(zip(held, present, strict=True)):
             if there:
-                where = (0, piece.at.start, len(piece.at))
+                where = (0, piece.at, piece.size)
                 left = None if residual is None else residual.narrow(*where)
                 used += self._encode(gradients.narrow(*where), left, out[used:], (*seed, number))
         return used
@@ -131,19 +131,19 @@ class Coder:
             ValueError: they are not; the message gives the reason.
         """
         for piece, places, count, _ in self._sections(data, held, present):
-            if count not in (_NOT_FINITE, len(piece.at)):
-                read_places(places, count, len(piece.at))
+            if count not in (_NOT_FINITE, piece.size):
+                read_places(places, count, piece.size)
 
     def add(
         self, data: torch.Tensor, held: Sequence[Piece], present: Sequence[int], total: torch.Tensor, weight: float
     ) -> None:
         """Add gradients, times their weight, to a sum; the bytes were checked, and only read."""
         for piece, places, count, values in self._sections(data, held, present):
-            into = total.narrow(0, piece.at.start, len(piece.at))
+            into = total.narrow(0, piece.at, piece.size)
             if count == _NOT_FINITE:
                 into.fill_(float("nan"))
                 continue
-            where = None if count == len(piece.at) else read_places(places, count, len(piece.at))
+            where = None if count == piece.size else read_places(places, count, piece.size)
             for start in range(0, count, ADDED):
                 stop = min(start + ADDED, count)
                 block = self._values.decode(values, count, start, stop)
@@ -160,7 +160,7 @@ class Coder:
         for piece, there in zip(held, present, strict=True):
             if not there:
                 continue
-            total = len(piece.at)
+            total = piece.size
             if at + _HEAD > data.numel():
                 raise ValueError("the bytes end within a piece")
             count = int(data[at : at + _HEAD].view(torch.int32)[0])

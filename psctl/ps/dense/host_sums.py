@@ -77,10 +77,10 @@ def _runs(held: Sequence[Piece], parts: Sequence[RankGradients]) -> list[tuple[R
     """Return the ranges of a shard in which the same ranks have gradients."""
     runs: list[tuple[Range, tuple[int, ...]]] = []
     for piece, there in zip(held, zip(*(part.present for part in parts), strict=True), strict=True):
-        if runs and runs[-1][1] == there and runs[-1][0].stop == piece.at.start:
-            runs[-1] = Range(runs[-1][0].start, piece.at.stop), there
+        if runs and runs[-1][1] == there and runs[-1][0].stop == piece.at:
+            runs[-1] = Range(runs[-1][0].start, piece.at + piece.size), there
         else:
-            runs.append((piece.at, there))
+            runs.append((Range(piece.at, piece.at + piece.size), there))
     return runs
 
 

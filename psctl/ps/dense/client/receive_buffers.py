@@ -89,6 +89,9 @@ class ReceiveBuffers:
 
     def __init__(self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]]) -> None:
         self.front = flat_buffers(terms)
+        self._fronts = [
+            stretch(self.front[one.dtype].narrow(0, one.range.start, len(one.range))) for one in shards
+        ]  # the part of each shard
         self.each = [ShardValues(terms.base) for _ in shards]
         self._back = flat_buffers(terms)
         self._backs: dict[tuple[int, bool], Stretch] = {}
@@ -198,13 +201,14 @@ class ReceiveBuffers:
         return True
 
     def _use_shared(self, server: int, message: Values, shared: memoryview) -> bool:
-        landing, shard = self.each[message.shard], self._shards[message.shard]
+        landing = self.each[message.shard]
         if not self._begin(server, landing, message):
             return False
-        dtype = torch_dtype(shard.dtype)
         assert message.at is not None, "the caller has found their bytes"
-        if len(shared) != len(shard.range) * dtype.itemsize or not len(shared) or message.at.offset % dtype.itemsize:
-            raise wrong(server, message.shard, f"{len(shared)} bytes at {message.at} where {len(shard.range)} belong")
+        front = self._fronts[message.shard]
+        dtype, belong = front.tensor.dtype, len(front.bytes)
+        if len(shared) != belong or not belong or message.at.offset % dtype.itemsize:
+            raise wrong(server, message.shard, f"{len(shared)} bytes at {message.at} where {belong} belong")
         self._note_presence(landing, message)
         landing.shared = message.version, torch.frombuffer(shared, dtype=dtype)
         self._on_whole(landing, message.version)
@@ -240,12 +244,11 @@ class ReceiveBuffers:
         user's own thread pulls and copies. It must be called for all shards before `note_pull`.
         """
         for shard in range(len(self.each)) if shards is None else shards:
-            landing, where = self.each[shard], self._shards[shard]
+            landing = self.each[shard]
             if landing.front_version < landing.version:
-                part = 0, where.range.start, len(where.range)
                 version, source = landing.shared or (landing.version, self._back_of(shard, landing.version).tensor)
                 if self.sink is None:
-                    self.front[where.dtype].narrow(*part).copy_(source)
+                    self._fronts[shard].tensor.copy_(source)
                 elif not self.sink(shard, source, landing.present[version], landing.clocks):
                     continue
                 landing.front_version, landing.front_clocks = version, landing.clocks
@@ -267,10 +270,7 @@ class ReceiveBuffers:
 
     def _target(self, landing: ShardValues, shard: int, version: int) -> Stretch:
         """Return the buffer in which a version is received."""
-        if landing.direct:
-            where = self._shards[shard]
-            return stretch(self.front[where.dtype].narrow(0, where.range.start, len(where.range)))
-        return self._back_of(shard, version)
+        return self._fronts[shard] if landing.direct else self._back_of(shard, version)
 
     def _back_of(self, shard: int, version: int) -> Stretch:
         first = version <= self._terms.base  # start values are sent in the shard's own dtype
@@ -326,7 +326,7 @@ class JointNorms:
             for shard, squares in self._squares[clock].items()
             for one in zip(self._held[shard], squares, strict=True)
         ]
-        parts = [(piece.parameter, piece.within.start, square) for piece, square in each if square is not None]
+        parts = [(piece.parameter, piece.within, square) for piece, square in each if square is not None]
         sums: dict[int, float] = {}
         for parameter, _, square in sorted(parts):
             sums[parameter] = sums.get(parameter, 0.0) + square

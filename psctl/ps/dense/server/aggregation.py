@@ -147,7 +147,7 @@ class ClockAggregation(PushStaging):
             self._sum = self.own_gradient(staged)
             for piece, there in () if whole else zip(held, staged.present, strict=True):
                 if not there:
-                    self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
+                    self._sum.narrow(0, piece.at, piece.size).zero_()
             return
         self._sum_present = bytes(a | b for a, b in zip(self._sum_present, staged.present, strict=True))
         if whole and self._first is not None:
@@ -159,7 +159,7 @@ class ClockAggregation(PushStaging):
             total = self._own_sum()
             for piece, there in zip(held, staged.present, strict=True):
                 if there:
-                    where = (0, piece.at.start, len(piece.at))
+                    where = (0, piece.at, piece.size)
                     total.narrow(*where).add_(staged.buffer.narrow(*where))
         self._release(staged)
 
@@ -264,7 +264,7 @@ class AsyncAggregation(PushStaging):
             gradient = self.own_gradient(staged)
             for piece, there in zip(self._state.held, staged.present, strict=True):
                 if not there:
-                    gradient.narrow(0, piece.at.start, len(piece.at)).zero_()
+                    gradient.narrow(0, piece.at, piece.size).zero_()
             return ReadyGradient(ShardEntry(clock, order, staged.present, (rank,)), gradient)
         return None
 
@@ -289,6 +289,6 @@ def square(gradient: torch.Tensor) -> float:
 def squares(state: ShardState, mean: torch.Tensor, present: Sequence[int]) -> list[float | None]:
     """Return the square of each piece's norm; None where no worker had a gradient."""
     return [
-        square(mean.narrow(0, piece.at.start, len(piece.at))) if there else None
+        square(mean.narrow(0, piece.at, piece.size)) if there else None
         for piece, there in zip(state.held, present, strict=True)
     ]
