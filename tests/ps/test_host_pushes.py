@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from psctl.errors import ProtocolError
+from psctl.errors import MessageRefused, ProtocolError
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.dense.server.dense_shard import DenseShard
@@ -406,11 +407,25 @@ def test_a_host_sum_of_other_ranks_than_those_of_the_host_is_never_taken(hosts):
     assert [machine.last_clock_of(rank) for rank in range(4)] == [-1] * 4
 
 
-def test_who_sends_a_host_sum_is_one_of_its_ranks_and_does_not_lend_it():
-    machine = make(((1, 2),), world=3)
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_host_sum_without_its_sender_is_refused_and_nothing_follows_from_it(leads):
+    machine = make(((1, 2),), chain=(0,) if leads else (1, 0), started=leads, world=3)
     message, data = cover(0, (1, 2))
-    with pytest.raises(ProtocolError, match="worker/0"):
-        bring(machine, 0, message, data)
+    for one in (message, replace(message, clock=-1), replace(message, present=b"\0\0")):
+        with pytest.raises(MessageRefused, match="worker/0, shard 0: Push: a sum of 2 workers without the sender"):
+            machine.push_buffer_for(0, one, len(data))
+        with pytest.raises(MessageRefused, match="a sum of 2 workers without the sender"):
+            machine.on_push(0, one, 0)
+        with pytest.raises(MessageRefused, match="a sum of 2 workers without the sender"):
+            machine.on_push(0, one, len(data))
+    if leads:
+        assert [machine.last_clock_of(rank) for rank in range(3)] == [-1] * 3
+        assert kinds(bring(machine, 1, message, data)) == [(1, PushStaged), (2, PushStaged)]
+
+
+def test_a_host_sum_is_not_lent():
+    machine = make(((1, 2),), world=3)
+    _, data = cover(0, (1, 2))
     lent = Push(0, 0, 2.0, b"\1\1", 0, at=SharedRange(0, 0, 76), covers=(1, 2))
     with pytest.raises(ProtocolError, match="worker/1"):
         machine.on_push(1, lent, 0, memoryview(bytearray(data)))

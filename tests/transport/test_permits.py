@@ -266,7 +266,6 @@ def test_what_the_same_rows_allow_reaches_the_handler() -> None:
     [
         (of_parameters.StartValues(0), "StartValues is for worker/0"),
         (of_parameters.PutRankState(0, rank=0), "PutRankState: the state of worker/0"),
-        (of_parameters.Push(0, 0, 1.0, b"", 0, covers=(0, 2)), "Push: a sum of 2 workers without the sender"),
         (of_parameters.Forwarded(0, 1, 1, 1), "Forwarded is no message that a worker may send"),
         (of_parameters.Leads(1, [0]), "Leads is no message that a worker may send"),
     ],

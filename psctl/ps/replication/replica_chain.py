@@ -99,6 +99,8 @@ class ReplicaChain:
         """The role of this server for the shard."""
         self.leads = False
         """Whether this server answers pushes and pulls, as the primary."""
+        self.alone = False
+        """Whether it does without followers: then each version is settled, and an entry may always be appended."""
         self._machine, self._staged, self._up = machine, staged, up
         self._window, self._copy_budget = window, copying or CopyBudget()
         self.followers: dict[int, ChainFollower] = {}
@@ -213,7 +215,7 @@ class ReplicaChain:
 
     def _set_role(self, role: Role) -> None:
         self._position.role = self.role = role
-        self.leads = role == "primary"
+        self.leads, self.alone = role == "primary", False  # `_update_followers` follows
         if role == "primary":
             self._position.void = False  # no server is left that has more
         if role == "none":
@@ -243,6 +245,7 @@ class ReplicaChain:
             self.followers[server] = known
         for server in position.copies if position.role == "primary" else ():
             self.followers[server] = before.get(server, ChainFollower(False))
+        self.alone = self.leads and not self.followers
         for server in before.keys() - self.followers.keys():
             self._copy_budget.finish(self.shard, server)
 

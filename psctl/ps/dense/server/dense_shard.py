@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from psctl.errors import ProtocolError
+from psctl.errors import MessageRefused, ProtocolError
 from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.server.aggregation import intake
@@ -171,14 +171,21 @@ class DenseShard:
         Raises:
             ProtocolError: wrong size or clock; the worker's fault, and nothing was changed.
         """
-        if not self.chain.leads:
-            return None
         self._check(rank, message)
-        return self._staging.receive_buffer_for(rank, message, size)
+        return self._staging.receive_buffer_for(rank, message, size) if self.chain.leads else None
 
     def _check(self, rank: int, message: Push) -> None:
+        """Check the fields of a push from which something follows even if it does not count.
+
+        Raises:
+            MessageRefused: it speaks for other workers alone.
+            ProtocolError: it reports a version that was never sent.
+        """
+        if message.covers and rank not in message.covers:
+            what = f"Push: a sum of {len(message.covers)} workers without the sender"
+            raise MessageRefused(f"worker/{rank}, shard {self.shard.index}: {what}", where=f"worker/{rank}")
         version = self.state.version
-        if message.landed > (-1 if version is None else version):
+        if self.chain.leads and message.landed > (-1 if version is None else version):
             raise self._error(rank, f"push that claims version {message.landed}, which was never sent")
 
     def on_push(self, rank: int, message: Push, size: int, shared: SharedBytes = None) -> list[Output]:
@@ -186,11 +193,13 @@ class DenseShard:
 
         Args:
             shared: all of its bytes, in shared memory.
+
+        Raises:
+            ProtocolError: as `push_buffer_for`.
         """
+        self._check(rank, message)  # `push_buffer_for` may have been called before this server led the shard
         if not self.chain.leads:
             return []
-        if not size:
-            self._check(rank, message)  # else `push_buffer_for` did
         self._readers.on_received(rank, message.landed)
         if message.covers:
             # A worker that offers gradients of a clock has that version.
@@ -254,8 +263,10 @@ class DenseShard:
 
     def _apply_ready(self) -> list[Output]:
         """Apply every ready gradient, and answer with each version once it is on all of the chain."""
-        outputs: list[Output] = [*self.chain.start_waiting_copies(), *self._answers.norms()]
-        while self.chain.may_append and (ready := self._staging.next_ready()) is not None:
+        outputs: list[Output] = [*self._answers.norms()]
+        if not self.chain.alone:
+            outputs += self.chain.start_waiting_copies()
+        while (self.chain.alone or self.chain.may_append) and (ready := self._staging.next_ready()) is not None:
             outputs += self._apply(ready)
             outputs += self._answer_settled()
             outputs += self._answers.norms()
@@ -263,7 +274,8 @@ class DenseShard:
 
     def _apply(self, ready: ReadyGradient) -> list[ChainOutput]:
         """Make the next version here, and forward its entry."""
-        entry, gradient, keeps, number = ready.entry, ready.gradient, self.chain.keeps_payloads, self.state.version
+        entry, gradient, number = ready.entry, ready.gradient, self.state.version
+        keeps = not self.chain.alone and self.chain.keeps_payloads
         assert number is not None, "a clock was summed"
         some = any(entry.present)
         self._answers.on_new_clock()
@@ -279,7 +291,7 @@ class DenseShard:
 
     def _answer_settled(self) -> list[Output]:
         """Send answers and acknowledgements for what is on all of the chain now."""
-        if not self.chain.settled:
+        if not (self.chain.alone or self.chain.settled):
             return []
         answers = self._answers.values()
         outputs: list[Output] = []
@@ -325,7 +337,8 @@ class DenseShard:
         if not self.chain.leads:
             return []
         self._answers.on_pull(rank, message)
-        return [*self._answers.values()] if self.chain.settled else []
+        settled = self.version is not None if self.chain.alone else self.chain.settled
+        return [*self._answers.values()] if settled else []
 
     def on_norms_query(self, rank: int, clock: int) -> list[Output]:
         """Answer with the squared norms of `clock`, or record that this rank waits."""

@@ -267,8 +267,8 @@ class PushStaging(ABC):
             raise self.error(rank, f"push for {len(message.present)} pieces where {len(held)} are")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise self.error(rank, f"push with weight {message.weight}")
-        if message.covers and (rank not in message.covers or message.at is not None):
-            raise self.error(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
+        if message.covers and message.at is not None:
+            raise self.error(rank, f"push of the host sum of {message.covers}, which is not sent")
 
     def drop(self, clock: int, rank: int) -> None:
         """Exclude a staged push; a host sum is excluded for all of its ranks."""
