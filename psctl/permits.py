@@ -9,12 +9,18 @@ single fields are part of the fields' types, so that decoding refuses them befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Any, TypeAlias
 
 import msgspec
 
 from psctl.errors import MessageRefused
 from psctl.types import Member, Role
+
+WireMessage: TypeAlias = msgspec.Struct
+"""A message of any kind, as connections carry it. Its receiver matches on the class; the permits name the classes."""
 
 Direction = tuple[Role, Role]
 """(sender, receiver)"""
@@ -35,7 +41,7 @@ LAYOUTS = 16 << 20
 class Permit(msgspec.Struct, frozen=True):
     """The permitted senders of a message, their states, and its largest size."""
 
-    message: type
+    message: type[WireMessage]
     directions: tuple[Direction, ...]
     states: Mapping[Role, tuple[str, ...]] = {}
     """By role of the sender: the states that permit the message; a role that is not listed may send it always."""
@@ -47,13 +53,17 @@ class Permit(msgspec.Struct, frozen=True):
     """Most bytes of the message."""
     payload: int = 0
     """Most bytes of its payload."""
-    check: Callable[[Member, Any], str] | None = None
+    check: Callable[[Member, Any], str] | None = None  # Any: a message of this row's class, which differs by row
     """Called with (sender, message): returns why its fields are refused, or ""."""
 
     @property
     def name(self) -> str:
         """The message's name, which is also its tag on the wire."""
         return self.message.__name__
+
+
+MessageKinds: TypeAlias = type[WireMessage] | UnionType
+"""One class of messages, or a tagged union of classes."""
 
 
 class Permits:
@@ -70,13 +80,14 @@ class Permits:
         assert len(self.sizes) == len(self.rows), "one row for each message"
 
     @property
-    def union(self) -> Any:
+    def union(self) -> MessageKinds:
         """The type of all messages."""
-        return Union[tuple(row.message for row in self.rows)]  # noqa: UP007  made of data
+        kinds: MessageKinds = reduce(or_, (row.message for row in self.rows))
+        return kinds
 
-    def to(self, receiver: Role) -> dict[Role, dict[type, Permit]]:
+    def to(self, receiver: Role) -> dict[Role, dict[type[WireMessage], Permit]]:
         """Return the rows for a receiver: by the sender's role, by message."""
-        found: dict[Role, dict[type, Permit]] = {}
+        found: dict[Role, dict[type[WireMessage], Permit]] = {}
         for row in self.rows:
             for sender, to in row.directions:
                 if to == receiver:
@@ -84,7 +95,7 @@ class Permits:
         return found
 
 
-def why_refused(row: Permit | None, sender: Member, message: Any, state: str, payload: int) -> str:
+def why_refused(row: Permit | None, sender: Member, message: WireMessage, state: str, payload: int) -> str:
     """Return why a message is refused, or "".
 
     Args:
@@ -127,7 +138,7 @@ class SenderPermits:
         """By kind of message that needs no `check` and no `admit`, because it is permitted in every state with any
         fields: the most bytes of its payload."""
 
-    def check(self, message: Any, payload: int) -> None:
+    def check(self, message: WireMessage, payload: int) -> None:
         """Check a message with so many bytes of payload, before memory is taken for them.
 
         Raises:
@@ -137,7 +148,7 @@ class SenderPermits:
         if why:
             raise MessageRefused(f"it broke the protocol: {why}", where=str(self._sender))
 
-    def admit(self, message: Any, *, checked: bool) -> None:
+    def admit(self, message: WireMessage, *, checked: bool) -> None:
         """Admit a message that has arrived; `checked`: `check` was called with its payload.
 
         Raises:

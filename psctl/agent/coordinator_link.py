@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -111,7 +110,7 @@ class FromCoordinator(msgspec.Struct, frozen=True):
     payload: bytes = b""
 
 
-class CoordinatorLink(ConnectionHandler):
+class CoordinatorLink(ConnectionHandler[JobMessage]):
     """Maintains one connection. Events go to `put`, checkpoint copies directly to disk.
 
     Args:
@@ -198,7 +197,7 @@ class CoordinatorLink(ConnectionHandler):
 
     # ---- on the connection's reader thread ------------------------------------------------------------------------
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         match message:
             case CheckpointCopyBegin() | CheckpointCopyPart() | CheckpointCopyEnd():
                 for answer in self._copies.receive(message, payload):

@@ -15,14 +15,13 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.process_messages import StartProcess
 from psctl.orders import JobOrder
-from psctl.permits import Direction, Permit, Permits
+from psctl.permits import Direction, Permit, Permits, WireMessage
 from psctl.process.rejected_connections import RejectionLog
 from psctl.transport import loopback_tcp
 from psctl.transport.connect import Acceptor, dial
@@ -54,7 +53,7 @@ _DECODER = msgspec.msgpack.Decoder(
 )  # made at import: msgspec crashes when threads build a type's decoder at once
 
 
-class Tunnel(ConnectionHandler):
+class Tunnel(ConnectionHandler[WireMessage]):
     """One end of a tunneled connection; the handler of the sealed connection where this end dials.
 
     Args:
@@ -88,7 +87,7 @@ class Tunnel(ConnectionHandler):
 
     # ---- on the connection's reader thread --------------------------------------------------------------------------
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         """Write to the local socket; while it takes nothing, nothing more is read from the peer."""
         if payload is not None:
             self._local.sendall(payload)
@@ -102,7 +101,7 @@ class Tunnel(ConnectionHandler):
             self._local.shutdown(socket.SHUT_RDWR)
 
 
-class TunnelServer(ConnectionHandler):
+class TunnelServer(ConnectionHandler[WireMessage]):
     """The head's end of all tunnels: each gets a connection to the store.
 
     Args:
@@ -139,7 +138,7 @@ class TunnelServer(ConnectionHandler):
         peer.close(why)
         self._failed(peer.name, ConnectionFailed(f"{peer.name}: {why}"))
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         with self._lock:
             tunnel = self._tunnels.get(peer)
         if tunnel is not None:  # else the store could not be connected

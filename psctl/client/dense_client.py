@@ -44,9 +44,10 @@ from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
 from psctl.job.training_messages import Decision, WorkerListens, WorkersAt
+from psctl.permits import WireMessage
 from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, PendingValues
 from psctl.ps.dense.client.receive_buffers import ValueSink
-from psctl.ps.messages import FromServer, Message, Push, WaitQuery
+from psctl.ps.messages import FromServer, Push, WaitQuery
 from psctl.ps.outputs import ToServer
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member, Number, ServerAt
@@ -365,6 +366,6 @@ class ParameterClient:
                 self._sharing.forget(peer.member)
                 self._waits.wake()
 
-    def _on_written(self, message: Message, size: int) -> None:
+    def _on_written(self, message: WireMessage, size: int) -> None:
         if self._on_push_sent is not None and isinstance(message, Push):
             self._on_push_sent(message.shard, message.clock)

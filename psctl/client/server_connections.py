@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import partial
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
-from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
+from psctl.permits import WireMessage
+from psctl.transport.peer_connection import AnyHandler, PeerConnection
 from psctl.types import Address, Member, ServerAt
 
 FIRST_PAUSE = 0.05
@@ -24,7 +25,7 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 """Seconds between two attempts at most. A connection that ended sooner counts as an attempt that failed."""
 
-Dial = Callable[[Member, Address, ConnectionHandler], object]
+Dial = Callable[[Member, Address, AnyHandler], object]
 """Connects to (member, address) with a handler, and returns when the connection is made; raises ConnectionFailed."""
 
 Unreachable = Callable[[ServerAt, ConnectionFailed], object]
@@ -44,7 +45,7 @@ class ServerConnections:
     for every connection before the server is dialled again.
     """
 
-    def __init__(self, dial: Dial, user: ConnectionHandler, unreachable: Unreachable) -> None:
+    def __init__(self, dial: Dial, user: AnyHandler, unreachable: Unreachable) -> None:
         self.receive_buffer_for, self.on_message = user.receive_buffer_for, user.on_message
         self.in_use: dict[int, PeerConnection] = {}
         """By rank of the server."""
@@ -82,7 +83,9 @@ class ServerConnections:
         """Is this the connection in use to its server?"""
         return self.in_use.get(peer.member.rank) is peer
 
-    def send(self, server: int, message: object, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(
+        self, server: int, message: WireMessage, payload: memoryview | None = None, *, urgent: bool = False
+    ) -> None:
         """Queue a message; dropped when there is no connection."""
         peer = self.in_use.get(server)
         if peer is not None:

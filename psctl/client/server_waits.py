@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
+from psctl.ps.messages import Refused
 from psctl.ps.tables.client.calls_in_flight import NO_SERVER
 from psctl.transport.peer_connection import PeerConnection
 
@@ -49,7 +50,7 @@ class ClientState(Protocol):
     """The client state machine that waits for answers."""
 
     @property
-    def refused(self) -> Any:
+    def refused(self) -> Refused | None:
         """The message `Refused` of either protocol, None while the servers go on."""
 
     @property

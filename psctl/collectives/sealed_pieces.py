@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
+from psctl.permits import WireMessage
 from psctl.transport.peer_connection import PeerConnection
 
 PART = 512 * 1024
@@ -177,7 +178,8 @@ class SealedStreams:
             self._changed.notify_all()
         self._awake()
 
-    def _written(self, message: PiecePart, size: int) -> None:
+    def _written(self, message: WireMessage, size: int) -> None:
+        assert isinstance(message, PiecePart), "nothing else is sent here"
         with self._changed:
             posted = self._sending.pop(message.number, None)
             if posted is None:

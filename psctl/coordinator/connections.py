@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -115,11 +114,11 @@ class CoordinatorConnections:
             self._peers[peer.member] = peer
         self._put(Connected(peer.member))
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: JobMessage, size: int) -> memoryview | None:
         """Return None: payloads are written or relayed from the transport's own buffer."""
         return None
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Pass bulk data on, and everything else to the state machine."""
         match message:
             case SavePart():

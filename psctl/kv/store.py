@@ -28,7 +28,7 @@ from psctl.kv.store_connections import StoreServers
 from psctl.kv.tickets import Callback, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.outputs import ToServer
-from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.table_messages import StoreSpec, TableFromServer, TableSpec
 from psctl.ps.tables.client.calls_in_flight import TableChange, TableRead, result
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
@@ -660,7 +660,9 @@ class Store:
             attach()
             self._send(self._state.start_session(server, self._marked))
 
-    def on_message(self, server: int, peer: PeerConnection | None, message: Any, payload: memoryview) -> None:
+    def on_message(
+        self, server: int, peer: PeerConnection | None, message: TableFromServer, payload: memoryview
+    ) -> None:
         """Process a whole message of a server and run the callbacks of the tickets that it finishes."""
         with self._lock:
             self._send(self._state.on_server_message(server, message, payload))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 from psctl.client.server_connections import Dial, ServerConnections, Unreachable
 from psctl.client.server_waits import Servers
@@ -18,9 +18,9 @@ from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed
 from psctl.job.table_server_messages import TablesAt
 from psctl.process.user_functions import JobFunctions
-from psctl.ps.messages import SharedMemoryAccepted
+from psctl.ps.messages import Message, SharedMemoryAccepted
 from psctl.ps.outputs import ToWorker
-from psctl.ps.table_messages import AnswersRead
+from psctl.ps.table_messages import AnswersRead, TableFromServer, TableFromWorker
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.table_packing import Allocate, allocate_private
 from psctl.transport.peer_connection import PeerConnection
@@ -43,7 +43,9 @@ class StoreSession(Protocol):
     def start_session(self, server: int, attach: Callable[[], None]) -> None:
         """A connection is made: call `attach`, after which `send` uses it, and start a session."""
 
-    def on_message(self, server: int, peer: PeerConnection | None, message: Any, payload: memoryview) -> None:
+    def on_message(
+        self, server: int, peer: PeerConnection | None, message: TableFromServer, payload: memoryview
+    ) -> None:
         """Process a whole message."""
 
 
@@ -64,7 +66,7 @@ class StoreServers(Protocol):
     def open(self, store: str, session: StoreSession) -> None:
         """Start sessions of a store with all servers that are connected, now and later."""
 
-    def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
+    def send(self, store: str, server: int, message: Message, payload: memoryview | None) -> None:
         """Queue a message; never blocks. Dropped when the server is not connected: `start_session` follows."""
 
     def end(self, store: str, flush: float) -> None:
@@ -84,7 +86,7 @@ class LocalServer:
         self._state = TableServer(0, JobFunctions(), SHARDS)
         self._state.on_assignment(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
         self._state.start_shards(restored=False)
-        self._queue: deque[tuple[Any, memoryview | None]] = deque()
+        self._queue: deque[tuple[Message, memoryview | None]] = deque()
         self._busy = False
         self._sessions: dict[str, StoreSession] = {}
 
@@ -92,7 +94,7 @@ class LocalServer:
         self._sessions[store] = session
         session.start_session(0, lambda: None)
 
-    def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
+    def send(self, store: str, server: int, message: Message, payload: memoryview | None) -> None:
         self._queue.append((message, payload))
         if self._busy:  # an answer made the store send: the loop below processes it next
             return
@@ -100,10 +102,11 @@ class LocalServer:
         try:
             while self._queue:
                 asked, data = self._queue.popleft()
-                for answer in self._state.on_worker_message(0, asked, data if data is not None else NOTHING):
+                for answer in self._state.on_worker_message(0, cast(TableFromWorker, asked), data or NOTHING):
                     assert isinstance(answer, ToWorker), "there is no other server"
                     data = answer.payload if answer.payload is not None else NOTHING
-                    self._sessions[answer.message.store].on_message(0, None, answer.message, data)
+                    reply = cast(TableFromServer, answer.message)
+                    self._sessions[reply.store].on_message(0, None, reply, data)
         finally:
             self._busy = False
 
@@ -154,7 +157,7 @@ class RemoteServers:
         self._memory = memory
         self._lock = threading.Lock()
         self._epoch = -1
-        self._states: dict[Any, ServerState] = {}  # by connection
+        self._states: dict[PeerConnection, ServerState] = {}  # by connection
         self._sessions: dict[str, StoreSession] = {}  # by store
         self.assign(first)
 
@@ -171,9 +174,9 @@ class RemoteServers:
         for peer in peers:
             self._start(store, session, peer)
 
-    def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
+    def send(self, store: str, server: int, message: Message, payload: memoryview | None) -> None:
         peer = self.connections.in_use.get(server)
-        state = self._states.get(peer)
+        state = self._states.get(peer) if peer is not None else None
         if peer is None or state is None or store not in state.stores:
             return
         if state.unreported:
@@ -217,10 +220,10 @@ class RemoteServers:
         for store, session in sessions.items():
             self._start(store, session, peer)
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: TableFromServer, size: int) -> memoryview | None:
         return allocate_private(size).data
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: TableFromServer, payload: memoryview | None) -> None:
         """Deliver a whole message to its store."""
         state, shared = self._states[peer], None
         if self._memory is not None and (

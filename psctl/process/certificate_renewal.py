@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from psctl.job.process_messages import NewCertificate
+from psctl.permits import WireMessage
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
+from psctl.transport.peer_connection import AnyHandler, PeerConnection
 from psctl.transport.protocol.authority import LIFE
 from psctl.types import Member
 
@@ -50,14 +50,14 @@ class CertificateRenewer:
         log: takes a line about each renewal.
     """
 
-    def __init__(self, credentials: Credentials, handler: ConnectionHandler, log: Callable[[str], None]) -> None:
+    def __init__(self, credentials: Credentials, handler: AnyHandler, log: Callable[[str], None]) -> None:
         self._credentials = credentials
         self._on_message = handler.on_message
         self._log = log
         self.on_connected, self.on_connection_lost = handler.on_connected, handler.on_connection_lost
         self.receive_buffer_for = handler.receive_buffer_for
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         """Use a new certificate; forward every other message."""
         if isinstance(message, NewCertificate):
             self._credentials.renew(message.certificate, message.key)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from psctl.permits import WireMessage
 from psctl.ps.messages import Message
 from psctl.ps.snapshot import CopiedSlice
 
@@ -17,7 +16,7 @@ class ToWorker(msgspec.Struct, frozen=True):
     """
 
     rank: int
-    message: Any
+    message: WireMessage
     """A message of messages.FromServer or table_messages, or an answer to a reader outside the job."""
     payload: memoryview | None = None
 

@@ -34,10 +34,13 @@ from psctl.ps.messages import (
     LeadAccepted,
     LeadTransfer,
     Message,
+    Refused,
     ReplicaQuery,
     SharedRange,
     StateCopy,
     StatePart,
+    WaitAnswer,
+    WaitQuery,
 )
 from psctl.types import MOST_RANKS, Count, Name, Shape
 
@@ -313,6 +316,12 @@ class KeysUnknown(Message, frozen=True):
     store: str
     session: int
 
+
+TableFromWorker = OpenStore | Update | FinishClock | MarkStep | Fetch | DescribeTable | WaitQuery
+"""Messages of a worker that the state machine of the tables handles."""
+
+TableFromServer = StoreLeads | Done | Fetched | TableDescribed | ClocksFinished | KeysUnknown | WaitAnswer | Refused
+"""Messages of a server that a store handles."""
 
 TableBetween = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | LeadAccepted
 """Messages between servers about a shard's chain."""

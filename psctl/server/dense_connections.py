@@ -13,14 +13,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import cast
 
 from psctl.client.server_connections import Dial, Unreachable
 from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.errors import ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
+from psctl.permits import WireMessage
 from psctl.ps.dense.server.dense_server import LEDGER, DenseServer
-from psctl.ps.messages import SharedMemoryOffer, Step
+from psctl.ps.messages import BetweenServers, FromWorker, SharedMemoryOffer, Step
 from psctl.ps.outputs import HeldPushes, Instruction, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.server.peer_connections import MemberKey, PeerConnections
 from psctl.transport.peer_connection import PeerConnection
@@ -54,6 +55,7 @@ class DenseConnections(PeerConnections):
         sharing: SharedBuffers | None, dial: Dial | None, unreachable: Unreachable,
     ) -> None:  # fmt: skip
         super().__init__(me, report, dial, unreachable)
+        self._report: Callable[[DenseReport], None] = report
         self.sharing = sharing or private_buffers(me)
         self._save = save
         self._state: DenseServer
@@ -115,13 +117,14 @@ class DenseConnections(PeerConnections):
         else:
             self.follow(self._state.on_server_disconnected(peer.member.rank))
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: WireMessage, size: int) -> memoryview | None:
         role, rank = self._key_of(peer)
+        # the casts: ps/permits.py admits these messages of this role only
         if role == "worker":
-            return self._state.receive_buffer_for(rank, message, size)
-        return self._state.replica_buffer_for(rank, message, size)
+            return self._state.receive_buffer_for(rank, cast(FromWorker, message), size)
+        return self._state.replica_buffer_for(rank, cast(BetweenServers, message), size)
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
         size = 0 if payload is None else len(payload)
         shared = self.sharing.find_shared_bytes(peer, message)
@@ -129,11 +132,11 @@ class DenseConnections(PeerConnections):
             return
         with self._in_order(message):
             if role == "worker":
-                self.follow(self._state.on_worker_message(rank, message, size, shared))
+                self.follow(self._state.on_worker_message(rank, cast(FromWorker, message), size, shared))
             else:
-                self.follow(self._state.on_server_message(rank, message, size))
+                self.follow(self._state.on_server_message(rank, cast(BetweenServers, message), size))
 
-    def _in_order(self, message: Any) -> AbstractContextManager[object]:
+    def _in_order(self, message: WireMessage) -> AbstractContextManager[object]:
         """Return the lock to hold from the arrival of a message until all resulting messages are queued."""
         if isinstance(message, Step):
             return self._steps

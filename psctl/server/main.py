@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -35,8 +35,10 @@ from psctl.job.membership_messages import (
     ShardHandedOver,
     WorkerGone,
 )
+from psctl.job.message import JobMessage
 from psctl.job.outages import TOLERANCE
 from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
+from psctl.permits import Permits
 from psctl.process import lifeline
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
@@ -63,6 +65,8 @@ BEAT = 1.0
 QUEUED = 8 << 20
 """Bytes of a checkpoint part that may be queued at once, so that heartbeats and answers are not delayed."""
 
+T = TypeVar("T")
+
 Membership = Reassign | WorkerGone | CountUntil | Members
 """Messages of the coordinator about the members of the job."""
 
@@ -70,7 +74,7 @@ Membership = Reassign | WorkerGone | CountUntil | Members
 class CoordinatorConnection(Protocol):
     """The methods of psctl.transport.peer_connection.PeerConnection that the server calls."""
 
-    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
+    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> object: ...
     def flush(self, timeout: float | None = None) -> None: ...
 
 
@@ -180,7 +184,7 @@ class Server:
         self._loadings = []
         self.dense.follow(state.on_loaded(loadings))
 
-    def _wait_for(self, found: Callable[[], Any]) -> Any:
+    def _wait_for(self, found: Callable[[], T | None]) -> T | None:
         """Return the first result of `found` that is not None, sending heartbeats meanwhile; None at the end."""
         with self._changed:
             while self._ending is None:
@@ -268,7 +272,7 @@ class Server:
     def on_connected(self, peer: PeerConnection) -> None:
         """Do nothing: `run` sends the first message."""
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: JobMessage, size: int) -> memoryview | None:
         """Return the part of the tensor into which loaded bytes are received."""
         if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
             return self.tables.load_buffer_for(message, size)
@@ -280,7 +284,7 @@ class Server:
             return None
         return whole[message.offset : message.offset + size]
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Process a message of the coordinator."""
         try:
             if self.tables is not None and self.tables.on_coordinator_message(message):
@@ -343,7 +347,7 @@ def serve(orders: ProcessOrders) -> int:
     )
     turned_away = RejectionLog(str(orders.member))
 
-    def accept(kinds: Any, connections: PeerConnections) -> Address:
+    def accept(kinds: Permits, connections: PeerConnections) -> Address:
         allow = connections.allow
         made = Acceptor(
             orders.bind, orders.ports, credentials, kinds, connections, allow, orders.congestion, refused=turned_away
@@ -351,7 +355,7 @@ def serve(orders: ProcessOrders) -> int:
         closing.callback(made.close)
         return made.address
 
-    def dialler(kinds: Any) -> Dial:
+    def dialler(kinds: Permits) -> Dial:
         return lambda member, at, handler: dial(at, credentials, member, kinds, handler, congestion=orders.congestion)
 
     def make_tables(save: Callable[[SaveSlices], None]) -> TableConnections:

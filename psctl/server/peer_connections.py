@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from psctl.client.server_connections import Dial, ServerConnections, Unreachable, member_of
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
+from psctl.permits import WireMessage
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member, ServerAt
 
@@ -47,7 +47,7 @@ class PeerConnections(ABC):
     """
 
     def __init__(
-        self, me: Member, report: Callable[[Any], object], dial: Dial | None = None,
+        self, me: Member, report: Callable[[ProtocolViolation], object], dial: Dial | None = None,
         unreachable: Unreachable = lambda at, error: None,
     ) -> None:  # fmt: skip
         self.me = me
@@ -73,11 +73,11 @@ class PeerConnections(ABC):
         """Discard the unfinished operations of a connection; the member may connect again."""
 
     @abstractmethod
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: WireMessage, size: int) -> memoryview | None:
         """Return the buffer for a payload."""
 
     @abstractmethod
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         """Process a message."""
 
     # ---- members: the coordinator connection's reader thread -----------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -29,6 +29,7 @@ from psctl.job.membership_messages import (
     ShardHandedOver,
     WorkerGone,
 )
+from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import (
     ReadRows,
     ReadWanted,
@@ -37,11 +38,12 @@ from psctl.job.table_server_messages import (
     TablesReady,
     TablesSave,
 )
+from psctl.permits import WireMessage
 from psctl.process.user_functions import JobFunctions
 from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.pieces import bytes_view
-from psctl.ps.table_messages import AnswersRead
+from psctl.ps.table_messages import AnswersRead, TableBetween, TableFromWorker
 from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import flat, wanted
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
@@ -51,6 +53,9 @@ from psctl.server.peer_connections import PeerConnections
 from psctl.server.snapshot_reads import SnapshotReads
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member, ServerAt, TensorSlice
+
+SendToCoordinator = Callable[..., object]
+"""Sends a message, and its payload if it has one, to the coordinator."""
 
 FIRST_TICKET = 1
 """Ticket of the first table shard that is loaded; smaller tickets are for dense parameters."""
@@ -70,11 +75,11 @@ class TableConnections(PeerConnections):
 
     def __init__(
         self, me: Member, dial: Dial, listen: Callable[[PeerConnections], Address] | None = None,
-        save: Callable[[SaveSlices], Any] = lambda part: None, memory: SharedRows | None = None, folder: str = "",
+        save: Callable[[SaveSlices], object] = lambda part: None, memory: SharedRows | None = None, folder: str = "",
     ) -> None:  # fmt: skip
         super().__init__(me, self._report_violation, dial, self._report_unreachable)
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
-        self._send_to_coordinator: Callable[..., Any] = lambda *message: None
+        self._send_to_coordinator: SendToCoordinator = lambda *message: None
         self._state: TableServer | None = None
         self._unread: dict[int, deque[memoryview]] = {}  # by worker: answers in shared memory that it may be reading
         self._answers_read: dict[int, int] = {}  # by worker: number of these answers that it has read
@@ -87,11 +92,11 @@ class TableConnections(PeerConnections):
 
     # ---- the coordinator: its connection's reader thread ---------------------------------------------------------
 
-    def set_coordinator(self, send: Callable[..., Any], world: int) -> None:
+    def set_coordinator(self, send: SendToCoordinator, world: int) -> None:
         """Set how messages reach the coordinator, and the number of workers."""
         self._send_to_coordinator, self._world = send, set(range(world))
 
-    def on_coordinator_message(self, message: Any) -> bool:
+    def on_coordinator_message(self, message: JobMessage) -> bool:
         """Process a message of the coordinator; returns False when it is not about tables alone."""
         match message:
             case ServeTables():
@@ -212,17 +217,20 @@ class TableConnections(PeerConnections):
             else:
                 self._state.on_worker_disconnected(peer.member.rank)
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: WireMessage, size: int) -> memoryview | None:
+        # the casts: ps/permits.py admits these messages of this role only
         if peer.member.role == "worker":
             return allocate_private(size).data
         with self._lock:
-            return self._state_for(peer).replica_buffer_for(peer.member.rank, message, size)
+            return self._state_for(peer).replica_buffer_for(peer.member.rank, cast(TableBetween, message), size)
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         size = 0 if payload is None else len(payload)
         if peer.member.role == "server":
             with self._lock:
-                self._follow(self._state_for(peer).on_server_message(peer.member.rank, message, size))
+                self._follow(
+                    self._state_for(peer).on_server_message(peer.member.rank, cast(TableBetween, message), size)
+                )
             return
         shared = self._memory.find_shared_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, SharedMemoryOffer):
@@ -232,7 +240,9 @@ class TableConnections(PeerConnections):
             return
         data = shared or payload or memoryview(b"")
         with self._lock:
-            self._follow(self._state_for(peer).on_worker_message(peer.member.rank, message, data))
+            self._follow(
+                self._state_for(peer).on_worker_message(peer.member.rank, cast(TableFromWorker, message), data)
+            )
 
     def _state_for(self, peer: PeerConnection) -> TableServer:
         if self._state is None or self._closed or self.peers.get((peer.member.role, peer.member.rank)) is not peer:

@@ -9,12 +9,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from psctl.errors import ConnectionFailed, PeerLost
+from psctl.permits import MessageKinds, Permits
 from psctl.transport import tcp_stream
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
+from psctl.transport.peer_connection import AnyHandler, PeerConnection
 from psctl.transport.preauth_listener import PreauthListener, send_preauth_answer
 from psctl.transport.protocol.message_assembly import Codec
 from psctl.transport.stream import Connect, Listen, Listener, Stream, describe_error
@@ -36,8 +36,8 @@ def dial(
     address: Address,
     credentials: Credentials,
     expect: Member | Role,
-    kinds: Any,
-    handler: ConnectionHandler,
+    kinds: Permits | MessageKinds,
+    handler: AnyHandler,
     timeout: float = PATIENCE,
     congestion: str = "auto",
     *,
@@ -131,8 +131,8 @@ class Acceptor:
         bind_host: str,
         ports: tuple[int, int] | None,
         credentials: Credentials,
-        kinds: Any,
-        handler: ConnectionHandler,
+        kinds: Permits | MessageKinds,
+        handler: AnyHandler,
         allow: Allow = lambda member: None,
         congestion: str = "auto",
         *,

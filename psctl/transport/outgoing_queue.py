@@ -14,8 +14,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from psctl.permits import WireMessage
 from psctl.transport.protocol.connection_messages import Bye
 from psctl.transport.protocol.send_queue import BATCH, Frame, SendQueue, control
 from psctl.transport.stream import Stream
@@ -41,7 +41,7 @@ class OutgoingQueue:
         name: of the writer thread.
     """
 
-    on_written: Callable[[Any, int], None] | None = None
+    on_written: Callable[[WireMessage, int], None] | None = None
 
     def __init__(self, stream: Stream, seal: Callable[[Frame, memoryview], int], window: int, name: str) -> None:
         self.bytes = 0
@@ -71,7 +71,7 @@ class OutgoingQueue:
 
     # ---- for any thread ----------------------------------------------------------------------------------------------
 
-    def add(self, message: Any, header: bytes, payload: memoryview, *, urgent: bool) -> bool:
+    def add(self, message: WireMessage, header: bytes, payload: memoryview, *, urgent: bool) -> bool:
         """Queue a message, or write it; False when the queue is stopped.
 
         Raises:

@@ -25,10 +25,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
-from psctl.permits import SenderPermits
+from psctl.permits import SenderPermits, WireMessage
 from psctl.transport.credentials import Credentials
 from psctl.transport.outgoing_queue import OutgoingQueue
 from psctl.transport.protocol.connection import ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
@@ -50,8 +50,11 @@ PAUSE = 0.003
 sender would be woken four times as often for nothing."""
 
 
-class ConnectionHandler(Protocol):
-    """Receives the messages and events of connections.
+M = TypeVar("M", bound=WireMessage, contravariant=True)
+
+
+class ConnectionHandler(Protocol[M]):
+    """Receives the messages, of the kinds M, and the events of connections.
 
     All methods are called on the connection's reader thread, `receive_buffer_for` and `on_message` also on a thread
     that holds the read lease. An exception ends the connection.
@@ -61,15 +64,19 @@ class ConnectionHandler(Protocol):
         """Handle a new connection; called first."""
         return
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: M, size: int) -> memoryview | None:
         """Return a writable view of `size` bytes for the payload of `message`; None: the connection allocates one."""
         return None
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: M, payload: memoryview | None) -> None:
         """Handle a message that has arrived whole. A payload in a buffer of the connection may not be retained."""
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Handle the end of the connection: called exactly once, last, also after `close`."""
+
+
+AnyHandler: TypeAlias = ConnectionHandler[Any]
+"""A handler of one connection. Any: the kinds that the connection's codec decodes are data, not a type."""
 
 
 class ReadLease:
@@ -129,7 +136,7 @@ class PeerConnection:
     member: Member
 
     def __init__(
-        self, stream: Stream, credentials: Credentials, codec: Codec, handler: ConnectionHandler, *, accepting: bool
+        self, stream: Stream, credentials: Credentials, codec: Codec, handler: AnyHandler, *, accepting: bool
     ) -> None:
         self.name = stream.name
         self.bytes_received = 0
@@ -162,7 +169,7 @@ class PeerConnection:
 
     # ---- for any thread ----------------------------------------------------------------------------------------------
 
-    def send(self, message: Any, payload: Bytes | None = None, *, urgent: bool = False) -> bool:
+    def send(self, message: WireMessage, payload: Bytes | None = None, *, urgent: bool = False) -> bool:
         """Queue a message; never blocks on the network, may be called by any thread.
 
         Args:
@@ -239,12 +246,12 @@ class PeerConnection:
         return False
 
     @property
-    def on_written(self) -> Callable[[Any, int], None] | None:
+    def on_written(self) -> Callable[[WireMessage, int], None] | None:
         """Called with (message, bytes on the wire) once the network has the whole message, on a thread that sends."""
         return self._outgoing.on_written
 
     @on_written.setter
-    def on_written(self, call: Callable[[Any, int], None] | None) -> None:
+    def on_written(self, call: Callable[[WireMessage, int], None] | None) -> None:
         self._outgoing.on_written = call
 
     @property
@@ -444,7 +451,7 @@ class PeerConnection:
                 case _:
                     raise AssertionError(f"{event} in an open connection")
 
-    def _receive_buffer_for(self, message: Any, size: int) -> memoryview | None:
+    def _receive_buffer_for(self, message: WireMessage, size: int) -> memoryview | None:
         permits = self._permits
         if permits is not None and size > permits.always.get(type(message), -1):
             permits.check(message, size)

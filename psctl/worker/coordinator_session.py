@@ -32,6 +32,7 @@ from psctl.job.checkpoint_messages import (
     SavePart,
 )
 from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWanted, Reassign, StepUnfit
+from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
     Decision,
@@ -137,7 +138,7 @@ class CoordinatorSession:
         with self._changed:
             self._peer = peer
 
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: JobMessage, size: int) -> memoryview | None:
         """Return the buffer for a part of a tensor: the tensor's own memory."""
         if isinstance(message, LoadPart | StartPart):
             where = self._loading if isinstance(message, LoadPart) else self._starting
@@ -147,7 +148,7 @@ class CoordinatorSession:
                     return view[message.offset : message.offset + size]
         return None
 
-    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Handle one message."""
         if isinstance(message, Membership):
             with self._changed:
@@ -219,7 +220,7 @@ class CoordinatorSession:
 
     # ---- the worker: main thread ----
 
-    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         """Queue one message without waiting for the network; dropped after the coordinator is lost."""
         if self._peer is not None and self._lost is None:
             try:

@@ -274,6 +274,21 @@ def test_a_worker_that_breaks_the_table_is_refused_at_a_server(message: Any, why
     assert why in Caller(PARAMETERS, "server", Member("worker", 1)).refused(message)
 
 
+@pytest.mark.parametrize(
+    ("permits", "sender", "handled", "before"),
+    [
+        (PARAMETERS, "worker", of_parameters.FromWorker, {of_parameters.SharedMemoryOffer}),
+        (PARAMETERS, "server", of_parameters.BetweenServers, set()),
+        (TABLES, "worker", of_tables.TableFromWorker, {of_parameters.SharedMemoryOffer, of_tables.AnswersRead}),
+        (TABLES, "server", of_tables.TableBetween, set()),
+    ],
+)
+def test_the_state_machines_of_a_server_are_given_the_messages_that_the_table_admits(
+    permits: Permits, sender: Role, handled: Any, before: set[type]
+) -> None:
+    assert set(permits.to("server")[sender]) == set(get_args(handled)) | before
+
+
 MANY = {"step": 1, "epoch": 0, "weight": 1.0, "metrics": {f"m{at}": 0.0 for at in range(1001)}}
 DIMENSIONS = {"name": "w", "dtype": "float32", "shape": [1] * 65, "start": 0, "stop": 1}
 

@@ -28,11 +28,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
 from psctl.errors import ProtocolError
+from psctl.permits import WireMessage
 from psctl.transport.protocol.authority import read_identity
 from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, ConnectionRefused, Credit, KeyExchange, Long
 from psctl.transport.protocol.frames import (
@@ -159,7 +159,7 @@ class Ended:
     cut: bool
 
 
-def _no_buffer(message: Any, size: int) -> None:
+def _no_buffer(message: WireMessage, size: int) -> None:
     raise AssertionError("the connection is over")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from psctl.errors import MessageRefused, ProtocolError
-from psctl.permits import SHORT, Permits
+from psctl.permits import SHORT, MessageKinds, Permits, WireMessage
 from psctl.transport.protocol.connection_messages import Long
 from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Bytes, FrameOpener, Prefix
 from psctl.types import UNDECODABLE
@@ -17,7 +16,7 @@ from psctl.types import UNDECODABLE
 LONGEST_TAG = 64
 """Bytes within which a message's tag lies."""
 
-ReceiveBufferFor = Callable[[Any, int], memoryview | None]
+ReceiveBufferFor = Callable[[WireMessage, int], memoryview | None]
 """Called with a message and the size of its payload: returns a writable view for the payload, or None to lend one."""
 
 
@@ -28,14 +27,14 @@ class Codec:
         kinds: the permits of all messages, or a msgspec tagged union; other messages are refused.
     """
 
-    def __init__(self, kinds: Any) -> None:
-        self.permits: Permits | None = kinds if isinstance(kinds, Permits) else None
+    def __init__(self, kinds: Permits | MessageKinds) -> None:
+        self.permits = kinds if isinstance(kinds, Permits) else None
         """The permits of all messages; None: there are none."""
-        union = kinds if self.permits is None else self.permits.union
-        self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-        self._decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(union).decode
+        union = kinds.union if isinstance(kinds, Permits) else kinds
+        self.encode: Callable[[WireMessage], bytes] = msgspec.msgpack.Encoder().encode
+        self._decode: Callable[[Bytes], WireMessage] = msgspec.msgpack.Decoder(union).decode
 
-    def decode(self, header: Bytes) -> Any:
+    def decode(self, header: Bytes) -> WireMessage:
         """Return the message of a whole header.
 
         Raises:
@@ -130,7 +129,7 @@ class ReceiveBuffer:
 class Received(msgspec.Struct, frozen=True):
     """A message of the application. A payload that the handler gave no buffer for is valid until the next event."""
 
-    message: Any
+    message: WireMessage
     payload: memoryview | None
 
 
@@ -141,7 +140,7 @@ class PartialMessage:
     header: int
     payload: int
     head: bytearray
-    message: Any = None
+    message: WireMessage | None = None
     into: memoryview | None = None
     filled: int = 0
 
@@ -222,9 +221,10 @@ class MessageAssembler:
 
     def _finish(self, long: PartialMessage) -> Received:
         self._long = None
+        assert long.message is not None, "its header is whole"
         return Received(long.message, long.into)
 
-    def _buffer_for(self, message: Any, size: int) -> memoryview | None:
+    def _buffer_for(self, message: WireMessage, size: int) -> memoryview | None:
         view = self._receive_buffer_for(message, size)
         if view is not None:
             view = view.cast("B")

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from psctl.errors import ProtocolError
+from psctl.permits import WireMessage
 from psctl.transport.protocol.connection_messages import Bye, Credit, Long
 from psctl.transport.protocol.frames import (
     CONTROL,
@@ -60,11 +60,11 @@ class Frame(msgspec.Struct, frozen=True):
     """Bytes on the wire."""
     cost: int
     """What it takes of the receiver's window."""
-    message: Any = None
+    message: WireMessage | None = None
     bytes: int = 0
 
 
-def framed(kind: int, header: Bytes, payload: memoryview, message: Any = None, size: int = 0) -> Frame:
+def framed(kind: int, header: Bytes, payload: memoryview, message: WireMessage | None = None, size: int = 0) -> Frame:
     """Return a frame; the last one of a message has it, and its size."""
     own = frame_size(len(header), len(payload))
     return Frame(kind, header, payload, own, 0 if kind == CONTROL else own + COST, message, size)
@@ -92,7 +92,7 @@ class SendQueue:
         self._owed = 0
         self.pending = 0
 
-    def add(self, message: Any, header: bytes, payload: memoryview, *, urgent: bool) -> None:
+    def add(self, message: WireMessage, header: bytes, payload: memoryview, *, urgent: bool) -> None:
         """Queue one message.
 
         Raises:
@@ -114,7 +114,7 @@ class SendQueue:
                 queue.append(frame)
                 self.pending += frame.size
 
-    def _pieces(self, message: Any, header: bytes, payload: memoryview) -> Iterator[Frame]:
+    def _pieces(self, message: WireMessage, header: bytes, payload: memoryview) -> Iterator[Frame]:
         step, begun = self._step, min(self._step, self._frame - WHOLE.size - len(header))
         if len(header) + WHOLE.size <= FRAME_HEADER and 0 < begun < len(payload):
             first = framed(FIRST, WHOLE.pack(len(payload)) + header, payload[:begun])

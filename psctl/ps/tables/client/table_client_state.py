@@ -13,7 +13,7 @@ cache has and requests the others, each server once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from psctl.ps.table_messages import (
     StoreLeads,
     StoreSpec,
     TableDescribed,
+    TableFromServer,
     TableSpec,
 )
 from psctl.ps.tables.client.calls_in_flight import (
@@ -307,7 +308,7 @@ class TableClient:
 
     # ---- messages of servers -------------------------------------------------------------------------------------
 
-    def on_server_message(self, server: int, message: Any, payload: memoryview) -> list[ToServer]:
+    def on_server_message(self, server: int, message: TableFromServer, payload: memoryview) -> list[ToServer]:
         """Process a whole message of a server; return the messages to send.
 
         Raises:

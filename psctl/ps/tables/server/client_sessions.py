@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
 from psctl.errors import MessageRefused
+from psctl.permits import WireMessage
 from psctl.ps.messages import Refused
 from psctl.ps.table_messages import Fetch, ReadSection, StoreSpec, Update, UpdateSection
 from psctl.ps.tables.reductions import Array
@@ -141,7 +141,7 @@ class OpenedStore:
         self.waiting_reads: list[WaitingRead] = []
         self.refused: Refused | None = None
 
-    def lasting_payload(self, message: Any, payload: memoryview) -> memoryview:
+    def lasting_payload(self, message: WireMessage, payload: memoryview) -> memoryview:
         """Return a payload that does not change for as long as this store may keep it.
 
         Shared memory is unchanged until Done is sent; under bsp Done is sent before the clock ends and it is reduced.

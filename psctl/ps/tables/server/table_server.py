@@ -19,7 +19,6 @@ it sends all updates that are not Done. `term` identifies earlier messages, whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -38,6 +37,7 @@ from psctl.ps.table_messages import (
     StoreLeads,
     TableBetween,
     TableDescribed,
+    TableFromWorker,
     Update,
 )
 from psctl.ps.tables.row_index import NO_KEYS
@@ -222,7 +222,7 @@ class TableServer:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
-    def on_worker_message(self, worker: int, message: Any, payload: memoryview) -> list[TableOutput]:
+    def on_worker_message(self, worker: int, message: TableFromWorker, payload: memoryview) -> list[TableOutput]:
         """Process a whole message of a worker; return the messages to send.
 
         Raises:
@@ -298,7 +298,7 @@ class TableServer:
         return [ToWorker(worker, opened.refused) for worker in sorted(opened.sessions)]
 
     def _dispatch(
-        self, opened: OpenedStore, session: ClientSession, worker: int, message: Any, reader: PayloadReader
+        self, opened: OpenedStore, session: ClientSession, worker: int, message: TableFromWorker, reader: PayloadReader
     ) -> list[TableOutput]:
         match message:
             case Update():
