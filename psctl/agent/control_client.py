@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import sys
-from typing import Any
 
 SOCKET = "agent.sock"
 
@@ -37,7 +36,7 @@ def connect(job_dir: str, timeout: float = 20.0) -> socket.socket:
     return made
 
 
-def call(job_dir: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def call(job_dir: str, command: str, arguments: dict[str, object]) -> dict[str, object]:
     """Return the agent's answer, or {"error": ...}."""
     try:
         with connect(job_dir) as made, made.makefile("rwb") as file:
@@ -48,7 +47,7 @@ def call(job_dir: str, command: str, arguments: dict[str, Any]) -> dict[str, Any
         return {"error": {"code": "gone", "message": f"no agent listens in {job_dir}: {error.strerror or error}"}}
     if not line:
         return {"error": {"code": "gone", "message": f"the agent in {job_dir} ended before it answered"}}
-    found: dict[str, Any] = json.loads(line)
+    found: dict[str, object] = json.loads(line)
     return found
 
 

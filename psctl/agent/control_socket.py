@@ -12,20 +12,33 @@ import socket
 import struct
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from psctl.agent import supervisor
 from psctl.agent.control_client import SOCKET
 from psctl.agent.coordinator_link import FromCoordinator
+from psctl.job.control_answers import (
+    ControlAnswer,
+    ControlError,
+    ControlFailure,
+    HelloAnswer,
+    ReadAnswer,
+    RunningProcess,
+    ScaledNumbers,
+    ServerRows,
+    StateAnswer,
+    StopAnswer,
+)
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.types import UNDECODABLE, Address, Count, Member, Name
+
+T = TypeVar("T")
 
 LONGEST = 1 << 16
 """Bytes of a request."""
@@ -35,7 +48,7 @@ class ControlRequest(msgspec.Struct, frozen=True):
     """One command of psctl."""
 
     command: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
 
 
 class ControlRefused(Exception):
@@ -51,7 +64,7 @@ class ControlSocket:
         answer: called with each request; raises ControlRefused.
     """
 
-    def __init__(self, job_dir: Path, private: Path, answer: Callable[[ControlRequest], dict[str, Any]]) -> None:
+    def __init__(self, job_dir: Path, private: Path, answer: Callable[[ControlRequest], ControlAnswer]) -> None:
         self._answer = answer
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         folder = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -80,15 +93,11 @@ class ControlSocket:
                 with caller.makefile("rb") as file:
                     caller.sendall(msgspec.json.encode(self._reply(file.readline(LONGEST))) + b"\n")
 
-    def _reply(self, line: bytes) -> dict[str, Any]:
+    def _reply(self, line: bytes) -> ControlAnswer | ControlFailure:
         try:
-            request = msgspec.json.decode(line, type=ControlRequest)
-        except UNDECODABLE as error:
-            return {"error": {"code": "refused", "message": str(error)}}
-        try:
-            return self._answer(request)
-        except ControlRefused as error:
-            return {"error": {"code": "refused", "message": str(error)}}
+            return self._answer(msgspec.json.decode(line, type=ControlRequest))
+        except (ControlRefused, *UNDECODABLE) as error:
+            return ControlFailure(ControlError("refused", str(error)))
 
 
 def _user_of(caller: socket.socket) -> int:
@@ -120,25 +129,27 @@ class CoordinatorQueries:
         """Add an answer; one to an earlier question is dropped when the next is asked."""
         self._answers.put(answer)
 
-    def scale(self, workers: int | None, servers: int | None) -> dict[str, Any]:
+    def scale(self, workers: int | None, servers: int | None) -> ScaledNumbers:
         """Ask for other numbers of workers and servers."""
         for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
             if isinstance(answer.message, ScaleAnswer):
-                return {name: getattr(answer.message, name) for name in ("workers", "servers", "problem", "hint")}
+                found = answer.message
+                return ScaledNumbers(found.workers, found.servers, found.problem, found.hint)
         raise ControlRefused(f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s")
 
-    def read(self, store: str, names: list[str], keys: list[int]) -> dict[str, Any]:
+    def read(self, store: str, names: list[str], keys: list[int]) -> ReadAnswer:
         """Read keys of a store from all servers: how many were asked, and the answers that came in time."""
-        asked, found = None, []
+        asked: int | None = None
+        found: list[ServerRows] = []
         for answer in self._ask(lambda ticket: ReadWanted(ticket, store, names, keys), READ_TIMEOUT):
             match answer.message:
                 case ReadBy(servers=servers):
                     asked = servers
                 case ReadRows():
-                    found.append({**msgspec.to_builtins(answer.message), "payload": b64encode(answer.payload).decode()})
+                    found.append(ServerRows(**msgspec.structs.asdict(answer.message), payload=answer.payload))
             if len(found) == asked:
                 break
-        return {"servers": asked, "answers": found}
+        return ReadAnswer(asked, found)
 
     def _ask(self, make: Callable[[int], JobMessage], patience: float) -> Iterator[FromCoordinator]:
         """Send a question and yield its answers until the time is over."""
@@ -190,7 +201,7 @@ class _Read(msgspec.Struct):
 
 def answer(
     request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested], None], queries: CoordinatorQueries
-) -> dict[str, Any]:
+) -> ControlAnswer:
     """Return the answer to one request.
 
     Args:
@@ -206,32 +217,29 @@ def answer(
         case "hello":
             return _hello(status)
         case "state":
-            processes = [{"role": each.role, "rank": each.rank, "pid": pid} for each, pid in status.processes]
-            return {**_hello(status), "processes": processes, "stopping": status.stopping}
+            processes = [RunningProcess(each.role, each.rank, pid) for each, pid in status.processes]
+            return StateAnswer(**msgspec.structs.asdict(_hello(status)), processes=processes, stopping=status.stopping)
         case "stop":
-            put(StopRequested(StopWanted(**_arguments(request, _Stop))))
-            return {"accepted": True}
+            stop = _arguments(request, _Stop)
+            put(StopRequested(StopWanted(stop.save, stop.force, stop.by)))
+            return StopAnswer(accepted=True)
         case "scale":
-            return queries.scale(**_arguments(request, _Scale))
+            numbers = _arguments(request, _Scale)
+            return queries.scale(numbers.workers, numbers.servers)
         case "read":
-            return queries.read(**_arguments(request, _Read))
+            wanted = _arguments(request, _Read)
+            return queries.read(wanted.store, wanted.names, wanted.keys)
         case _:
             raise ControlRefused(f"unknown command: {request.command}")
 
 
-def _arguments(request: ControlRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _arguments(request: ControlRequest, kind: type[T]) -> T:
     try:
-        return msgspec.structs.asdict(msgspec.convert(request.arguments, kind))
+        return msgspec.convert(request.arguments, kind)
     except msgspec.ValidationError as error:
         raise ControlRefused(str(error)) from error
 
 
-def _hello(status: AgentStatus) -> dict[str, Any]:
+def _hello(status: AgentStatus) -> HelloAnswer:
     parent = os.getppid()
-    return {
-        "job": status.job,
-        "host": status.host,
-        "pid": parent,
-        "started": supervisor.identity(parent),
-        "coordinator": msgspec.to_builtins(status.coordinator) if status.coordinator else None,
-    }
+    return HelloAnswer(status.job, status.host, parent, supervisor.identity(parent), status.coordinator)

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -41,6 +40,7 @@ from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
 from psctl.agent.torch_store import MasterPort
 from psctl.errors import MessageRefused, PsctlError
+from psctl.job.control_answers import ControlAnswer
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
@@ -393,7 +393,7 @@ class Agent:
 
     # ---- other threads ---------------------------------------------------------------------------------------------
 
-    def _answer(self, request: ControlRequest) -> dict[str, Any]:
+    def _answer(self, request: ControlRequest) -> ControlAnswer:
         """Answer a psctl command; called on the control socket's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
         status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)

@@ -6,6 +6,7 @@ training_messages: between the coordinator and workers or servers: start, report
 checkpoint_messages: parts, reads and copies of checkpoints, and the step at which one is made
 membership_messages: changes of workers, servers and the servers of each shard
 table_server_messages: the servers that hold tables, and reads from outside the job
+control_answers: the answers of an agent to psctl's commands
 job_permits: which member may send which message to the coordinator, and receive which from it
 events: the job's event log
 lifecycle: the states of a job, of a rank, of a job's end and of a restart, as tables

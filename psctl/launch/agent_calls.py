@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from psctl import errors
+from psctl.job.control_answers import ControlFailure
 from psctl.launch.home import HostRecord, ReportedRank
-from psctl.launch.host_programs import HOST_STATE, run_program
+from psctl.launch.host_programs import HOST_STATE, read_answer, run_program
 from psctl.remote.shell import Process, Shell
 from psctl.types import UNDECODABLE
 
@@ -62,51 +64,41 @@ class JobDigest(msgspec.Struct):
 
 
 _DIGESTS: msgspec.json.Decoder[dict[str, JobDigest]] = msgspec.json.Decoder(dict[str, JobDigest])
-_ANSWER: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_FAILURE = msgspec.json.Decoder(ControlFailure)
 
 
 def call(
-    shell: Shell, host: HostRecord, command: str, arguments: dict[str, Any] | None = None
-) -> dict[str, Any] | None:
+    shell: Shell,
+    host: HostRecord,
+    command: str,
+    answer: msgspec.json.Decoder[T],
+    arguments: Mapping[str, object] | None = None,
+) -> T | None:
     """Call the agent of a host; None when it does not answer (not yet, or no longer).
 
     Args:
         shell: the host.
         host: the job's part there.
         command: hello | stop | state | scale | read.
+        answer: decoder of the answer, made at import as those of `run_program`.
         arguments: of the command.
 
     Raises:
-        CommandFailed: the agent refused; psctl's fault.
+        CommandFailed: the agent refused, psctl's fault; or its answer has another form.
     """
     program = host.module("psctl.agent.control_client", host.job_dir, command, json.dumps(arguments or {}))
     result = shell.run(program, check=False, timeout=30)
+    name = f"psctl.agent.control_client {command}"
+    if result.status == 0:
+        return read_answer(shell.name, name, answer, result.stdout)
     try:
-        answer = _ANSWER.decode(result.stdout)
+        error = _FAILURE.decode(result.stdout).error
     except UNDECODABLE:
         tail = (result.stderr or result.stdout).decode(errors="replace")
-        raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, tail) from None
-    if result.status == 0:
-        return answer
-    error = answer.get("error") or {}
-    code = error.get("code") if isinstance(error, dict) else error
-    if code == "gone":
+        raise errors.CommandFailed(shell.name, name, result.status, tail) from None
+    if error.code == "gone":
         return None
-    raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, str(error))
-
-
-def converted(host: str, command: str, value: object, kind: type[T]) -> T:
-    """Return a part of an agent's answer as a value of this type.
-
-    Raises:
-        CommandFailed: the agent answered something else; names the host.
-    """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise errors.CommandFailed(
-            host, f"psctl.agent.control_client {command}", 0, f"an unexpected answer: {error}"
-        ) from error
+    raise errors.CommandFailed(shell.name, name, result.status, f"{error.code}: {error.message}")
 
 
 def alive(shell: Shell, host: HostRecord) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from psctl.agent import control_socket
 from psctl.agent.control_socket import AgentStatus, ControlRefused, ControlRequest, CoordinatorQueries, answer
 from psctl.agent.coordinator_link import FromCoordinator
+from psctl.job.control_answers import ControlAnswer, ScaledNumbers
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
@@ -41,10 +41,8 @@ def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not
     )
     for ticket in (1, 2):
         found = coordinator.questions.read("s", ["w"], [1])
-        assert found["servers"] == 2
-        assert [(each["led"], b64decode(each["payload"])) for each in found["answers"]] == [
-            ([0], b"zero"), ([1], b"one"),
-        ]  # fmt: skip
+        assert found.servers == 2
+        assert [(each.led, each.payload) for each in found.answers] == [([0], b"zero"), ([1], b"one")]
         assert coordinator.asked[-1] == ReadWanted(ticket, "s", ["w"], [1])
 
 
@@ -54,17 +52,17 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
         lambda ticket: FromCoordinator(ReadBy(ticket, 2)), lambda ticket: FromCoordinator(rows(ticket, 0))
     )
     found = coordinator.questions.read("s", [], [])
-    assert (found["servers"], len(found["answers"])) == (2, 1)
+    assert (found.servers, len(found.answers)) == (2, 1)
 
 
 def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None:
     coordinator = Coordinator(lambda ticket: FromCoordinator(ScaleAnswer(ticket, 2, 1, "no", "because")))
     standing = AgentStatus("j", "a", None, [], "")
 
-    def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def ask(command: str, arguments: dict[str, Any]) -> ControlAnswer:
         return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions)
 
-    assert ask("scale", {"servers": 2}) == {"workers": 2, "servers": 1, "problem": "no", "hint": "because"}
+    assert ask("scale", {"servers": 2}) == ScaledNumbers(2, 1, "no", "because")
     for wrong in (
         {"store": "s", "names": [], "keys": [1 << 63]},
         {"store": "s"},

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from psctl import errors
+from psctl.job.control_answers import StopAnswer
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
@@ -16,6 +17,8 @@ from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.types import HostName
+
+_STOP = msgspec.json.Decoder(StopAnswer)
 
 PATIENCE = 120.0
 """Time limit in seconds for a stop without --force; it includes a checkpoint."""
@@ -46,7 +49,7 @@ def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool
         by: the origin of the request ("psctl stop", "Ctrl-C"), for the event log.
     """
     arguments = {"save": save, "force": False, "by": by}
-    return agent_calls.call(shell, record.head, "stop", arguments) is not None
+    return agent_calls.call(shell, record.head, "stop", _STOP, arguments) is not None
 
 
 def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool, by: str) -> Stopped:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from psctl import errors
+from psctl.job.control_answers import ScaledNumbers
 from psctl.launch import agent_calls
 from psctl.launch.home import JobRecord
 from psctl.remote.shell import Shell
+
+_ANSWER = msgspec.json.Decoder(ScaledNumbers)
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -36,11 +39,11 @@ def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | N
         UsageError: this job cannot be scaled, or not now; the message contains the reason.
         NoSuchJob: the job has ended.
     """
-    answer = agent_calls.call(shell, record.head, "scale", {"workers": workers, "servers": servers})
+    answer = agent_calls.call(shell, record.head, "scale", _ANSWER, {"workers": workers, "servers": servers})
     if answer is None:
         raise errors.NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)
-    if answer["problem"]:
-        raise errors.UsageError(f"{record.job}: {answer['problem']}", hint=str(answer["hint"]), where=record.job)
-    had = int(answer["workers"]), int(answer["servers"])
+    if answer.problem:
+        raise errors.UsageError(f"{record.job}: {answer.problem}", hint=answer.hint, where=record.job)
+    had = answer.workers, answer.servers
     wanted = [before if asked is None else asked for before, asked in zip(had, (workers, servers), strict=True)]
     return Scaled(record.job, Counts(had[0], wanted[0]), Counts(had[1], wanted[1]))

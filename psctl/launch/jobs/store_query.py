@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
 from psctl import errors
 from psctl.clock import Clock
-from psctl.job.table_server_messages import ReadRows, ReadTable
+from psctl.job.control_answers import ReadAnswer, ServerRows
+from psctl.job.table_server_messages import ReadTable
 from psctl.launch import agent_calls
 from psctl.launch.home import JobRecord
 from psctl.remote.shell import Shell
@@ -34,6 +33,10 @@ PAUSE = 0.5
 """Number of repeats of a request while shards are moved, and the seconds before each."""
 
 Key = str | int
+RowValue = float
+"""An element of a row: a float, int or bool by the table's dtype."""
+
+_ANSWER = msgspec.json.Decoder(ReadAnswer)
 
 _CODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d"}
 
@@ -43,7 +46,7 @@ class StoreAnswer(msgspec.Struct, frozen=True):
 
     stores: list[str]
     tables: dict[str, ReadTable]
-    rows: dict[tuple[str, int], list[Any]]
+    rows: dict[tuple[str, int], list[RowValue]]
 
 
 class StoreEntry(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ class StoreEntry(msgspec.Struct, frozen=True):
     key: Key
     shape: tuple[int, ...]
     dtype: str
-    value: list[Any] | None
+    value: list[RowValue] | None
 
 
 class StoreContents(msgspec.Struct, frozen=True):
@@ -118,19 +121,18 @@ class StoreReader:
     def _settled(self, batch: list[Key]) -> StoreAnswer | None:
         """Send the request until all shards have answered; return None if the answer would be too long."""
         for _ in range(TRIES):
-            reply = self._ask(batch)
-            if reply["servers"] == 0:
+            asked = self._ask(batch)
+            if asked.servers == 0:
                 raise self._no_store([])
-            answers = agent_calls.converted(self._shell.name, "read", reply["answers"], list[ReadRows])
+            answers = asked.answers
             problems = {each.problem for each in answers}
             if "large" in problems:
                 return None
-            payloads = [b64decode(each["payload"]) for each in reply["answers"]]
             shards = max((each.shards for each in answers), default=0)
-            if reply["servers"] == len(answers) and not shards:
+            if asked.servers == len(answers) and not shards:
                 raise self._no_store([])
             if shards and not problems - {""} and set().union(*(each.led for each in answers)) == set(range(shards)):
-                return merged(answers, payloads)
+                return merged(answers)
             self._clock.sleep(PAUSE)
         raise errors.TimedOut(
             f"{self._record.job}: a server did not answer, or shards are moving",
@@ -138,10 +140,10 @@ class StoreReader:
             where=self._record.job,
         )
 
-    def _ask(self, batch: list[Key]) -> dict[str, Any]:
+    def _ask(self, batch: list[Key]) -> ReadAnswer:
         names = [key for key in batch if isinstance(key, str)]
         arguments = {"store": self._store, "names": names, "keys": [key for key in batch if isinstance(key, int)]}
-        reply = agent_calls.call(self._shell, self._record.head, "read", arguments)
+        reply = agent_calls.call(self._shell, self._record.head, "read", _ANSWER, arguments)
         if reply is None:
             raise over(self._record)
         return reply
@@ -195,19 +197,19 @@ def batches(keys: Sequence[Key]) -> Iterator[list[Key]]:
     yield part
 
 
-def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> StoreAnswer:
+def merged(answers: Sequence[ServerRows]) -> StoreAnswer:
     """Return several servers' answers as one; where two answer for a shard, the newer assignment counts."""
     stores: set[str] = set()
     tables: dict[str, ReadTable] = {}
-    rows: dict[tuple[str, int], list[Any]] = {}
-    for answer, payload in sorted(zip(answers, payloads, strict=True), key=lambda pair: pair[0].epoch):
+    rows: dict[tuple[str, int], list[RowValue]] = {}
+    for answer in sorted(answers, key=lambda each: each.epoch):
         stores |= set(answer.stores)
         tables |= {table.name: table for table in answer.tables}
         at = 0
         for row in answer.rows:
-            values = array(_CODES[row.sent])
+            values: array[float] = array(_CODES[row.sent])
             end = at + len(row.keys) * row.width * values.itemsize
-            values.frombytes(payload[at:end])
+            values.frombytes(answer.payload[at:end])
             at = end
             if sys.byteorder == "big":
                 values.byteswap()

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
+from psctl.job.control_answers import HelloAnswer
 from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import Progress
@@ -37,6 +38,7 @@ MOST_JOBS = 100_000_000
 HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
 
+_HELLO = msgspec.json.Decoder(HelloAnswer)
 
 SLOWEST = 10.0
 """Seconds that a host waits for the start of an agent at least, even with a smaller `timeouts.start`."""
@@ -263,10 +265,9 @@ class _Submission:
         host = self._with_process(self.hosts[shell.name])
         deadline = time.monotonic() + HELLO
         while time.monotonic() < deadline:
-            answer = agent_calls.call(shell, host, "hello")
-            found = (answer or {}).get("coordinator")
-            if found:
-                return agent_calls.converted(shell.name, "hello", found, Address)
+            answer = agent_calls.call(shell, host, "hello", _HELLO)
+            if answer is not None and answer.coordinator is not None:
+                return answer.coordinator
             if not shell.alive(self.started[shell.name]):
                 raise agent_calls.why_gone(shell, host, self.name)
             time.sleep(0.02)

@@ -1,0 +1,78 @@
+"""Answers of an agent to the commands of psctl: hello, state, stop, scale and read. JSON, one document an answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.job.table_server_messages import ReadRows
+from psctl.types import Address, Role
+
+
+class HelloAnswer(msgspec.Struct, frozen=True):
+    """The agent's job, host and process; `coordinator` is None until the coordinator listens."""
+
+    job: str
+    host: str
+    pid: int
+    started: str | None
+    coordinator: Address | None
+
+
+class RunningProcess(msgspec.Struct, frozen=True):
+    """A process of the job that the agent has started."""
+
+    role: Role
+    rank: int
+    pid: int
+
+
+class StateAnswer(HelloAnswer, frozen=True):
+    """As HelloAnswer, with the running processes; `stopping` is the origin of a request to stop, "" without one."""
+
+    processes: list[RunningProcess]
+    stopping: str
+
+
+class StopAnswer(msgspec.Struct, frozen=True):
+    """The agent has taken the request to stop."""
+
+    accepted: bool
+
+
+class ScaledNumbers(msgspec.Struct, frozen=True):
+    """The numbers of workers and servers before a change; `problem` is the reason why there is none, else ""."""
+
+    workers: int
+    servers: int
+    problem: str
+    hint: str
+
+
+class ServerRows(ReadRows, frozen=True, tag="ReadRows"):
+    """ReadRows of one server, with its payload."""
+
+    payload: bytes = b""
+
+
+class ReadAnswer(msgspec.Struct, frozen=True):
+    """The number of servers that were asked, None without an answer of the coordinator; and the answers in time."""
+
+    servers: int | None
+    answers: list[ServerRows]
+
+
+class ControlError(msgspec.Struct, frozen=True):
+    """The reason of a refusal. Code `gone`: no agent listens; `refused`: the command is unknown or invalid."""
+
+    code: str
+    message: str
+
+
+class ControlFailure(msgspec.Struct, frozen=True):
+    """The answer to a command that was refused."""
+
+    error: ControlError
+
+
+ControlAnswer = HelloAnswer | StopAnswer | ScaledNumbers | ReadAnswer
+"""What an agent answers to a command that it takes; StateAnswer is a HelloAnswer."""
