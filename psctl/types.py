@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,14 @@ MOST_LISTED = 1 << 20
 """Tensors, shards or members that one list of a message may have."""
 
 Document = Mapping[str, Any]
-"""A decoded JSON document, or an object in it."""
+"""A decoded JSON document, or an object in it. Any: its reader knows the types of its keys."""
+
+StateValue: TypeAlias = Any
+"""A value in the state of a worker. Any: it belongs to the user's script or a library (a scheduler, an optimizer), and
+psctl only stores it and gives it back."""
+
+State: TypeAlias = dict[str, StateValue]
+"""The state of a worker in a checkpoint, without its tensors: JSON values by name."""
 
 UNDECODABLE = (ValueError, RecursionError, OverflowError)
 """Raised by msgspec and json for bytes that are not what the decoder expects; other errors of a decoder are defects."""

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.process.secret_masking import Secrets
 from psctl.transport.credentials import Credentials
-from psctl.types import Address, Member
+from psctl.types import UNDECODABLE, Address, Member
 
 SERVERS = 64
 """Servers that may run on one host at once."""
@@ -182,27 +181,39 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
     return ProcessFailure(str(member), host, 127, time.time(), 0, text, code=code, exit=status, hint=hint)
 
 
+class ErrorReport(msgspec.Struct, frozen=True):
+    """The exception that ended a process, as it wrote it to its error file (process/bootstrap.py)."""
+
+    time: float = 0.0
+    step: int | None = None
+    exception: str = ""
+    frames: list[str] = []
+    code: str = ""
+    exit: int = 1
+    hint: str = ""
+
+
 def account(
     files: Files, member: Member, host: str, child: AgentChild, tail: list[str], secrets: Secrets
 ) -> ProcessFailure:
     """Return the failure of an ended process: from its error file, else from its status and last lines of output."""
     status = child.status or 0
-    written: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # it was killed, or ended by itself without an exception
-        written = json.loads(files.error(member).read_bytes())
-    exception = written.get("exception") or (
+    written = ErrorReport()
+    with contextlib.suppress(OSError, *UNDECODABLE):  # it was killed, or ended by itself without an exception
+        written = msgspec.convert(json.loads(files.error(member).read_bytes()), ErrorReport)
+    exception = written.exception or (
         f"killed by signal {-status} ({_signal_name(-status)})" if status < 0 else f"ended with status {status}"
     )
-    hint = written.get("hint", "")
+    hint = written.hint
     if child.memory and status == -signal.SIGKILL:
         exception, hint = f"OutOfMemory: the kernel killed it for lack of memory: {child.memory}", MEMORY_CURE
     elif child.memory and not hint:
         hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
     return ProcessFailure(
-        member=str(member), host=host, status=status, time=written.get("time") or time.time(),
-        step=written.get("step") or 0, exception=secrets.mask_text(exception),
-        frames=[secrets.mask_text(frame) for frame in written.get("frames", [])], tail=tail,
-        code=written.get("code", ""), exit=written.get("exit", 1), hint=secrets.mask_text(hint),
+        member=str(member), host=host, status=status, time=written.time or time.time(),
+        step=written.step or 0, exception=secrets.mask_text(exception),
+        frames=[secrets.mask_text(frame) for frame in written.frames], tail=tail,
+        code=written.code, exit=written.exit, hint=secrets.mask_text(hint),
     )  # fmt: skip
 
 

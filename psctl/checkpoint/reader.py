@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
@@ -14,7 +13,7 @@ from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import CHUNK, Unfit, content, new_checksum, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
 from psctl.checkpoint.state_file import decode_state
-from psctl.types import UNDECODABLE, TensorSlice
+from psctl.types import UNDECODABLE, State, TensorSlice
 
 MOST_EXTRA = 100
 """Most names in a checkpoint's folder that are reported as no part of it."""
@@ -122,7 +121,7 @@ def verify(folder: Path) -> list[str]:
         return [error.message.removeprefix(f"{folder}: ")]
 
 
-def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+def read_state(folder: Path, manifest: Manifest) -> State:
     """Return rank 0's state. CheckpointCorrupt when its bytes were changed."""
     running = new_checksum()
     data = content(folder / STATE, manifest.state.size)

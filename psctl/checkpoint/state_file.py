@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from psctl import errors
+from psctl.types import State
 
 
-def encode_state(state: dict[str, Any]) -> bytes:
+def encode_state(state: State) -> bytes:
     """Return the state's file.
 
     Raises:
@@ -27,7 +27,7 @@ def encode_state(state: dict[str, Any]) -> bytes:
     return json.dumps(state, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass")
 
 
-def decode_state(data: bytes) -> dict[str, Any]:
+def decode_state(data: bytes) -> State:
     """Read a state's file.
 
     Raises:
@@ -39,7 +39,7 @@ def decode_state(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _foreign(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _foreign(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if type(key) is str:

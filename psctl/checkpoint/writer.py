@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import psctl
 from psctl import errors
@@ -32,7 +31,7 @@ from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
 from psctl.checkpoint.partial_files import Buffer, PartialTensorFile
 from psctl.checkpoint.reader import verify
 from psctl.checkpoint.state_file import encode_state
-from psctl.types import TensorSlice
+from psctl.types import State, TensorSlice
 
 PARTIAL = ".partial"
 
@@ -214,7 +213,7 @@ class CheckpointWriter:
         update: str,
         seed: int,
         epoch: int,
-        state: dict[str, Any],
+        state: State,
         metrics: Mapping[str, float],
         code_hash: str,
         job_file: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -37,7 +37,7 @@ class BenchRound(msgspec.Struct, frozen=True):
     """One vector size in bytes, and each strategy to measure with its options as plain data."""
 
     bytes: int
-    strategies: dict[str, dict[str, Any]]
+    strategies: dict[str, dict[str, object]]
 
 
 class BenchQuestion(msgspec.Struct, frozen=True):

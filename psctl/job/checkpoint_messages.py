@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from psctl import types
 from psctl.job.message import JobMessage
+from psctl.types import State
 
 
 class ProposeCut(JobMessage, frozen=True):
@@ -35,7 +34,7 @@ class SaveBegin(JobMessage, frozen=True):
 
     step: types.Step
     slices: types.Slices
-    state: dict[str, Any] | None = None
+    state: State | None = None
     tables: bool = False  # a server's tables, which it sends apart from its parameters
 
 

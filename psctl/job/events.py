@@ -7,8 +7,6 @@ and a notice reports the others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from psctl.job.process_messages import ProcessFailure
@@ -43,7 +41,7 @@ class PlanCandidate(msgspec.Struct, frozen=True):
     """One strategy in a plan; `seconds` None when it is not feasible."""
 
     strategy: str
-    params: dict[str, Any]
+    params: dict[str, object]
     seconds: float | None
     steps: int | None
     bytes_per_rank: float | None
@@ -137,7 +135,7 @@ class Finished(Event, frozen=True, tag="finished"):
     steps: int
     seconds: float
     metrics: dict[str, float]
-    failure: dict[str, Any] | None = None
+    failure: dict[str, object] | None = None
 
 
 class StateChanged(Event, frozen=True, tag="state"):
@@ -184,5 +182,5 @@ def from_line(line: bytes | str) -> AnyEvent:
 
 def finished_by_failure(now: float, exit_code: int, failure: ProcessFailure | None, text: str) -> Finished:
     """Return the last event of a job that ended without its coordinator (it was lost, or its host)."""
-    body: dict[str, Any] = msgspec.to_builtins(failure) if failure else {"exception": text}
+    body: dict[str, object] = msgspec.to_builtins(failure) if failure else {"exception": text}
     return Finished(time=now, status="failed", exit=exit_code, steps=0, seconds=0.0, metrics={}, failure=body)

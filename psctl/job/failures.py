@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -105,7 +104,7 @@ def resume_command(failure: ProcessFailure, checkpoint: str | None) -> str | Non
 
 def document(
     failure: ProcessFailure, job: str, stopped: list[str], checkpoint: str | None, others: Iterable[ProcessFailure] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the document of `finished.failure`: rank, host, time, cause, other ended ranks, and what to do next.
 
     Args:
@@ -116,7 +115,7 @@ def document(
         others: failures of ranks that ended by themselves.
     """
     role, _, rank = failure.member.partition("/")
-    body: dict[str, Any] = msgspec.to_builtins(failure)
+    body: dict[str, object] = msgspec.to_builtins(failure)
     del body["member"]
     return {
         **body,

@@ -5,8 +5,6 @@ States of a sender: `new` until its first message, then `joined`; a worker that 
 
 from __future__ import annotations
 
-from typing import Any
-
 from psctl.job import checkpoint_messages as checkpoint
 from psctl.job import membership_messages as membership
 from psctl.job import process_messages as process
@@ -34,7 +32,7 @@ WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED,), "worker": (PREPA
 """Of messages that a worker may send after `Prepare`."""
 
 
-def _of_save(sender: Member, message: Any) -> str:
+def _of_save(sender: Member, message: checkpoint.SaveBegin | checkpoint.SavePart | checkpoint.SaveEnd) -> str:
     if message.tables and sender.role != "server":
         return "only servers hold tables"
     return "" if message.step >= 0 else f"step {message.step}"

@@ -6,13 +6,13 @@ workers concerned have, the coordinator sends each of them `WorkersAt`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
-from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, TensorSlice
+from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
 
 class Join(JobMessage, frozen=True):
@@ -81,7 +81,7 @@ class Resume(msgspec.Struct, frozen=True):
 
     checkpoint: str  # "digits-3@500"
     step: int
-    state: dict[str, Any]
+    state: State
     tensors: list[TensorSlice]  # each whole tensor once: start 0, stop size
 
 
@@ -112,12 +112,12 @@ class Decision(JobMessage, frozen=True):
     shards: list[Shard]
     assignment: Assignment = NO_SERVERS
     resume: Resume | None = None
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    options: dict[str, object] = msgspec.field(default_factory=dict)
     staleness: int | None = 0
     period: int = 1
     elastic: bool = False
     auto: bool = False  # the job file leaves `update` to psctl
-    sums: dict[str, Any] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
+    sums: dict[str, object] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
 

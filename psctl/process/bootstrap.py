@@ -35,7 +35,7 @@ import runpy
 import time
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, Required, TypedDict, TypeVar
 
 from psctl.process import lifeline, sealed_memory, stack_dump
 from psctl.process.secret_masking import Secrets
@@ -56,8 +56,9 @@ def main(argv: list[str]) -> None:
     """
     lifeline.arm()
     orders = read_orders()  # also keeps processes that the script starts from inheriting them
-    if orders and orders.get("stacks") is not None:
-        stack_dump.arm(orders["stacks"])
+    stacks = orders.get("stacks") if orders else None
+    if stacks is not None:
+        stack_dump.arm(stacks)
     folder = os.getcwd()
     last = _ExitStatus()
     atexit.register(last.exit)  # registered first, so it runs last
@@ -81,6 +82,14 @@ def main(argv: list[str]) -> None:
     except BaseException as error:  # noqa: BLE001  any exception of the script is reported and ends the process
         last.status = 1
         _fail(error, folder)
+
+
+class ReportOrders(TypedDict, total=False):
+    """Of this process's orders (process_orders.py), those that this module reads without importing msgspec."""
+
+    error_file: Required[str]
+    secrets: list[str]
+    stacks: int | None
 
 
 class _ExitStatus:
@@ -243,7 +252,7 @@ def write_failure(error: BaseException, trace: TracebackType | None, folder: str
         print(f"psctl: the report of this failure was not written: {problem}", file=sys.stderr)
 
 
-def read_orders() -> dict[str, Any] | None:
+def read_orders() -> ReportOrders | None:
     """Return this process's orders; None when psctl did not start it, or when the orders are its parent's."""
     with contextlib.suppress(ProcessLookupError):
         data = sealed_memory.read()

@@ -20,7 +20,6 @@ of its inner optimizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +30,7 @@ from psctl.sync.allreduce_sync import Reducer
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ExampleWeight, NoByteMover, Synchronizer, relative_weight
 from psctl.train_state.training_parts import load_state, state_of
+from psctl.types import State, StateValue
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the values that all ranks share."""
@@ -102,10 +102,10 @@ class LocalSgdSync(Synchronizer):
     def close(self, reason: str, *, failed: bool) -> None:
         self._reducer.close(reason, failed=failed)
 
-    def checkpoint_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def checkpoint_state(self) -> tuple[State, dict[str, torch.Tensor]]:
         return state_of(self._outer, self._shared, PREFIX)
 
-    def load(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, plain: Mapping[str, StateValue], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the outer optimizer's state."""
         load_state(self._outer, self._shared, plain, tensors, PREFIX)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from psctl.job.activity import COMPUTE
+from psctl.types import State
 
 
 class ExampleWeight:
@@ -167,7 +168,7 @@ class Synchronizer:
     def save_last(self, step: int) -> None:
         """Have servers save `step`, the last one, if it was not ordered with `save`. Every rank calls it."""
 
-    def checkpoint_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def checkpoint_state(self) -> tuple[State, dict[str, torch.Tensor]]:
         """Return the synchronizer's part of rank 0's checkpoint: JSON values, and tensors by name."""
         return {}, {}
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from psctl.errors import TimedOut
 from psctl.job.examples import share
 from psctl.job.membership_messages import ExamplesShared
-from psctl.types import Range
+from psctl.types import Range, StateValue
 
 KEPT = 8
 """Clocks, beyond the staleness, with remembered batches: more than a change of members refers back to."""
@@ -39,7 +38,7 @@ class DataPosition(msgspec.Struct, frozen=True):
     clock: int = 0
 
 
-def position_from(state: Mapping[str, Any]) -> DataPosition:
+def position_from(state: Mapping[str, StateValue]) -> DataPosition:
     """Return the position in a checkpoint's state."""
     return DataPosition(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))
 

@@ -13,7 +13,7 @@ import copyreg
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Protocol, SupportsIndex, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from psctl.errors import UsageError
 
-_newobj: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+_newobj: object = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
 class ModelValues(Protocol):
@@ -119,15 +119,15 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
     class Prepared(original):  # type: ignore[valid-type,misc]
         _psctl_plain = original
 
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        def state_dict(self, *args: object, **kwargs: object) -> object:
             values.wait_exact()
             return super().state_dict(*args, **kwargs)
 
-        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        def named_parameters(self, *args: object, **kwargs: object) -> object:
             values.wait_newest()
             return super().named_parameters(*args, **kwargs)
 
-        def parameters(self, *args: Any, **kwargs: Any) -> Any:
+        def parameters(self, *args: object, **kwargs: object) -> object:
             values.wait_newest()
             return super().parameters(*args, **kwargs)
 
@@ -136,7 +136,7 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
             with plain_parameters(self):  # gradients are on this worker: there is nothing to wait for
                 zero(set_to_none)
 
-        def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        def load_state_dict(self, *args: object, **kwargs: object) -> object:
             if values.write_refusal:
                 raise UsageError(
                     f"load_state_dict of a prepared model: {values.write_refusal}",
@@ -144,16 +144,18 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
                 )
             return super().load_state_dict(*args, **kwargs)
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        def __deepcopy__(self, memo: dict[int, object]) -> object:
             with plain(self):
                 return copy.deepcopy(self, memo)
 
-        def __copy__(self) -> Any:
+        def __copy__(self) -> object:
             with plain(self):
                 return copy.copy(self)
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            made, args, *rest = copy.deepcopy(self).__reduce_ex__(protocol)
+        def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+            whole = copy.deepcopy(self).__reduce_ex__(protocol)
+            assert isinstance(whole, tuple), "a string names a global"
+            made, args, *rest = whole
             if made is _newobj:  # it must name the class of this object; the older form need not
                 return copyreg._reconstructor, (original, object, None), *rest  # type: ignore[attr-defined]
             return made, args, *rest
@@ -181,20 +183,20 @@ def replace_step(optimizer: torch.optim.Optimizer, end_step: Callable[[Callable[
     Both work with the replacement. `step(closure)` evaluates the closure once, before the step, and returns its loss,
     as optimizers do that call it once.
     """
-    original = optimizer.step
+    original: Callable[..., object] = optimizer.step
     calls_closure_itself = type(optimizer).__name__ == "LBFGS"
 
     @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(*args: object, **kwargs: object) -> object:
         optimizer._opt_called = True  # type: ignore[attr-defined]
         closure = args[0] if args else kwargs.get("closure")
         if closure is None or calls_closure_itself:
             return end_step(lambda: original(*args, **kwargs))
         rest = {key: value for key, value in kwargs.items() if key != "closure"}
         with torch.enable_grad():
-            loss = closure()
+            loss = cast(Callable[[], object], closure)()
         end_step(lambda: original(*args[1:], **rest))
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step  # type: ignore[method-assign]
+    optimizer.step = step  # type: ignore[method-assign,assignment]

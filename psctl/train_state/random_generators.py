@@ -13,12 +13,16 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from psctl.train_state.prepared_model import ForwardHooks, PreForwardHook
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward: only their children are called."""
@@ -40,11 +44,18 @@ def reseed(*parts: int | str) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+PythonState: TypeAlias = tuple[int, tuple[int, ...], float | None]
+"""As `random.getstate` returns it: version, words, the next Gaussian number."""
+
+NumpyState: TypeAlias = "tuple[str, npt.NDArray[np.uint32], int, int, float]"
+"""As `numpy.random.get_state` returns it: name, words, place in them, whether there is a Gaussian number, and it."""
+
+
 class GeneratorStates(NamedTuple):
     """The states of a process's generators."""
 
-    python: tuple[Any, ...]
-    numpy: tuple[Any, ...] | None
+    python: PythonState
+    numpy: NumpyState | None
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
@@ -67,11 +78,11 @@ class GeneratorStates(NamedTuple):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the states by name, as checkpoints hold them."""
-        _, state, gauss = self.python
-        found = {"python": _to_tensor(state, gauss), "torch": self.cpu}
+        _, words, gauss = self.python
+        found = {"python": _to_tensor(words, gauss), "torch": self.cpu}
         if self.numpy is not None:
-            _, state, at, held, gauss = self.numpy
-            found["numpy"] = _to_tensor([*state.tolist(), at], gauss if held else None)
+            _, array, at, held, other = self.numpy
+            found["numpy"] = _to_tensor([*array.tolist(), at], other if held else None)
         return found | {f"cuda/{index}": state for index, state in enumerate(self.cuda)}
 
     def with_saved(self, tensors: Mapping[str, torch.Tensor]) -> GeneratorStates:
@@ -82,10 +93,10 @@ class GeneratorStates(NamedTuple):
             found = found._replace(python=(random.getstate()[0], tuple(state), gauss))
         if "numpy" in tensors and self.numpy is not None:
             (*state, at), gauss = _from_tensor(tensors["numpy"])
-            held = gauss is not None
             array = self.numpy[1].copy()
             array[:] = state
-            found = found._replace(numpy=(self.numpy[0], array, at, int(held), gauss if held else 0.0))
+            held = (0, 0.0) if gauss is None else (1, gauss)
+            found = found._replace(numpy=(self.numpy[0], array, at, *held))
         if "torch" in tensors:
             found = found._replace(cpu=tensors["torch"])
         cuda = tuple(tensors.get(f"cuda/{index}", state) for index, state in enumerate(self.cuda))
@@ -104,7 +115,7 @@ def _on_gpus() -> Sequence[torch.Generator]:
     return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
-def _same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
+def _same(one: NumpyState | None, other: NumpyState | None) -> bool:
     if one is None or other is None:
         return one is other
     return bool((one[1] == other[1]).all()) and one[2:] == other[2:]

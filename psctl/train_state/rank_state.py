@@ -9,7 +9,6 @@ their fingerprint is stored: a replacement must have built the same ones.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 import torch
@@ -19,6 +18,7 @@ from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.train_state.example_sharing import Batch, DataPosition, position_from
 from psctl.train_state.random_generators import RandomGenerators, SavedGenerators
 from psctl.train_state.training_parts import TrackedState, TrainingParts
+from psctl.types import State, StateValue
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -34,9 +34,9 @@ class RankState(msgspec.Struct, frozen=True):
     """The encoded state. `position` has the fields of DataPosition, `batches` the last batches of each loader."""
 
     position: dict[str, int]
-    groups: list[dict[str, Any]]
-    scheduler: Any
-    tracked: dict[str, Any]
+    groups: list[State]
+    scheduler: StateValue
+    tracked: State
     tensors: list[StoredTensor]
     frozen: str
     batches: dict[int, list[Batch]]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from psctl.errors import UsageError
+from psctl.types import StateValue
 
 
-def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, torch.Tensor]]:
+def pack(tree: object, prefix: str, *, drop: bool = False) -> tuple[StateValue, dict[str, torch.Tensor]]:
     """Return `tree` with each tensor replaced by its name, and the tensors by name.
 
     Args:
@@ -29,7 +29,7 @@ def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, 
     """
     tensors: dict[str, torch.Tensor] = {}
 
-    def walk(value: Any, path: str) -> Any:
+    def walk(value: object, path: str) -> StateValue:
         if isinstance(value, torch.Tensor):
             if drop:  # a tensor of one number becomes that number
                 return walk(value.item(), path) if value.numel() == 1 else {"$dropped": "Tensor"}
@@ -54,7 +54,7 @@ def pack(tree: Any, prefix: str, *, drop: bool = False) -> tuple[Any, dict[str, 
     return walk(tree, prefix), tensors
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> bool | int | float | str | None:
     """Return a plain value as exactly a JSON type: numpy's float64 is a float, but not for every encoder."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
@@ -62,7 +62,7 @@ def _scalar(value: Any) -> Any:
     return None
 
 
-def _mapping(value: Mapping[Any, Any], path: str, walk: Callable[[Any, str], Any]) -> Any:
+def _mapping(value: Mapping[object, object], path: str, walk: Callable[[object, str], StateValue]) -> StateValue:
     if isinstance(value, Counter):
         return {"$counter": [[key, count] for key, count in value.items()]}
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
@@ -71,7 +71,7 @@ def _mapping(value: Mapping[Any, Any], path: str, walk: Callable[[Any, str], Any
     return {"$pairs": [[walk(key, path), walk(item, f"{path}/{key}")] for key, item in value.items()]}
 
 
-def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unpack(packed: StateValue, tensors: Mapping[str, torch.Tensor]) -> StateValue:
     """Return the value that `pack` was given. Dropped values are absent from their dict, and None in a list."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
@@ -96,5 +96,5 @@ def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return {key: unpack(value, tensors) for key, value in packed.items() if not _dropped(value)}
 
 
-def _dropped(value: Any) -> bool:
+def _dropped(value: object) -> bool:
     return isinstance(value, dict) and set(value) == {"$dropped"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from psctl.job.training_messages import Resume
 from psctl.ps.server_optimizers import SCALARS
 from psctl.train_state.prepared_model import plain_class
 from psctl.train_state.state_trees import pack, unpack
-from psctl.types import TensorSlice
+from psctl.types import State, StateValue, TensorSlice
 
 
 class TrainingParts:
@@ -63,15 +63,15 @@ class TrainingParts:
 
     # ---- optimizer and scheduler ----
 
-    def optimizer_state(self, prefix: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def optimizer_state(self, prefix: str = "optim") -> tuple[State, dict[str, torch.Tensor]]:
         """Return the optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY."""
         return state_of(self.optimizer, self.parameters(), prefix)
 
-    def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_optimizer(self, plain: Mapping[str, StateValue], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the optimizer's state; `tensors` are those under optim/."""
         load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[State]:
         """Return the numbers of the optimizer's groups (lr, betas ...), also those added by schedulers."""
         if self.optimizer is None:
             return []
@@ -80,7 +80,7 @@ class TrainingParts:
             for group in self.optimizer.param_groups
         ]
 
-    def load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def load_groups(self, groups: Sequence[Mapping[str, StateValue]]) -> None:
         """Set the groups' numbers.
 
         Raises:
@@ -100,11 +100,11 @@ class TrainingParts:
                 else:
                     group[key] = value
 
-    def scheduler_state(self) -> Any:
+    def scheduler_state(self) -> StateValue:
         """Return the scheduler's state as JSON values, without values of other types."""
         return pack(self.scheduler.state_dict(), "scheduler", drop=True)[0] if self.scheduler is not None else None
 
-    def load_scheduler(self, saved: Any) -> None:
+    def load_scheduler(self, saved: StateValue) -> None:
         """Restore the scheduler's state."""
         if self.scheduler is not None and saved is not None:
             self.scheduler.load_state_dict(unpack(saved, {}))
@@ -131,7 +131,7 @@ def local_prefix(rank: int) -> str:
 
 def state_of(
     optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, nn.Parameter], prefix: str
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+) -> tuple[State, dict[str, torch.Tensor]]:
     """Return an optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY.
 
     Args:
@@ -139,7 +139,7 @@ def state_of(
         parameters: by name; state of others is left out.
         prefix: of the tensors' names.
     """
-    plain: dict[str, Any] = {}
+    plain: State = {}
     tensors: dict[str, torch.Tensor] = {}
     names = {id(one): name for name, one in parameters.items()}
     for parameter, state in optimizer.state.items() if optimizer is not None else ():
@@ -155,7 +155,7 @@ def state_of(
 def load_state(
     optimizer: torch.optim.Optimizer | None,
     parameters: Mapping[str, nn.Parameter],
-    plain: Mapping[str, Any],
+    plain: Mapping[str, StateValue],
     tensors: Mapping[str, torch.Tensor],
     prefix: str,
 ) -> None:
@@ -164,11 +164,11 @@ def load_state(
         return
     held = [one for group in optimizer.param_groups for one in group["params"]]
     index_of = {id(one): at for at, one in enumerate(held)}
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, State] = {}
     for name, parameter in parameters.items():
         if id(parameter) not in index_of:
             continue
-        found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
+        found: State = unpack(dict(plain.get(name, {})), tensors)
         for path, tensor in tensors.items():
             key = path.removeprefix(f"{prefix}/{name}/")
             if key != path and "/" not in key and key not in found:
@@ -202,11 +202,11 @@ def load_saved(
     return dict(zip(names, load([there[name] for name in names]), strict=True))
 
 
-def _is_tensor(packed: Any) -> bool:
+def _is_tensor(packed: object) -> bool:
     return isinstance(packed, dict) and set(packed) == {"$tensor"}
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
@@ -217,8 +217,8 @@ def _number(value: Any) -> Any:
 class Stateful(Protocol):
     """An object with a state."""
 
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any, /) -> object: ...
+    def state_dict(self) -> StateValue: ...
+    def load_state_dict(self, state: StateValue, /) -> object: ...
 
 
 class TrackedState:
@@ -226,7 +226,7 @@ class TrackedState:
 
     def __init__(self) -> None:
         self._things: dict[str, Stateful] = {}
-        self._waiting: dict[str, Any] = {}
+        self._waiting: State = {}
         self._tensors: dict[str, torch.Tensor] = {}
 
     def add(self, key: str, thing: object) -> None:
@@ -246,16 +246,16 @@ class TrackedState:
         self._things[key] = thing
         self._restore(key)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def state(self) -> tuple[State, dict[str, torch.Tensor]]:
         """Return all states: plain values by key, and tensors by name (track/KEY/...)."""
-        plain: dict[str, Any] = {}
+        plain: State = {}
         tensors: dict[str, torch.Tensor] = {}
         for key, thing in self._things.items():
             plain[key], found = pack(thing.state_dict(), f"track/{key}")
             tensors.update(found)
         return plain, tensors
 
-    def resume(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def resume(self, plain: Mapping[str, StateValue], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the state of tracked objects; the rest is kept until they are tracked."""
         self._waiting, self._tensors = dict(plain), dict(tensors)
         for key in self._things:

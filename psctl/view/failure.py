@@ -118,7 +118,7 @@ def failure_lines(
     glyphs: Glyphs, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
 ) -> Iterator[Text]:
     """Yield the lines of the box: the failed rank, its error, the ranks stopped with it, the checkpoint, the remedy."""
-    failure = finished.failure or {}
+    failure: Document = finished.failure or {}
     step = int(failure.get("step") or finished.steps or 0)
     where = f" at step {step:,}" if step else ""
     after = f" after {format_seconds(finished.seconds)}" if finished.seconds else ""

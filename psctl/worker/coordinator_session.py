@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -56,7 +56,7 @@ from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleShare
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Address, Layout, Member, TensorSlice
+from psctl.types import Address, Layout, Member, State, TensorSlice
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
@@ -344,7 +344,7 @@ class CoordinatorSession:
         flat, self._starting = self._starting, []
         return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
 
-    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send this worker's part of a checkpoint; the tensors are contiguous copies that do not change any more.
 
         Args:

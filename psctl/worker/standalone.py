@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -15,7 +15,7 @@ from psctl.job.training_messages import Decision, Welcome
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleShare
-from psctl.types import Layout, Member, TensorSlice
+from psctl.types import Layout, Member, State, TensorSlice
 from psctl.worker.coordinator_session import Membership
 
 LINE_SECONDS = 5.0
@@ -76,7 +76,7 @@ class StandaloneSession:
     def receive_start_values(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
         return
 
     def wait_saved(self, step: int, timeout: float) -> str | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ from psctl.train_state.example_sharing import Batch, DataPosition, members_after
 from psctl.train_state.random_generators import RandomGenerators, rank_prefix, reseed, saved_for, saved_from
 from psctl.train_state.rank_state import capture, fingerprint, restore
 from psctl.train_state.training_parts import TrackedState, TrainingParts, load_saved, local_prefix
+from psctl.types import State
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import StandaloneSession
@@ -64,7 +64,7 @@ class TrainingProgress:
         self._parts: TrainingParts | None = None
         self._synchronizer: Synchronizer | None = None
         self._frozen = ""
-        self._sums: Mapping[str, Any] = {}
+        self._sums: Mapping[str, object] = {}
         self._passed = self._saved = 0
         self._sent: int | None = None  # the last step whose checkpoint rank 0 has sent
         self._actions = StepActions()
@@ -104,7 +104,7 @@ class TrainingProgress:
         names = saved_for(self.rank, [each.name for each in resume.tensors])
         self.generators.resume(saved_from(self.rank, load_saved(resume, names, self._session.load)))
 
-    def begin(self, parts: TrainingParts, synchronizer: Synchronizer, sums: Mapping[str, Any]) -> None:
+    def begin(self, parts: TrainingParts, synchronizer: Synchronizer, sums: Mapping[str, object]) -> None:
         """Begin training: the model has its start values. `sums`: the order of sums, for checkpoints."""
         self._parts, self._synchronizer, self._sums = parts, synchronizer, sums
         self._frozen = fingerprint(parts) if synchronizer.update == "server" else ""
@@ -353,6 +353,6 @@ class TrainingProgress:
         self._send(state, parts.values(on_servers) | tensors | more | kept | own)
         self._sent = self.step
 
-    def _send(self, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _send(self, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
         copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
         self._session.send_checkpoint(self.step, state, copies)

@@ -10,7 +10,7 @@ failure then names that worker, not those that wait or lose their connection to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -229,7 +229,7 @@ def _exit_code(end: Ending) -> int:
     return failures.exit_code(end.first)
 
 
-def _failure(job: JobState, end: Ending) -> dict[str, Any] | None:
+def _failure(job: JobState, end: Ending) -> dict[str, object] | None:
     newest = job.checkpoints.newest_name()
     if end.first is not None and end.outcome == "failed":
         others = {each.member: each for each in end.failures if each.member != end.first.member}

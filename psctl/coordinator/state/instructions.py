@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from psctl.job.events import AnyEvent, Planned
@@ -57,7 +55,7 @@ class PlanMade(msgspec.Struct, frozen=True):
     servers: list[int]
     event: Planned | None
     problem: str = ""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
 
 
 class ShardsMade(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ the hosts; a job that continues with another schedule appends a notice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,7 +45,7 @@ def groups_by_host(job: JobState) -> Groups:
     return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
 
 
-def record(job: JobState) -> dict[str, Any]:
+def record(job: JobState) -> dict[str, object]:
     """Return what checkpoints hold of the order."""
     assert job.plan is not None, "it is known with the plan"
     return {"groups": [list(group) for group in job.host_groups or ()], "schedule": _plain(job.plan.options)}
@@ -75,11 +76,22 @@ def _grouped(job: JobState) -> bool:
     )
 
 
-def _before(job: JobState) -> dict[str, Any] | None:
+class SavedOrder(msgspec.Struct, frozen=True):
+    """The order in a checkpoint: the ranks of each host group, and the options of the schedule."""
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    schedule: object = None
+
+
+def _before(job: JobState) -> SavedOrder | None:
     """Return what the checkpoint that the job resumes from holds of the order, if as many workers continue."""
     state = job.resume.state if job.resume is not None else {}
     found = state.get("sums")
-    return found if isinstance(found, dict) and state.get("world") == len(job.ranks_of("worker")) else None
+    if not isinstance(found, dict) or state.get("world") != len(job.ranks_of("worker")):
+        return None
+    with contextlib.suppress(msgspec.ValidationError):  # another version of psctl wrote it
+        return msgspec.convert(found, SavedOrder)
+    return None
 
 
 def _saved(job: JobState) -> Groups | None:
@@ -87,13 +99,12 @@ def _saved(job: JobState) -> Groups | None:
     before = _before(job)
     if before is None or not _grouped(job) or job.resume is None or job.resume.state.get("strategy") != "ps":
         return None
-    groups = tuple(tuple(group) for group in before.get("groups") or ())
-    ranks = [rank for group in groups for rank in group]
+    ranks = [rank for group in before.groups for rank in group]
     fit = len(set(ranks)) == len(ranks) and set(ranks) <= {rank.member.rank for rank in job.ranks_of("worker")}
-    return groups if fit else None
+    return before.groups if fit else None
 
 
-def _plain(options: dict[str, Any]) -> Any:
+def _plain(options: dict[str, object]) -> object:
     """Return a schedule's options as they come back from a checkpoint."""
     return msgspec.json.decode(msgspec.json.encode(options))
 
@@ -102,5 +113,5 @@ def _differs(job: JobState) -> bool:
     before = _before(job)
     if before is None or job.plan is None or job.resume is None or len(job.ranks_of("worker")) == 1:
         return False
-    same = job.resume.state.get("strategy") == job.plan.chosen and before.get("schedule") == _plain(job.plan.options)
-    return not same or [list(group) for group in job.host_groups or ()] != list(before.get("groups") or ())
+    same = job.resume.state.get("strategy") == job.plan.chosen and before.schedule == _plain(job.plan.options)
+    return not same or (job.host_groups or ()) != before.groups

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -70,11 +69,9 @@ def _groups(plan: Plan, inputs: PlanInput) -> tuple[Named, tuple[float, ...], Tr
     name = [place if several else place.rpartition("/")[2] for place in inputs.ranks]
     row = next(each for each in plan.candidates if each.strategy == plan.chosen)
     if plan.chosen == "ps":
-        held: Counter[str] = Counter(row.params["hosts"])
+        held: Counter[str] = Counter(msgspec.convert(row.params["hosts"], list[str]))
         return tuple((host,) for host in held), _parts(held.values()), ()
-    known: dict[str, Any] = {
-        key: value for key, value in row.params.items() if key in ScheduleOptions.__struct_fields__
-    }
+    known = {key: value for key, value in row.params.items() if key in ScheduleOptions.__struct_fields__}
     options = msgspec.convert(known, ScheduleOptions)
     if options.rings:
         rings = tuple(tuple(name[rank] for rank in order) for order, _ in options.rings)
