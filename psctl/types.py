@@ -19,6 +19,9 @@ MOST_LISTED = 1 << 20
 Document = Mapping[str, Any]
 """A decoded JSON document, or an object in it. Any: its reader knows the types of its keys."""
 
+JsonObject: TypeAlias = dict[str, object]
+"""A JSON object that is printed, sent or stored as it is."""
+
 StateValue: TypeAlias = Any
 """A value in the state of a worker. Any: it belongs to the user's script or a library (a scheduler, an optimizer), and
 psctl only stores it and gives it back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -20,6 +20,24 @@ _STEP_NAME = re.compile(r"[0-9]{10,18}")
 Metrics = Mapping[str, float | None]
 
 
+class CheckpointRow(TypedDict):
+    """A row of `checkpoint list -o json`, and of `checkpoint verify -o json` with `verified`, `problems`, `signed`."""
+
+    id: str
+    complete: bool
+    job: str
+    step: int
+    time: float
+    bytes: int
+    metrics: dict[str, float | None]
+    folder: str
+    problem: str
+    host: NotRequired[str]
+    verified: NotRequired[bool]
+    problems: NotRequired[list[str]]
+    signed: NotRequired[str]
+
+
 class ListedCheckpoint(msgspec.Struct, frozen=True):
     """One checkpoint in a listing; `problem` is why it is not complete, "" where it is. `job` is "" if not known."""
 
@@ -31,10 +49,17 @@ class ListedCheckpoint(msgspec.Struct, frozen=True):
     folder: str = ""
     problem: str = ""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> CheckpointRow:
         """Return its row of `checkpoint list -o json`."""
-        name = f"{self.job}@{self.step}" if self.job else self.folder
-        return {"id": name, "complete": not self.problem, **msgspec.to_builtins(self)}
+        return {
+            "id": f"{self.job}@{self.step}" if self.job else self.folder, "complete": not self.problem,
+            "job": self.job, "step": self.step, "time": self.time, "bytes": self.bytes, "metrics": self.metrics,
+            "folder": self.folder, "problem": self.problem,
+        }  # fmt: skip
+
+    def verified_row(self, problems: list[str]) -> CheckpointRow:
+        """Return its row of `checkpoint verify -o json`, given the problems that a verification found."""
+        return {**self.document(), "verified": not problems, "problems": problems}
 
 
 def list_checkpoints(root: Path, job: str | None = None) -> list[ListedCheckpoint]:

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from psctl import errors
 from psctl.checkpoint import catalog, reader
@@ -18,9 +17,10 @@ from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.export import export_model
 from psctl.checkpoint.reader import open_checkpoint
 from psctl.checkpoint.writer import publish, remove_abandoned
+from psctl.types import Document
 
-Question = Mapping[str, Any]
-Answer = dict[str, Any]
+Question = Document
+Answer = Mapping[str, object]
 
 
 def listing(question: Question) -> Answer:
@@ -38,7 +38,7 @@ def verify(question: Question) -> Answer:
     """Read every byte of a checkpoint; return its row with its problems."""
     folder = _folder(question)
     problems = reader.verify(folder)
-    return {**catalog.read_entry(folder).document(), "verified": not problems, "problems": problems}
+    return catalog.read_entry(folder).verified_row(problems)
 
 
 def newest(question: Question) -> Answer:

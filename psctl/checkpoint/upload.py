@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from psctl import errors
 from psctl.checkpoint.copies import file_sizes
 from psctl.checkpoint.manifest import MANIFEST
 from psctl.checkpoint.reader import folder_name, open_checkpoint
+
+FileSystem: TypeAlias = Any
+"""A file system of fsspec. Any: fsspec is not installed here, and has no types."""
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def _reaching(target: str) -> Iterator[None]:
         ) from error
 
 
-def _open_target(target: str) -> tuple[Any, str]:
+def _open_target(target: str) -> tuple[FileSystem, str]:
     """Return fsspec's file system and the path in it."""
     try:
         import fsspec

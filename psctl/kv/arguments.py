@@ -6,18 +6,18 @@ Every size is checked before memory is allocated for it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from hashlib import blake2b
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
 
 from psctl.errors import UsageError
-from psctl.kv.tickets import Ticket
+from psctl.kv.tickets import Callback, Ticket
 from psctl.process.user_functions import name_of
 from psctl.ps.table_messages import PlainValue, TableSpec
-from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.reductions import Array, Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
 from psctl.ps.tables.table_kinds import TableKind
 
@@ -37,10 +37,10 @@ KEYS = (
     "tensor or array; one call has names or integers, not both"
 )
 
-Key: TypeAlias = "str | int | range | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]"
+Key: TypeAlias = "str | int | range | Sequence[int] | torch.Tensor | Array"
 """A name; or integer keys: one, a range, or several in a list, tensor or array."""
 
-Value: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float | tuple[Any, Any]"
+Value: TypeAlias = "torch.Tensor | Array | Sequence[object] | float | tuple[object, object]"
 """A tensor, or a value that a tensor is made of; for argmin (values, indices)."""
 
 CheckedKey: TypeAlias = "str | int | range | Keys"
@@ -272,7 +272,7 @@ def checked_tickets(tickets: object, where: str) -> tuple[Ticket, ...]:
     raise UsageError(f"{where}{tickets!r}", "give tickets, as push, fetch and call return them: [ticket, ...]")
 
 
-def checked_callback(callback: object) -> Callable[[Any], Any] | None:
+def checked_callback(callback: object) -> Callback | None:
     """Return the function that is called with the result, or None.
 
     Raises:
@@ -378,7 +378,7 @@ def rows_of(kind: TableKind, key: Key, value: Value, count: int) -> Lanes:
         UsageError: the value does not fit the table.
     """
     spec = kind.spec
-    index = None
+    index, first = None, cast(object, value)
     if kind.reduction.extra == "index":
         if not isinstance(value, tuple) or len(value) != 2:
             raise UsageError(
@@ -388,8 +388,8 @@ def rows_of(kind: TableKind, key: Key, value: Value, count: int) -> Lanes:
         if given.is_floating_point() or given.is_complex():
             raise UsageError(f"indices of {dtype_name(given.dtype)}", "push indices of int64: (values, indices)")
         index = _as_rows(spec, key, given.to(torch.int64), count)
-        value = value[0]
-    values = tensor_of(value)
+        first = value[0]
+    values = tensor_of(first)
     if values.dtype != kind.dtype:
         if torch.result_type(values, torch.zeros(1, dtype=kind.dtype)) != kind.dtype:
             raise UsageError(
@@ -417,7 +417,7 @@ def _as_rows(spec: TableSpec, key: Key, values: torch.Tensor, count: int) -> tor
     return flat.view(spec.blocks, spec.width)
 
 
-def result_of(kind: TableKind, key: Key, lanes: Lanes) -> Any:
+def result_of(kind: TableKind, key: Key, lanes: Lanes) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return rows as the script receives them: a tensor; for argmin (values, indices)."""
     found = _as_result(kind.spec, key, lanes.values)
     if kind.reduction.extra == "index" and lanes.extra is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ from psctl.errors import UsageError
 from psctl.kv import arguments as given
 from psctl.kv.arguments import CheckedKey, Key, Value
 from psctl.kv.store_connections import StoreServers
-from psctl.kv.tickets import Callback, Tasks, Ticket
+from psctl.kv.tickets import Callback, Result, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import StoreSpec, TableFromServer, TableSpec
@@ -135,7 +135,7 @@ class Store:
         self._numbers = 0  # of the script's tickets
         self._internal = INTERNAL
         self._internal_finished: set[int] = set()  # internal tickets that have finished
-        self._results: dict[int, Callable[[], Any]] = {}
+        self._results: dict[int, Callable[[], Result]] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._closed = False
         servers.open(spec.name, self)
@@ -245,7 +245,7 @@ class Store:
         self._run_callbacks()
         return ticket
 
-    def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Any:
+    def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Result:
         """Return the value of a key, as fresh as the store's consistency requires; blocks until it has arrived.
 
         Args:
@@ -305,7 +305,7 @@ class Store:
         self._run_callbacks()
         return ticket
 
-    def wait(self, ticket: Ticket | Iterable[Ticket], timeout: float | None = None) -> Any:
+    def wait(self, ticket: Ticket | Iterable[Ticket], timeout: float | None = None) -> Result:
         """Wait until one or several tickets have finished.
 
         Args:
@@ -598,7 +598,7 @@ class Store:
 
     def _read(
         self, read: TableRead, parts: Sequence[tuple[CheckedKey, TableKind]], group: Sequence[CheckedKey] | None
-    ) -> Any:
+    ) -> Result:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
             keys, lanes = result(want)
@@ -625,7 +625,7 @@ class Store:
 
     # ---- inside: waiting; under the lock -------------------------------------------------------------------------
 
-    def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
+    def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Result:
         with self._lock:
             shards = lambda: self._state.shards_waited_for(ticket.number)  # noqa: E731
             self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
@@ -682,7 +682,7 @@ class Store:
                     continue
                 ticket = self._tasks.remove(number)
                 if number in state.rows:
-                    result: Any = state.rows.pop(number).clone()
+                    result: Result = state.rows.pop(number).clone()
                 else:
                     made = self._results.pop(number, None)
                     result = made() if made is not None else None

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-Callback: TypeAlias = Callable[[Any], object]
+Result: TypeAlias = Any
+"""The value that a pull returns; None for a push or a call. Any: the form of the key decides between a tensor, a pair
+and a dict, and a script uses the one that it asked for."""
+
+Callback: TypeAlias = Callable[[Result], object]
 """Called with the result of a ticket: the pulled value, or None."""
 
 
@@ -23,13 +27,13 @@ class Ticket:
     __slots__ = ("_callbacks", "_done", "_result", "_wait", "_what", "number")
 
     def __init__(
-        self, number: int, what: str | tuple[str, str | int], wait: Callable[[Ticket, float | None], Any]
+        self, number: int, what: str | tuple[str, str | int], wait: Callable[[Ticket, float | None], Result]
     ) -> None:
         self.number = number
         self._what = what
         self._wait = wait
         self._done = False
-        self._result: Any = None
+        self._result: Result = None
         self._callbacks: list[Callback] | None = None
 
     @property
@@ -45,7 +49,7 @@ class Ticket:
         """Whether the task has finished."""
         return self._done
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> Result:
         """Wait until the task has finished and return its result.
 
         Args:
@@ -70,7 +74,7 @@ class Ticket:
             self._callbacks.append(callback)
         return self
 
-    def finish(self, result: Any) -> list[Callable[[], object]]:
+    def finish(self, result: Result) -> list[Callable[[], object]]:
         """Set the result and return the callbacks; the caller runs them without holding a lock."""
         self._result = result
         self._done = True  # last: a thread that finds the ticket done reads the result without a lock
@@ -80,7 +84,7 @@ class Ticket:
         return [lambda each=each: each(result) for each in found]  # type: ignore[misc]
 
     @property
-    def result(self) -> Any:
+    def result(self) -> Result:
         """The pulled value, once the task has finished."""
         return self._result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ from psctl.job.control_answers import ControlFailure
 from psctl.launch.home import HostRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, read_answer, run_program
 from psctl.remote.shell import Process, Shell
-from psctl.types import UNDECODABLE
+from psctl.types import UNDECODABLE, JsonObject
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class FinishedDigest(msgspec.Struct):
     status: Literal["done", "failed", "stopped"]
     exit: Annotated[int, msgspec.Meta(ge=0, le=255)]
     steps: int
-    failure: dict[str, Any] | None = None
+    failure: JsonObject | None = None
 
 
 class JobDigest(msgspec.Struct):

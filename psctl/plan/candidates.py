@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -370,7 +369,7 @@ def _even(order: Sequence[int]) -> rank_orders.Groups:
     return tuple(tuple(order[at : at + each]) for at in range(0, world, each))
 
 
-def options_as_data(options: ScheduleOptions) -> dict[str, Any]:
+def options_as_data(options: ScheduleOptions) -> dict[str, object]:
     """Return the options that differ from the defaults, as plain data that `msgspec.convert` reads."""
     usual = msgspec.to_builtins(ONLY)
     found = {key: value for key, value in msgspec.to_builtins(options).items() if value != usual[key]}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -66,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str
     decided: bool
     candidates: list[PlanCandidate]
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
 
     @property
     def seconds(self) -> float | None:
@@ -344,7 +343,7 @@ class Planner:
             return PlanCandidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
             names = [self._hosts[at].name for at in ps.servers]
-            params: dict[str, Any] = {
+            params: dict[str, object] = {
                 "servers": len(names),
                 "hosts": names,
                 "update": ps.update,

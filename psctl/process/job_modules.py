@@ -12,10 +12,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import Any
 
 from psctl.errors import UsageError
 
@@ -42,7 +40,7 @@ class JobModules:
     def __init__(self, folder: str = "") -> None:
         self._folder = os.path.realpath(folder or script_folder())
 
-    def function(self, name: str) -> Callable[..., Any]:
+    def function(self, name: str) -> FunctionType:
         """Import a function by its "module:function".
 
         Raises:

@@ -10,15 +10,14 @@ grouping, exactly for integers, and up to 8 eps of the magnitudes for floats.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from types import FunctionType
-from typing import Any
 
 import torch
 
 from psctl.errors import UsageError
 from psctl.process.job_modules import JobModules
 from psctl.ps.tables.reductions import Reduction, custom, reductions
+from psctl.ps.tables.table_kinds import UserFunction
 from psctl.schedule.operation_check import ValueMeasure, check_operation
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -27,7 +26,7 @@ WHOLE = (-3, -1, 0, 1, 2, 5)
 FLOATS = (-2.7, -0.3, 0.0, 0.1, 1.0, 1e3)
 
 
-def name_of(function: str | Callable[..., Any]) -> str:
+def name_of(function: str | UserFunction) -> str:
     """Return the name by which other processes find a function.
 
     Raises:
@@ -54,10 +53,10 @@ class JobFunctions:
 
     def __init__(self, folder: str = "") -> None:
         self._modules = JobModules(folder)
-        self._found: dict[str, Callable[..., Any]] = {}
+        self._found: dict[str, UserFunction] = {}
         self._known = reductions()
 
-    def function(self, name: str) -> Callable[..., Any]:
+    def function(self, name: str) -> UserFunction:
         """Return a function by its name.
 
         Raises:
@@ -67,7 +66,7 @@ class JobFunctions:
             self._found[name] = self._import(name)
         return self._found[name]
 
-    def _import(self, name: str) -> Callable[..., Any]:
+    def _import(self, name: str) -> UserFunction:
         if not NAME.fullmatch(name):
             raise UsageError(
                 f"{name[:80]!r} names no function", "write module:function, of a module in the job's folder"

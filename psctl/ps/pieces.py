@@ -6,12 +6,13 @@ All positions follow from the layout and the shards alone, so worker and server 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from psctl.ps.shards import offsets
+from psctl.ps.tables.reductions import Array
 from psctl.types import Layout, Range, Shard
 
 
@@ -80,5 +81,5 @@ def stretch(tensor: torch.Tensor) -> Stretch:
 
 def bytes_view(tensor: torch.Tensor) -> memoryview:
     """Return the tensor's own memory as bytes; it must be contiguous, one-dimensional and on the CPU."""
-    array: Any = tensor.detach().view(torch.uint8).numpy()
-    return memoryview(array)
+    array: Array = tensor.detach().view(torch.uint8).numpy()
+    return array.data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -68,6 +68,10 @@ def untouched(optimizer: torch.optim.Optimizer) -> bool:
     return all("step" in state and float(state["step"]) == 0.0 for state in optimizer.state.values())
 
 
+GroupSettings: TypeAlias = dict[str, Any]
+"""Keyword arguments of an optimizer of torch. Any: each optimizer has its own."""
+
+
 def numbers(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
     """Return each group's numbers and flags, unchanged, in the form that is sent: only the optimizer's own keys.
 
@@ -78,7 +82,7 @@ def numbers(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
     )
 
 
-def _travelling(value: Any) -> Number:
+def _travelling(value: object) -> Number:
     if isinstance(value, tuple | list):
         return [float(item) for item in value]
     if isinstance(value, torch.Tensor):  # of an unfit optimizer: its layout is only displayed
@@ -103,7 +107,7 @@ class PieceOptimizer:
         self._held = held
         self._parameters = [torch.nn.Parameter(_view(values, piece), requires_grad=False) for piece in held]
         self._groups: dict[int, int] = {}  # group of the layout -> group of this optimizer
-        given: list[dict[str, Any]] = []
+        given: list[GroupSettings] = []
         for index, group in enumerate(layout.groups):
             ours = [q for q, piece in zip(self._parameters, held, strict=True) if _group(layout, piece) == index]
             if ours:
@@ -147,15 +151,15 @@ class PieceOptimizer:
             self._optimizer.state[self._parameters[index]] = dict(state)
 
 
-def settings(group: dict[str, Number]) -> dict[str, Any]:
+def settings(group: dict[str, Number]) -> GroupSettings:
     """Return a group's numbers in the form in which a server passes them to torch."""
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+    given: GroupSettings = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
     if "capturable" in given:
         given["capturable"] = False
     return given
 
 
-def _build(name: str, given: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _build(name: str, given: list[GroupSettings]) -> torch.optim.Optimizer:
     """Build the optimizer; the first group's numbers are the constructor's too, for Adagrad makes its state there."""
     kind = FIT[name]
     known = inspect.signature(kind.__init__).parameters

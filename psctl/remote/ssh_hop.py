@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from typing import Any
+from typing import Protocol
 
 import paramiko
 
@@ -40,30 +40,44 @@ class Dropped(Exception):
     """sshd closed the connection before or during the key exchange, as it does with too many logins at once."""
 
 
+class ByteChannel(Protocol):
+    """The methods of a socket, and of a channel of paramiko, that _TimedSocket calls itself."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class _TimedSocket:
     """A TCP socket or a jump host's channel that records when it last received bytes, and the first of them."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: ByteChannel) -> None:
         self._inner = inner
-        self._quick = hasattr(socket, "TCP_QUICKACK") and isinstance(inner, socket.socket) and inner.family in _INET
+        self._quick: socket.socket | None = None
+        if hasattr(socket, "TCP_QUICKACK") and isinstance(inner, socket.socket) and inner.family in _INET:
+            self._quick = inner
         self.last_receipt = time.monotonic()
         self.greeting = b""
 
     def recv(self, size: int) -> bytes:
-        data: bytes = self._inner.recv(size)
+        data = self._inner.recv(size)
         self.last_receipt = time.monotonic()
         self.greeting += data[: _GREETING - len(self.greeting)]
-        if self._quick:
+        if self._quick is not None:
             # sshd writes small packets under Nagle's rule: without this each waits 40 ms for the acknowledgement
-            self._inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            self._quick.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
+
+    def shutdown(self, how: int) -> None:
+        """End both directions; whoever waits for bytes returns."""
+        self._inner.shutdown(how)
 
     def close(self) -> None:
         """Close it; paramiko's thread does so too, possibly after the jump host's connection was closed."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._inner.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
 

@@ -10,20 +10,23 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 Value = TypeVar("Value")
+
+Operand: TypeAlias = Any
+"""A number, or lists and tuples of numbers. Any: the operators are those of the user's values."""
 
 
 class Counterexample(msgspec.Struct, frozen=True):
     """Values on which a function is not commutative, or not associative."""
 
     law: Literal["commutative", "associative"]
-    operands: tuple[Any, ...]
-    left: Any
-    right: Any
+    operands: tuple[Operand, ...]
+    left: Operand
+    right: Operand
 
     def __str__(self) -> str:
         names = [repr(value) for value in self.operands]
@@ -52,7 +55,7 @@ class ValueMeasure(msgspec.Struct, Generic[Value], frozen=True):
     eps: float
 
 
-def measure_of(sample: Any) -> ValueMeasure[Any]:
+def measure_of(sample: Operand) -> ValueMeasure[Operand]:
     """Return the measure of Python's numbers, lists and tuples: floats compare with rounding, others exactly."""
     return ValueMeasure(_same, _distance, _magnitude, sys.float_info.epsilon if _has_float(sample) else 0.0)
 
@@ -102,18 +105,18 @@ def check_operation(
     return None
 
 
-def _has_float(value: Any) -> bool:
+def _has_float(value: Operand) -> bool:
     return any(map(_has_float, value)) if isinstance(value, list | tuple) else isinstance(value, float)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Operand, other: Operand) -> bool:
     if isinstance(one, list | tuple):
         alike = isinstance(other, list | tuple) and len(one) == len(other)
         return alike and all(map(_same, one, other))
     return bool(one == other or (one != one and other != other))
 
 
-def _distance(one: Any, other: Any) -> float:
+def _distance(one: Operand, other: Operand) -> float:
     """Return the largest distance of any two elements; infinite where the shapes differ."""
     if isinstance(one, list | tuple):
         if not isinstance(other, list | tuple) or len(one) != len(other):
@@ -125,7 +128,7 @@ def _distance(one: Any, other: Any) -> float:
     return math.inf if gap != gap else float(gap)
 
 
-def _magnitude(value: Any) -> float:
+def _magnitude(value: Operand) -> float:
     """Return the largest magnitude of any element; 0 for one that is not finite, which allows no difference."""
     if isinstance(value, list | tuple):
         return max(map(_magnitude, value), default=0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +20,12 @@ from psctl.errors import NotInThisVersion, UsageError
 def raise_usage(problem: str, hint: str) -> NoReturn:
     """Raise UsageError."""
     raise UsageError(problem, hint)
+
+
+class AutogradEngine(Protocol):
+    """The method of torch's autograd engine that has no types there."""
+
+    def queue_callback(self, call: Callable[[], None], /) -> None: ...
 
 
 class GradientHooks:
@@ -115,7 +121,8 @@ class GradientHooks:
             self._task = task
             if self._per_backward:
                 self._reset()
-            engine: Any = torch.autograd.Variable._execution_engine
+            assert self._on_backward_end is not None, "it is asked for only with one"
+            engine: AutogradEngine = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._on_backward_end)
 
 

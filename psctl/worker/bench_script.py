@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import torch
@@ -160,16 +160,22 @@ class MeasuredServers:
         """The run ends with the process."""
 
 
+class _GradientContext(Protocol):
+    """The context that autograd passes from forward to backward, with the attribute that forward sets."""
+
+    gradient: torch.Tensor
+
+
 class _FixedGradient(torch.autograd.Function):
     """A loss with a given gradient."""
 
     @staticmethod
-    def forward(context: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def forward(context: _GradientContext, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         context.gradient = gradient
         return parameter.new_zeros(())
 
     @staticmethod
-    def backward(context: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(context: _GradientContext, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
         # Autograd uses a tensor without other references as `.grad`; it copies any other tensor first.
         return context.gradient.view_as(context.gradient), None
 
@@ -278,7 +284,7 @@ def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device
             one.close()
 
 
-def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> MeasuredCollective:
+def collective(name: str, options: Mapping[str, object], ranks: BenchRanks, like: torch.Tensor) -> MeasuredCollective:
     """Return the engine's own all-reduce, or a schedule that is played.
 
     Args:

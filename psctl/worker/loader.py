@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -17,6 +17,12 @@ from psctl.types import Range
 if TYPE_CHECKING:  # that module imports this one
     from psctl.worker.training_progress import TrainingProgress
 
+Example: TypeAlias = Any
+"""An example of the user's dataset. Any: only the script looks into it."""
+
+Minibatch: TypeAlias = Any
+"""What the user's `collate_fn` makes of a list of examples. Any: as Example."""
+
 
 class Loader:
     """An iterable of batches, made by `run.loader`. `len()` is the number of batches an epoch, the same on every rank.
@@ -28,12 +34,12 @@ class Loader:
         self,
         progress: TrainingProgress,
         index: int,
-        dataset: Dataset[Any],
+        dataset: Dataset[Example],
         batch_size: int,
         *,
         shuffle: bool = True,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Example]], Minibatch] | None = None,
         per_worker: bool = False,
     ) -> None:
         self.index = index
@@ -57,14 +63,14 @@ class Loader:
         """Whether the current pass has no more batches."""
         return self.clock >= self._clocks and not self._late
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Minibatch]:
         self._progress.on_batch_wanted(self)
         epoch, start = self._progress.epoch_of(self)
         return self._run(epoch, start)
 
-    def _run(self, epoch: int, start: int) -> Iterator[Any]:
+    def _run(self, epoch: int, start: int) -> Iterator[Minibatch]:
         self.clock = start
-        fetching: Iterator[Any] | None = None
+        fetching: Iterator[Minibatch] | None = None
         ranks: tuple[int, ...] = ()
         try:
             while (batch := self._next(epoch)) is not None:
@@ -100,7 +106,7 @@ class Loader:
     def _positions(self, clock: int) -> Range:
         return positions(self._examples, self._batch, self._progress.world, clock)
 
-    def _fetching(self, first: Batch) -> DataLoader[Any]:
+    def _fetching(self, first: Batch) -> DataLoader[Minibatch]:
         """Return a fetcher of this batch and, for the same ranks, those of later clocks."""
         epoch, rank, seed = first.epoch, self._progress.rank, self._progress.seed
         later = range(self.clock + 1, self._clocks)
@@ -124,20 +130,20 @@ class Loader:
         return torch.randperm(self._examples, generator=generator)
 
 
-class EpochBatches(Dataset[Any]):
+class EpochBatches(Dataset[Minibatch]):
     """One rank's batches of an epoch, by clock; runs in loader processes too, each batch under a seed of its own."""
 
     def __init__(
         self,
-        dataset: Dataset[Any],
-        collate: Callable[[list[Any]], Any],
+        dataset: Dataset[Example],
+        collate: Callable[[list[Example]], Minibatch],
         order: torch.Tensor | None,
         seeds: tuple[int, int, int],
         ranges: dict[int, list[tuple[int, int]]],
     ) -> None:
         self._dataset, self._collate, self._order, self._seeds, self._ranges = dataset, collate, order, seeds, ranges
 
-    def __getitem__(self, clock: int) -> Any:
+    def __getitem__(self, clock: int) -> Minibatch:
         seed, epoch, rank = self._seeds
         reseed(seed, "fetch", epoch, clock, rank)
         indices = [index for start, stop in self._ranges[clock] for index in range(start, stop)]
@@ -153,12 +159,12 @@ def _share_of(batch: Batch, rank: int) -> tuple[Range, ...]:
     return batch.of(rank) or (Range(batch.ranges[0].start, batch.ranges[0].start + 1),)
 
 
-def return_batch(batch: Any) -> Any:
+def return_batch(batch: Minibatch) -> Minibatch:
     """Return the batch unchanged; it is collated already."""
     return batch
 
 
-def _length(dataset: Dataset[Any]) -> int:
+def _length(dataset: Dataset[Example]) -> int:
     if isinstance(dataset, IterableDataset):
         raise UsageError(
             f"run.loader: {type(dataset).__name__} is an IterableDataset: its examples have no positions, so "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TypeVar, overload
 
 import torch
 from torch import nn
@@ -26,11 +26,15 @@ from psctl.sync.local_sgd import OptimizerFactory
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
-from psctl.train_state.training_parts import TrackedState, TrainingParts, load_saved
-from psctl.worker.loader import Loader
+from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
+from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
 from psctl.worker.training_progress import Session, TrainingProgress
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Scheduler = TypeVar("Scheduler", bound=Stateful)
 
 
 class Run:
@@ -126,14 +130,29 @@ class Run:
 
     # ---- the model ----
 
+    @overload
+    def prepare(
+        self, model: Model, optimizer: None = None, scheduler: None = None, *, outer: OptimizerFactory | None = None
+    ) -> Model: ...
+
+    @overload
+    def prepare(
+        self, model: Model, optimizer: Optimizer, scheduler: None = None, *, outer: OptimizerFactory | None = None
+    ) -> tuple[Model, Optimizer]: ...
+
+    @overload
+    def prepare(
+        self, model: Model, optimizer: Optimizer, scheduler: Scheduler, *, outer: OptimizerFactory | None = None
+    ) -> tuple[Model, Optimizer, Scheduler]: ...
+
     def prepare(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
+        scheduler: Stateful | None = None,
         *,
         outer: OptimizerFactory | None = None,
-    ) -> Any:
+    ) -> object:
         """Register the model, its optimizer and its scheduler with the job; return as many objects as were given.
 
         The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
@@ -187,7 +206,7 @@ class Run:
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
 
-    def track(self, **things: Any) -> None:
+    def track(self, **things: object) -> None:
         """Save objects with every checkpoint: `run.track(ema=ema, best=best)`.
 
         Each has `state_dict()` and `load_state_dict(state)`; the state may be tensors, numbers, text, None, and lists,
@@ -204,12 +223,12 @@ class Run:
 
     def loader(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Example],
         batch_size: int,
         *,
         shuffle: bool = True,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Example]], Minibatch] | None = None,
         per_worker: bool = False,
     ) -> Loader:
         """Return an iterable of this rank's batches: every example once an epoch over all ranks.
@@ -283,7 +302,7 @@ class Run:
         """
         self._prepared("run.wait").wait_exact()
 
-    def report(self, **numbers: Any) -> None:
+    def report(self, **numbers: object) -> None:
         """Report numbers of this step: `run.report(loss=loss, accuracy=0.93)`.
 
         They become the job's metrics: for each step and name, the mean over the ranks that reported it, weighted by
@@ -303,7 +322,13 @@ class Run:
         )
         self._progress.on_report()
 
-    def store(self, name: str = "default", consistency: Any = "asp", reads: str = "lazy", group: Any = None) -> Store:
+    def store(
+        self,
+        name: str = "default",
+        consistency: str | Mapping[str, int] = "asp",
+        reads: str = "lazy",
+        group: Iterable[int] | None = None,
+    ) -> Store:
         """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
 
         Args:

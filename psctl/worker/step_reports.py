@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -138,7 +138,7 @@ class HeartbeatThread:
             self._over.wait(tick)
 
 
-def _hold(name: str, value: Any) -> Metric:
+def _hold(name: str, value: object) -> Metric:
     """Return a number's present value; one on a GPU is copied there and read later, so that reports do not wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
@@ -148,7 +148,7 @@ def _hold(name: str, value: Any) -> Metric:
             )
         return value.detach().clone() if value.device.type != "cpu" else float(value.detach())
     try:
-        return float(value)
+        return float(cast(float, value))
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"run.report({name}=...): {type(value).__name__} {value!r:.40}, expected a number",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,8 +22,10 @@ from psctl.cli.shared.parameters import (
     StrategyOption,
     WorkersOption,
 )
+from psctl.types import Document
 
 if TYPE_CHECKING:
+    from psctl.checkpoint.catalog import CheckpointRow
     from psctl.launch.checkpoints.checkpoint_actions import LocatedCheckpoint
     from psctl.launch.home import JobRecord
     from psctl.remote.shell import Shell
@@ -59,7 +61,7 @@ def list_(
         own.warn(note)
     for record in records:
         if record.job not in listed.missing:
-            own.home.save_steps(record.job, {int(row["step"]) for row in listed.rows if row["job"] == record.job})
+            own.home.save_steps(record.job, {row["step"] for row in listed.rows if row["job"] == record.job})
     if listed.missing and len(listed.missing) == len(records):
         raise next(iter(listed.missing.values()))
     failure = None
@@ -103,10 +105,10 @@ def verify(
         with own.head_shell(record) as shell:
             row = checkpoint_actions.examine(shell, record, which)
     failure: errors.PsctlError | None = None
-    if row["problems"]:
+    if problems := row.get("problems"):
         kind = errors.CheckpointCorrupt if row["complete"] else errors.CheckpointIncomplete
         hint = "psctl checkpoint list shows the others"
-        failure = kind(f"{row['id']}: {row['problems'][0]}", hint=hint, where=str(row["id"]))
+        failure = kind(f"{row['id']}: {problems[0]}", hint=hint, where=row["id"])
     own.print_results({"checkpoints": [row]}, draw_checkpoints, failure)
 
 
@@ -235,22 +237,22 @@ def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheck
         yield shell, checkpoint_actions.locate(shell, record, which)
 
 
-def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
+def _verify_here(own: Context, folder: Path) -> CheckpointRow:
     from psctl import errors
-    from psctl.checkpoint import tool
-    from psctl.checkpoint.reader import manifest_bytes
+    from psctl.checkpoint.catalog import read_entry
+    from psctl.checkpoint.reader import manifest_bytes, verify
     from psctl.launch.checkpoints import manifest_trust
 
     if not folder.is_dir():
         raise errors.NoSuchCheckpoint(f"{folder}: there is no such folder", hint="psctl checkpoint list")
-    row = tool.verify({"folder": str(folder.absolute())})
-    if not row["job"] or not row["complete"]:
-        return {**row, "signed": "none"}
-    record = next((each for each in own.home.jobs() if each.job == row["job"]), None)
+    problems, found = verify(folder.absolute()), read_entry(folder.absolute())
+    if not found.job or found.problem:
+        return {**found.verified_row(problems), "signed": "none"}
+    record = next((each for each in own.home.jobs() if each.job == found.job), None)
     data = manifest_bytes(folder)
     wrong = manifest_trust.fault(record, data)
-    problems = [*row["problems"], *([wrong] if wrong else [])]
-    return {**row, "verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}
+    problems = [*problems, *([wrong] if wrong else [])]
+    return {**found.verified_row(problems), "signed": manifest_trust.signer(record, data)}
 
 
 def _agree(own: Context, found: LocatedCheckpoint, lines: list[str], trusted: bool) -> bool:
@@ -266,7 +268,7 @@ def _agree(own: Context, found: LocatedCheckpoint, lines: list[str], trusted: bo
     )
 
 
-def _draw_brief(console: Console, brief: Mapping[str, Any]) -> None:
+def _draw_brief(console: Console, brief: Document) -> None:
     from psctl.units import format_bytes
     from psctl.view.tables import SIGNED, draw_fields
     from psctl.view.text import date_time, number

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context, ReportedError, head_of, print_json
 from psctl.cli.shared.parameters import JobArgument
 from psctl.errors import UsageError
+from psctl.types import Document
 
 if TYPE_CHECKING:
     from psctl.launch.home import JobRecord
@@ -131,7 +132,7 @@ def _from_events(
             _print(own, held)
 
 
-def _print(own: Context, lines: Iterable[LogLine], more: Mapping[str, Any] | None = None) -> None:
+def _print(own: Context, lines: Iterable[LogLine], more: Document | None = None) -> None:
     """Print lines, each after its rank and host, or as JSON with the keys of `more`."""
     from psctl.view.console import Glyphs, rank_lines, say
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from psctl.cli.shared.parameters import ClusterArgument
 if TYPE_CHECKING:
     from psctl.errors import PsctlError
     from psctl.launch.measure.link_measurement import Measurements
+    from psctl.topology.host.document import ClusterDocument
 
 
 def topo(
@@ -67,7 +68,7 @@ def _show_live(own: Context, cluster: str | None, measure: bool, matrix: bool) -
     _show(own, document, matrix, verdict(reached.failed, len(chosen.spec.hosts), "seen"))
 
 
-def _show(own: Context, document: dict[str, Any], matrix: bool, error: PsctlError | None) -> None:
+def _show(own: Context, document: ClusterDocument, matrix: bool, error: PsctlError | None) -> None:
     """Print or draw the document. Raises `error` in place of a picture in which every host failed."""
     if own.options.output not in PICTURES:
         from psctl.view.topo import draw_topo

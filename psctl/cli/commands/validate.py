@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from psctl.cli.shared import completion
 from psctl.cli.shared.context import Console, Context, print_json
+from psctl.types import Document, JsonObject
 
 if TYPE_CHECKING:
     from psctl.errors import PsctlError
@@ -61,7 +61,7 @@ def _kind(own: Context, file: str) -> str:
     return kind_of(text, file)
 
 
-def _check(own: Context, file: str) -> tuple[dict[str, Any], PsctlError | None]:
+def _check(own: Context, file: str) -> tuple[JsonObject, PsctlError | None]:
     from psctl.errors import PsctlError
     from psctl.spec.decode import raise_all
     from psctl.spec.kinds import kind_of
@@ -91,7 +91,7 @@ def _problems(kind: str, text: str, source: str) -> list[PsctlError]:
     return found
 
 
-def _draw(console: Console, document: Mapping[str, Any]) -> None:
+def _draw(console: Console, document: Document) -> None:
     from psctl.view.console import say
 
     for row in document["files"]:

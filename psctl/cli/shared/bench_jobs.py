@@ -8,7 +8,6 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from psctl import errors
 from psctl.cli.shared.context import Context
@@ -21,7 +20,7 @@ from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
 from psctl.remote.fleet import Fleet
-from psctl.types import UNDECODABLE
+from psctl.types import UNDECODABLE, JsonObject
 from psctl.units import format_bytes, format_seconds
 
 
@@ -63,10 +62,10 @@ class BenchCall:
         self._context.tell(*bench_runs.describe(found))
         return 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the document that `bench -o json` prints: the records, and the winner of each size."""
         assert self._outlook is not None, "after run"
-        found: dict[str, Any] = {
+        found: JsonObject = {
             "cluster": self._chosen.spec.name,
             "results": [each.document() for each in self._results],
             "sizes": bench_runs.sizes_document(self._outlook, self._results),

@@ -17,6 +17,7 @@ import typer
 
 from psctl.cli.shared.global_options import GlobalOptions
 from psctl.errors import PsctlError, UsageError
+from psctl.types import Document
 
 Console = Any
 """A stream to draw on: rich's Console, which only `psctl.view` imports."""
@@ -86,7 +87,7 @@ class Context:
 
     # ---- output --------------------------------------------------------------------------------------------------
 
-    def print_result(self, document: Mapping[str, Any], draw: Callable[[Console, Mapping[str, Any]], None]) -> None:
+    def print_result(self, document: Document, draw: Callable[[Console, Document], None]) -> None:
         """Print a result: drawn for people, else as one JSON document."""
         if self.options.machine:
             print_json(document)
@@ -95,8 +96,8 @@ class Context:
 
     def print_results(
         self,
-        document: Mapping[str, Any],
-        draw: Callable[[Console, Mapping[str, Any]], None],
+        document: Document,
+        draw: Callable[[Console, Document], None],
         error: PsctlError | None,
     ) -> None:
         """Print a result of many hosts.
@@ -128,7 +129,7 @@ class Context:
 
             say(self.err, f"warning: {one_line(line)}")
 
-    def warn_of_problems(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def warn_of_problems(self, rows: Sequence[Document]) -> None:
         """Print a warning for each job whose row has a `problem`."""
         for row in rows:
             if row.get("problem"):

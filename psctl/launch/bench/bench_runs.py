@@ -9,7 +9,7 @@ import copy
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -28,7 +28,7 @@ from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.server_placement import place_servers, time_push_pull
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.schedule.algorithms.catalog import ScheduleOptions
-from psctl.types import STRATEGIES
+from psctl.types import STRATEGIES, JsonObject
 from psctl.units import parse_size
 
 NAME = "bench"
@@ -82,7 +82,7 @@ class BenchResult(msgspec.Struct, frozen=True):
         """The middle of its times."""
         return statistics.median(self.row.times)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the record of `bench -o json`."""
         row = self.row
         algbw = row.bytes / self.median if self.median else 0.0
@@ -228,7 +228,7 @@ class BenchPlan:
         return [*collectives, *served]
 
 
-def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[dict[str, Any]]:
+def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[JsonObject]:
     """Return, for each size, the fastest strategy, what `auto` would take, and how much slower that is (regret)."""
     found = []
     for size in dict.fromkeys(each.row.bytes for each in results):

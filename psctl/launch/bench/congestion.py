@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.hosts.converge import ReachedCluster
+from psctl.types import JsonObject
 
 ALLOWED = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
 """The file that lists the congestion controls that an unprivileged socket may choose."""
@@ -57,7 +57,7 @@ def under(chosen: ChosenCluster, control: str) -> ChosenCluster:
     return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, network=network))
 
 
-def compared(times: Mapping[str, Sequence[float]], now: str) -> dict[str, Any]:
+def compared(times: Mapping[str, Sequence[float]], now: str) -> JsonObject:
     """Return the comparison of the measurements.
 
     Args:

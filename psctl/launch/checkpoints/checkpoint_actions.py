@@ -13,13 +13,12 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
-from psctl.checkpoint.catalog import steps_to_remove
+from psctl.checkpoint.catalog import CheckpointRow, steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver
 from psctl.checkpoint.export import ExportReceiver
 from psctl.checkpoint.manifest import MANIFEST, Manifest, whole_tensors
@@ -41,7 +40,7 @@ from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.site import HostSite
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
-from psctl.types import HostName
+from psctl.types import HostName, JsonObject
 
 MOST_STEPS = 10**15
 """A step beyond this is none."""
@@ -83,7 +82,7 @@ class LocatedCheckpoint(msgspec.Struct, frozen=True):
         return self.manifest.sizes() | {MANIFEST: len(self.data)}
 
     @property
-    def brief(self) -> dict[str, Any]:
+    def brief(self) -> JsonObject:
         """What `checkpoint show` prints."""
         manifest = self.manifest
         found = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
@@ -195,7 +194,7 @@ def verify(shell: Shell, found: LocatedCheckpoint) -> None:
         )
 
 
-def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
+def examine(shell: Shell, record: JobRecord, which: str) -> CheckpointRow:
     """Return the row of `checkpoint verify` with its `problems`."""
     body = {"root": record.checkpoints, "job": record.job, "which": which, "keep_best": keep_best(record)}
     row = question(shell, record.head, "verify", body, VerifyAnswer)
@@ -203,9 +202,8 @@ def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
     wrong = "" if row.problem else manifest_trust.fault(record, data)
     problems = [*row.problems, *([wrong] if wrong else [])]
     document = rows_of(record.head, record.job, [row])[0]
-    return document | {
-        "verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data),
-    }  # fmt: skip
+    signer = manifest_trust.signer(record, data)
+    return {**document, "verified": not problems, "problems": problems, "signed": signer}
 
 
 def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
@@ -232,7 +230,7 @@ def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
     return [f"{record.job}@{step}" for step in steps_to_remove(whole, keep, keep_best(record))]
 
 
-def prune(shell: Shell, record: JobRecord, keep: int) -> list[dict[str, Any]]:
+def prune(shell: Shell, record: JobRecord, keep: int) -> list[CheckpointRow]:
     """Remove a job's older checkpoints on its head; return the rows of those removed."""
     body = {"root": record.checkpoints, "job": record.job, "keep": keep, "keep_best": keep_best(record)}
     return rows_of(record.head, record.job, question(shell, record.head, "prune", body, PruneAnswer).removed)

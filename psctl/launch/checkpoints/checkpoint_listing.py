@@ -6,13 +6,13 @@ A list has the checkpoints on each job's head; where that is not reached, the co
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from psctl import errors
-from psctl.checkpoint.catalog import ListedCheckpoint
+from psctl.checkpoint.catalog import CheckpointRow, ListedCheckpoint
 from psctl.checkpoint.reader import folder_name
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
@@ -76,7 +76,7 @@ class PruneAnswer(msgspec.Struct):
     removed: list[ListedCheckpoint]
 
 
-def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], kind: type[A]) -> A:
+def question(shell: Shell, host: HostRecord, verb: str, body: Mapping[str, object], kind: type[A]) -> A:
     """Call the checkpoint tool on a host; its errors are raised unchanged.
 
     Args:
@@ -103,7 +103,7 @@ def folder_on(host: HostRecord, job: str, step: int) -> str:
     return f"{host.workdir}/checkpoints/{job}/{folder_name(step)}"
 
 
-def rows_of(host: HostRecord, job: str, listed: Sequence[ListedCheckpoint]) -> list[dict[str, Any]]:
+def rows_of(host: HostRecord, job: str, listed: Sequence[ListedCheckpoint]) -> list[CheckpointRow]:
     """Return rows of a job as they are printed; job and folder do not depend on the host's answers."""
     return [
         ListedCheckpoint(
@@ -120,14 +120,14 @@ class ListedCheckpoints(msgspec.Struct, frozen=True):
     listed instead. `missing` has the jobs of which no host was reached, each with the error of its head.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[CheckpointRow]
     notes: list[str]
     missing: dict[str, errors.PsctlError]
 
 
 def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> ListedCheckpoints:
     """List the checkpoints of these jobs, in their order."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[CheckpointRow]] = {}
     failed: dict[str, errors.PsctlError] = {}
     for cluster, group in by_cluster(records):
         with connect(recalled_cluster(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
@@ -147,12 +147,12 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
     return ListedCheckpoints([row for record in records for row in found.get(record.job, [])], notes, failed)
 
 
-def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[dict[str, Any]], list[str]] | None:
+def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[CheckpointRow], list[str]] | None:
     """Return what a job's other hosts hold, and which of them answered; None when none did."""
     others = record.hosts[1:]
     if not others:
         return None
-    rows: list[dict[str, Any]] = []
+    rows: list[CheckpointRow] = []
     answered = []
     with connect(recalled_cluster(home, record.cluster), [host.name for host in others]) as fleet:
         for host in others:
@@ -164,14 +164,14 @@ def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[dict[
     return (rows, answered) if answered else None
 
 
-def _on(fleet: Fleet, host: HostRecord, record: JobRecord) -> list[dict[str, Any]]:
+def _on(fleet: Fleet, host: HostRecord, record: JobRecord) -> list[CheckpointRow]:
     name = HostName(host.name)
     if name in fleet.failed:
         raise fleet.failed[name]
     return rows_on(fleet.shells[name], host, record)
 
 
-def rows_on(shell: Shell, host: HostRecord, record: JobRecord) -> list[dict[str, Any]]:
+def rows_on(shell: Shell, host: HostRecord, record: JobRecord) -> list[CheckpointRow]:
     """Return the checkpoints of a job that one of its hosts holds."""
     body = {"root": f"{host.workdir}/checkpoints", "job": record.job}
     listed = question(shell, host, "list", body, ListAnswer).checkpoints

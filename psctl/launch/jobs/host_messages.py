@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,6 +25,7 @@ from psctl.launch.clusters import shown_path
 from psctl.launch.home import JobRecord
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
+from psctl.types import JsonObject
 
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<top>\w+)[\w.]*'")
 
@@ -72,9 +72,9 @@ class SourcePaths:
             case _:
                 return event
 
-    def _failure(self, failure: dict[str, Any]) -> dict[str, Any]:
-        frames = [self._frame(str(frame)) for frame in failure.get("frames") or []]
-        tail = [self.text(str(line)) for line in failure.get("tail") or []]
+    def _failure(self, failure: JsonObject) -> JsonObject:
+        frames = [self._frame(frame) for frame in _texts(failure.get("frames"))]
+        tail = [self.text(line) for line in _texts(failure.get("tail"))]
         exception = self.text(str(failure.get("exception") or ""))
         hint = failure.get("hint") or missing_module_cure(exception, self._record)
         return {**failure, "exception": exception, "frames": frames, "tail": tail, "hint": hint}
@@ -84,7 +84,11 @@ class SourcePaths:
         return self.text(frame) if os.path.isabs(frame) or frame.startswith("<") else self._folder + frame
 
 
-def resumed_by(failure: dict[str, Any], record: JobRecord, options: Sequence[str] = ()) -> dict[str, Any]:
+def _texts(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def resumed_by(failure: JsonObject, record: JobRecord, options: Sequence[str] = ()) -> JsonObject:
     """Return a failure whose `resume` names the job file on this machine.
 
     Args:

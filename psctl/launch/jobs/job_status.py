@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -15,10 +15,35 @@ from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import HostName
+from psctl.types import HostName, JsonObject
 
 
-def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[dict[str, Any]]:
+class HostRow(TypedDict):
+    """A host in `status.hosts`; `cores` and `gpus` are None where it was not reached."""
+
+    name: str
+    state: str
+    cores: int | None
+    gpus: int | None
+    problems: list[str]
+    labels: dict[str, str]
+
+
+class JobRow(TypedDict):
+    """A job in `status.jobs`; `step` is None where its steps are not counted."""
+
+    job: str
+    state: str
+    step: int | None
+    started: float
+    ranks: list[JsonObject]
+    cluster: str
+    head: str
+    exit: int | None
+    problem: NotRequired[str]
+
+
+def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[JobRow]:
     """Return `status.jobs` for these jobs; query the heads of those that had not ended, in parallel.
 
     The state of a job whose head is not reached is unknown; `problem` contains the reason.
@@ -33,10 +58,10 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
     return [job_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
 
 
-def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[str, Any]]:
+def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostRow]:
     """Return `status.hosts` of a cluster after one inspection of each host."""
     with inspect(home, chosen, connect) as reached:
-        rows = []
+        rows: list[HostRow] = []
         for host in chosen.spec.hosts:
             error = reached.failed.get(host.name)
             site = reached.sites.get(host.name)
@@ -72,7 +97,7 @@ def _ask_heads(
                 answers[record.job] = outcome.value[record.head.job_dir]
 
 
-def job_document(home: Home, record: JobRecord, digest: JobDigest | None, problem: str | None) -> dict[str, Any]:
+def job_document(home: Home, record: JobRecord, digest: JobDigest | None, problem: str | None) -> JobRow:
     """Return the row of one job in `status.jobs`.
 
     Args:
@@ -92,7 +117,7 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
                 size=digest.plan.size if digest.plan else None,
             )  # fmt: skip
     counted = record.size is not None  # steps of a script that never calls `prepare` are not counted
-    document: dict[str, Any] = {
+    document: JobRow = {
         "job": record.job, "state": "unknown" if problem else record.state, "step": record.step if counted else None,
         "started": record.created, "ranks": [_rank(rank, over=record.over) for rank in record.ranks],
         "cluster": record.cluster.name, "head": record.head.name, "exit": record.exit,
@@ -108,7 +133,7 @@ def _advanced(rank: ReportedRank, step: int) -> ReportedRank:
     return msgspec.structs.replace(rank, step=max(rank.step, step))
 
 
-def _rank(rank: ReportedRank, *, over: bool) -> dict[str, Any]:
+def _rank(rank: ReportedRank, *, over: bool) -> JsonObject:
     # the job ended before the end of this rank was reported
     lost = over and rank.state in ("starting", "running", "waiting")
     row = msgspec.structs.replace(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,7 +26,7 @@ from psctl.launch.setup import cluster_setup
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
-from psctl.types import HostName
+from psctl.types import HostName, JsonObject
 
 Warn = Callable[[str], None]
 
@@ -163,7 +162,7 @@ def source_of(reached: ReachedCluster, record: JobRecord, name: str) -> Iterator
         yield fleet.shells[HostName(name)]
 
 
-def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> dict[str, Any]:
+def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> JsonObject:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
     job_hosts = job_hosts_of(reached, request.job)
     ports.check(reached, job_hosts, request.job)
@@ -257,8 +256,8 @@ def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -
     return first
 
 
-def _processes(job_hosts: JobHosts, plan: Plan) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [{"role": "coordinator", "rank": 0, "host": job_hosts.hosts[0].name}]
+def _processes(job_hosts: JobHosts, plan: Plan) -> list[JsonObject]:
+    rows: list[JsonObject] = [{"role": "coordinator", "rank": 0, "host": job_hosts.hosts[0].name}]
     rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(job_hosts.hosts)]
     rows += [{"role": "server", "rank": rank, "host": job_hosts.hosts[at].name} for rank, at in enumerate(plan.servers)]
     ranked = [host.name for host in job_hosts.hosts for _ in range(host.workers)]
@@ -270,7 +269,7 @@ def _sends(reached: ReachedCluster, request: JobRequest, name: str) -> list[str]
     return [] if there else [f"send the job's folder to code/{request.code[:12]}"]
 
 
-def _files(request: JobRequest) -> list[dict[str, Any]]:
+def _files(request: JobRequest) -> list[JsonObject]:
     if request.archive is None or request.folder is None:
         return []
     found = []

@@ -35,7 +35,7 @@ from psctl.topology.network.fabric import (
     infer_fabric,
 )
 from psctl.topology.network.measurement_rounds import Pair, rounds
-from psctl.types import HostName
+from psctl.types import HostName, JsonObject
 from psctl.units import format_bit_rate
 
 PAYLOAD = 0.956
@@ -213,7 +213,7 @@ class _Work:
             back.append(_sample(b, a, outcome.value.inward, late))
         self.series += [ConcurrentSamples(tuple(samples)) for samples in (out, back) if samples]
 
-    def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
+    def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> JsonObject | None:
         """Return the server at which the hosts of a round wait for each other, so that all pairs start together."""
         self._rounds += 1
         host = pairs[0][1]

@@ -11,7 +11,6 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,7 +21,7 @@ from psctl.topology.host.document import read_cluster_document
 from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import recognise
 from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
-from psctl.types import UNDECODABLE
+from psctl.types import UNDECODABLE, JsonObject
 
 LARGEST = 16_000_000
 """Limit of bytes of one file: the size of a document of `topo -o json` for a thousand hosts."""
@@ -61,8 +60,8 @@ class SavedMachines(msgspec.Struct, frozen=True):
     """
 
     cluster: ClusterGraph
-    about: dict[str, dict[str, Any]] = {}
-    failed: tuple[dict[str, Any], ...] = ()
+    about: dict[str, JsonObject] = {}
+    failed: tuple[JsonObject, ...] = ()
 
 
 class SavedOutputs(msgspec.Struct):

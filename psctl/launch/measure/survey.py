@@ -7,7 +7,6 @@ graph, and the graphs become one document.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -20,9 +19,10 @@ from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
-from psctl.topology.host.document import cluster_document
+from psctl.topology.host.document import ClusterDocument, cluster_document
 from psctl.topology.host.host_graph import build_host_graph, with_copies
 from psctl.topology.host.worker_placement import place_workers
+from psctl.types import HostName, JsonObject
 
 
 def known_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements | None, list[str]]:
@@ -54,7 +54,7 @@ def measured_links(reached: ReachedCluster, progress: Progress) -> tuple[Measure
     return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(reached.chosen, found)]
 
 
-def topology(reached: ReachedCluster, measured: Measurements | None) -> dict[str, Any]:
+def topology(reached: ReachedCluster, measured: Measurements | None) -> ClusterDocument:
     """Return the document of `topo -o json` for inspected hosts; a host that failed is a row with its error.
 
     Args:
@@ -68,7 +68,7 @@ def topology(reached: ReachedCluster, measured: Measurements | None) -> dict[str
     facts = {name: site.facts for name, site in reached.sites.items()}
     document = _document(cluster, suggest(cluster, calibration.load(reached)), facts, reached.failed)
     order = [host.name for host in reached.chosen.spec.hosts]
-    document["hosts"].sort(key=lambda host: order.index(host["name"]))
+    document["hosts"].sort(key=lambda host: order.index(HostName(str(host["name"]))))
     return document
 
 
@@ -90,7 +90,7 @@ def cluster_graph(reached: ReachedCluster, names: Sequence[str], measured: Measu
     return ClusterGraph(tuple(nodes), tuple(edge for edge in between if not {edge.a, edge.b} & others))
 
 
-def saved_topology(reference: str) -> dict[str, Any]:
+def saved_topology(reference: str) -> ClusterDocument:
     """Return the document of `topo -o json` for saved output; no connection is made.
 
     Args:
@@ -102,7 +102,9 @@ def saved_topology(reference: str) -> dict[str, Any]:
     saved = read_saved(reference)
     document = _document(saved.cluster, suggest(saved.cluster), {}, {})
     for host in document["hosts"]:
-        host.update({key: value for key, value in saved.about.get(host["name"], {}).items() if host.get(key) is None})
+        host.update(
+            {key: value for key, value in saved.about.get(str(host["name"]), {}).items() if host.get(key) is None}
+        )
     document["hosts"] += saved.failed
     return document
 
@@ -110,11 +112,11 @@ def saved_topology(reference: str) -> dict[str, Any]:
 def _document(
     cluster: ClusterGraph, suggestion: Suggestion | None, facts: Mapping[str, HostFacts],
     failed: Mapping[str, errors.PsctlError],
-) -> dict[str, Any]:  # fmt: skip
-    rows = [{"name": name, **error.document()} for name, error in failed.items()]
+) -> ClusterDocument:  # fmt: skip
+    rows: list[JsonObject] = [{"name": name, **error.document()} for name, error in failed.items()]
     document = cluster_document(cluster, suggestion, facts, rows)
     for host in document["hosts"]:
-        node = cluster.host(host["name"])
+        node = cluster.host(str(host["name"]))
         if node is not None and "worker" in node.roles:
             host["workers"] = [msgspec.to_builtins(seat) for seat in place_workers(node.graph)]
     return document

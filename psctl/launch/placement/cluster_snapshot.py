@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from psctl import errors
 from psctl.launch.hosts.converge import ReachedCluster
@@ -13,6 +12,7 @@ from psctl.launch.measure.survey import cluster_graph
 from psctl.launch.placement.roster import Machine
 from psctl.topology.host.document import cluster_document
 from psctl.topology.network.addresses import rdma_of
+from psctl.types import JsonObject
 
 
 def machines_of(reached: ReachedCluster) -> dict[str, Machine]:
@@ -40,7 +40,7 @@ def machines_of(reached: ReachedCluster) -> dict[str, Machine]:
     return machines
 
 
-def machines_document(reached: ReachedCluster, names: Sequence[str]) -> dict[str, Any] | None:
+def machines_document(reached: ReachedCluster, names: Sequence[str]) -> JsonObject | None:
     """Return the document of some of the inspected hosts, in the order of `names`.
 
     Args:
@@ -52,6 +52,6 @@ def machines_document(reached: ReachedCluster, names: Sequence[str]) -> dict[str
     """
     measured = link_measurement.load(reached)
     try:
-        return cluster_document(cluster_graph(reached, names, measured))
+        return dict(cluster_document(cluster_graph(reached, names, measured)))
     except errors.PsctlError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -21,6 +21,7 @@ from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec, load_job
+from psctl.types import JsonObject
 from psctl.units import parse_count
 
 SHORT = 200
@@ -60,30 +61,45 @@ def model_of(text: str) -> Model:
         raise UsageError(f"--parameters {error}", hint="such as --parameters 1e9") from None
 
 
+class PlanDocument(TypedDict):
+    """The document of `plan -o json`."""
+
+    size: int
+    world: int
+    chosen: str
+    reason: str
+    decided: bool
+    candidates: list[JsonObject]
+    by_size: NotRequired[list[JsonObject]]
+    winners: NotRequired[list[JsonObject]]
+    capacity: NotRequired[JsonObject | None]
+
+
 def with_capacity(
-    document: dict[str, Any], model: Model, job: JobSpec | None, rate: float, workers: Sequence[str]
-) -> dict[str, Any]:
+    plan: Plan, document: PlanDocument, model: Model, job: JobSpec | None, rate: float, workers: Sequence[str]
+) -> PlanDocument:
     """Return the document of a plan with the servers' memory for a model: `capacity`, null where there are none.
 
     Args:
-        document: as `plan` or `on_paper` returned it, for the model's size.
+        plan, document: for the model's size.
         model: how many parameters.
         job: its replicas and consistency count.
         rate: payload bytes/s into the head host; 0: unknown.
         workers: the host of each worker.
     """
-    row = next(each for each in document["candidates"] if each["strategy"] == "ps")
+    row = next(each for each in plan.candidates if each.strategy == "ps")
     asked = job.replicas if job is not None and isinstance(job.replicas, int) else None
     staleness = staleness_of(job) if job is not None else 0
     found = None
-    if row["feasible"]:
-        found = capacity(model.parameters, workers, row["params"]["hosts"], asked, staleness, rate)
-    return document | {"capacity": msgspec.to_builtins(found)}
+    if row.feasible:
+        hosts = msgspec.convert(row.params["hosts"], list[str])
+        found = capacity(model.parameters, workers, hosts, asked, staleness, rate)
+    return {**document, "capacity": msgspec.to_builtins(found)}
 
 
 def plan(
     reached: ReachedCluster, job: JobSpec, size: int | None, world: int | None, model: Model | None = None
-) -> tuple[Plan, dict[str, Any]]:
+) -> tuple[Plan, PlanDocument]:
     """Return the plan for a cluster and the document of `plan -o json`; running jobs are ignored.
 
     Args:
@@ -109,7 +125,7 @@ def plan(
     if model is None:
         return made, document
     workers = [host.name for host in order.hosts for _ in range(host.workers)]
-    return made, with_capacity(document, model, job, order.hosts[0].rate, workers)
+    return made, with_capacity(made, document, model, job, order.hosts[0].rate, workers)
 
 
 def order_for_plan(
@@ -124,7 +140,7 @@ def order_for_plan(
 
 def on_paper(
     reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None
-) -> tuple[Plan, dict[str, Any]]:
+) -> tuple[Plan, PlanDocument]:
     """Return the plan for machines that a file describes, and its document; no connection is made.
 
     The costs of messages are the latencies in the file, because the machines' processors are unknown. Gradients count
@@ -148,7 +164,7 @@ def on_paper(
     planner = planner_for_cluster(inputs, PlanRequest() if job is None else _asked(job, len(inputs.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
     document = _with_winners(plan, planner, size is not None)
-    return plan, document if model is None else with_capacity(document, model, job, 0.0, inputs.hosts)
+    return plan, document if model is None else with_capacity(plan, document, model, job, 0.0, inputs.hosts)
 
 
 def _asked(job: JobSpec, serving: int) -> PlanRequest:
@@ -158,7 +174,7 @@ def _asked(job: JobSpec, serving: int) -> PlanRequest:
     )  # fmt: skip
 
 
-def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
+def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, PlanDocument]:
     """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
     known = size if size is not None else order.size
     planner = planner_for_job(order)
@@ -166,7 +182,7 @@ def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
     return plan, _with_winners(plan, planner, known is not None)
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: Plan) -> PlanDocument:
     """Return a plan in the form of `plan -o json`."""
     return {
         "size": plan.size, "world": plan.world, "chosen": plan.chosen, "reason": plan.reason, "decided": plan.decided,
@@ -186,9 +202,9 @@ def schedule_text(plan: Plan) -> list[str]:
     return [summary(schedule), *(text if len(text) <= SHORT else [])]
 
 
-def _with_winners(plan: Plan, planner: Planner, known: bool) -> dict[str, Any]:
+def _with_winners(plan: Plan, planner: Planner, known: bool) -> PlanDocument:
     """Return the document with `by_size`, where the winner changes; if not `known`, also with a table of winners."""
     document, found = plan_document(plan), winners(planner.winner)
     changes = size_ranges(planner.winner, found)
     document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]
-    return document if known else document | {"winners": msgspec.to_builtins(found)}
+    return document if known else {**document, "winners": msgspec.to_builtins(found)}

@@ -7,7 +7,6 @@ another job runs counts as full, for nothing tells which of its GPUs that job us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,7 @@ from psctl.launch.home import HostRecord
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.job import JobSpec, PerHost, Ssp
-from psctl.types import Address
+from psctl.types import Address, JsonObject
 
 GRACE = 10.0
 """Seconds between TERM and KILL of a process."""
@@ -193,7 +192,7 @@ def job_order(
     job_file: str = "",
     environment: Mapping[str, str] | None = None,
     resume: Resumed | None = None,
-    topology: dict[str, Any] | None = None,
+    topology: JsonObject | None = None,
     costs: Mapping[str, dict[str, float]] | None = None,
 ) -> JobOrder:
     """Return the job's order for its coordinator, its agents and the plan.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_progr
 from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import HostName
+from psctl.types import HostName, JsonObject
 
 _REMOVED: msgspec.json.Decoder[dict[str, list[str]]] = msgspec.json.Decoder(dict[str, list[str]])
 
@@ -43,7 +42,7 @@ def tear_down(
     purge: bool,
     force: bool,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Remove code and environments from every host; with `purge` logs and checkpoints too.
 
     Args:
@@ -101,6 +100,6 @@ def _settle(home: Home, running: dict[str, list[RunningJob]], failed: dict[str, 
             home.save_record(msgspec.structs.replace(record, state="stopped", exit=1))
 
 
-def _row(name: str, actions: list[str], error: errors.PsctlError | None) -> dict[str, Any]:
+def _row(name: str, actions: list[str], error: errors.PsctlError | None) -> JsonObject:
     state = "failed" if error else "updated" if actions else "unchanged"
     return {"name": name, "state": state, "actions": actions, "error": error.document()["error"] if error else None}

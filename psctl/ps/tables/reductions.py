@@ -18,6 +18,10 @@ import torch
 from psctl.errors import UsageError
 
 Array: TypeAlias = npt.NDArray[Any]
+"""Any: the type of its elements is that of a table, which is known at run time."""
+
+ArrayType: TypeAlias = np.dtype[Any]
+"""Of the elements of an Array. Any: as there."""
 
 
 class Lanes(NamedTuple):
@@ -81,7 +85,7 @@ def array_of(values: torch.Tensor) -> Array:
     return found
 
 
-def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+def array_dtype(dtype: torch.dtype) -> ArrayType:
     """Return the array type that `array_of` uses for values of `dtype`."""
     return _SAME.get(dtype) or _SAME[_WORDS[dtype.itemsize]]
 

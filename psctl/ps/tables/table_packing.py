@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from psctl.errors import ProtocolError
@@ -126,7 +126,7 @@ class PayloadReader:
         self._bytes = held if held.flags.writeable else held.copy()  # torch accepts no read-only array
         self._at = 0
 
-    def array(self, count: int, dtype: Any) -> Array:
+    def array(self, count: int, dtype: npt.DTypeLike) -> Array:
         """Return the next `count` elements as a view of the payload."""
         size = count * np.dtype(dtype).itemsize
         stop = self._at + size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -32,6 +32,7 @@ from psctl.topology.graph import (
 from psctl.topology.host import nvlinks
 from psctl.topology.host.inventory import MOST_GPUS
 from psctl.topology.host.paths import Router
+from psctl.types import JsonObject
 
 ROLES = HostNode.__struct_defaults__[-1]
 """Roles of a host whose document names none."""
@@ -65,6 +66,14 @@ class _HostDocument(msgspec.Struct):
     roles: list[Literal["worker", "server"]] | None = None
 
 
+class ClusterDocument(TypedDict):
+    """The document of `topo -o json`."""
+
+    hosts: list[JsonObject]
+    between: list[JsonObject]
+    strategy: JsonObject | None
+
+
 class _ClusterDocument(msgspec.Struct):
     """A whole document."""
 
@@ -78,7 +87,7 @@ _LEARNT = msgspec.json.Decoder(_ClusterDocument)
 
 def host_document(
     name: str, graph: HostGraph, facts: HostFacts | None = None, labels: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a host as an entry of `hosts`.
 
     Args:
@@ -102,8 +111,8 @@ def cluster_document(
     cluster: ClusterGraph,
     suggestion: Suggestion | None = None,
     facts: Mapping[str, HostFacts] | None = None,
-    failed: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+    failed: Sequence[JsonObject] = (),
+) -> ClusterDocument:
     """Return the document of `topo -o json`.
 
     Args:
@@ -112,7 +121,7 @@ def cluster_document(
         facts: the facts of each probed host, by name.
         failed: a row {"name", "error"} for each host that could not be probed.
     """
-    hosts = []
+    hosts: list[JsonObject] = []
     for node in cluster.hosts:
         body = host_document(node.name, node.graph, (facts or {}).get(node.name), node.labels)
         hosts.append(body if node.roles == ROLES else {**body, "roles": list(node.roles)})
@@ -208,13 +217,13 @@ def _different(a: str, b: str, where: str) -> None:
         raise _wrong(f"{where}.b", f'both ends are "{a}"')
 
 
-def _device(device: Device) -> dict[str, Any]:
+def _device(device: Device) -> JsonObject:
     rest = {key: value for key, value in msgspec.to_builtins(device).items() if value not in (None, "", False, [], ())}
     return {"id": device.id, "kind": device.kind, "numa": device.numa} | rest
 
 
-def _link(link: Link) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _link(link: Link) -> JsonObject:
+    body: JsonObject = {
         "a": link.a, "b": link.b, "type": link.type, "bandwidth": link.bandwidth, "measured": link.measured,
     }  # fmt: skip
     if link.switched is not None:
