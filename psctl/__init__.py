@@ -9,7 +9,7 @@ model, optimizer = run.prepare(model, optimizer)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from psctl.worker.init import init as init
@@ -22,7 +22,7 @@ __all__ = ["Run", "__version__", "init"]
 _DOORS = {"init": "psctl.worker.init", "Run": "psctl.worker.run"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Open a door: the module behind it is loaded on first use."""
     if name in _DOORS:
         return getattr(import_module(_DOORS[name]), name)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from psctl.types import PLAIN, Address, Compression
+from psctl.types import PLAIN, Address, Compression, JsonObject
 
 
 class HostOrder(msgspec.Struct, frozen=True):
@@ -64,7 +62,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     restarts: int = 3  # losses that the job survives
     replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
     on_worker_loss: str = "restart"  # restart: all workers return to the last checkpoint | wait | continue
-    topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
+    topology: JsonObject | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronizations; 1: none
     compression: Compression = PLAIN

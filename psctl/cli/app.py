@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Protocol, cast
 
 import typer
 from typer.core import TyperGroup
@@ -39,6 +39,13 @@ from psctl.cli.shared.signals import Terminated
 from psctl.errors import PsctlError, UsageError
 
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever typer has its click from
+
+
+class ClickFailure(Protocol):
+    """The method of `_ClickError` that is called here."""
+
+    def format_message(self) -> str: ...
+
 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
@@ -143,7 +150,7 @@ def _run(arguments: list[str]) -> int:
     except PsctlError as error:
         return _report(error, output, debug)
     except _ClickError as error:
-        return _usage(error, output, debug)
+        return _usage(cast(ClickFailure, error), output, debug)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the last resort: a defect of psctl is reported in one line, as any error
@@ -161,7 +168,7 @@ def _interrupted(code: int, output: str) -> int:
     return code
 
 
-def _usage(error: Any, output: str, debug: bool) -> int:
+def _usage(error: ClickFailure, output: str, debug: bool) -> int:
     """Report an error of typer's as any usage error; for a bare `psctl`, print the help."""
     message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -54,8 +54,12 @@ from psctl.server.snapshot_reads import SnapshotReads
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member, ServerAt, TensorSlice
 
-SendToCoordinator = Callable[..., object]
-"""Sends a message, and its payload if it has one, to the coordinator."""
+
+class SendToCoordinator(Protocol):
+    """Sends a message to the coordinator, with its payload if it has one."""
+
+    def __call__(self, message: JobMessage, payload: memoryview | None = None, /) -> object: ...
+
 
 FIRST_TICKET = 1
 """Ticket of the first table shard that is loaded; smaller tickets are for dense parameters."""
@@ -265,7 +269,7 @@ class TableConnections(PeerConnections):
         for output in outputs:
             match output:
                 case ToWorker() if output.rank == READERS:
-                    self._send_to_coordinator(output.message, output.payload)
+                    self._send_to_coordinator(cast(ReadRows, output.message), output.payload)
                 case ToWorker():
                     peer = self.peers.get(("worker", output.rank))
                     if peer is not None:

@@ -17,7 +17,7 @@ from psctl.spec.nearest import did_you_mean
 from psctl.spec.yaml_nodes import Scalar
 
 JsonSchema = dict[str, Any]
-"""A JSON Schema, or a part of one."""
+"""A JSON Schema, or a part of one. Any: a keyword of JSON Schema decides the type of its value."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console as Console
 from rich.text import Text
 
 from psctl.view.text import BLOCKS, PLAIN_BLOCKS, one_line, sanitize

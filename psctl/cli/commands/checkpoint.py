@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Console, Context
+from psctl.cli.shared.context import Context
 from psctl.cli.shared.parameters import (
     CheckpointArgument,
     ClusterOption,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from psctl.launch.checkpoints.checkpoint_actions import LocatedCheckpoint
     from psctl.launch.home import JobRecord
     from psctl.remote.shell import Shell
+    from psctl.view.console import Console
 
 checkpoint = typer.Typer(
     name="checkpoint",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Console, Context, print_json
+from psctl.cli.shared.context import Context, print_json
 from psctl.types import Document, JsonObject
 
 if TYPE_CHECKING:
     from psctl.errors import PsctlError
+    from psctl.view.console import Console
 
 
 def validate(

@@ -8,9 +8,10 @@ import os
 import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from psctl.launch.home import Home, JobRecord
@@ -97,7 +98,7 @@ def _home() -> Home:
 # ---- answering the shell ---------------------------------------------------------------------------------------------
 
 
-def answer(command: Any, environment: MutableMapping[str, str]) -> int:
+def answer(command: TyperGroup, environment: MutableMapping[str, str]) -> int:
     """Print the completions that the shell requests by environment variables; return the exit code."""
     cut = ""
     if environment.get("_PSCTL_COMPLETE") == "complete_bash" and "COMP_WORDS" in environment:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,14 +19,12 @@ from psctl.cli.shared.global_options import GlobalOptions
 from psctl.errors import PsctlError, UsageError
 from psctl.types import Document
 
-Console = Any
-"""A stream to draw on: rich's Console, which only `psctl.view` imports."""
-
 if TYPE_CHECKING:
     from psctl.launch.clusters import ChosenCluster
     from psctl.launch.home import Home, JobRecord
     from psctl.remote.fleet import Fleet
     from psctl.remote.shell import Shell
+    from psctl.view.console import Console
 
 
 class ReportedError(Exception):
@@ -250,13 +248,13 @@ def head_of(fleet: Fleet, record: JobRecord) -> Shell:
     return fleet.shells[HostName(record.head.name)]
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """Print one JSON document as one line, and flush it."""
     sys.stdout.write(json.dumps(_finite(document), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Return a value that JSON can hold: null in place of nan and of the infinities."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}

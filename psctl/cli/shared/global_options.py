@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import typer
@@ -12,6 +12,10 @@ from typer.core import TyperGroup, TyperOption
 
 from psctl.errors import UsageError
 from psctl.units import parse_duration
+
+Click: TypeAlias = Any
+"""A context, parameter or command of click. Any: typer has a copy of click or uses the installed one, without a public
+name for its classes."""
 
 FORMATS = ("table", "json", "jsonl")
 """Formats of -o that every command has."""
@@ -81,7 +85,7 @@ def _hidden(option: TyperOption) -> TyperOption:
     twin.hidden, twin.expose_value, twin.envvar = True, False, None
     inner = option.callback
 
-    def keep(context: Any, parameter: Any, value: Any) -> Any:
+    def keep(context: Click, parameter: Click, value: object) -> object:
         source = context.get_parameter_source(parameter.name)
         if source is not None and source.name == "COMMANDLINE":
             value = inner(context, parameter, value) if inner else value
@@ -92,7 +96,7 @@ def _hidden(option: TyperOption) -> TyperOption:
     return twin
 
 
-def _commands(group: TyperGroup) -> Iterator[Any]:
+def _commands(group: TyperGroup) -> Iterator[Click]:
     for command in group.commands.values():
         yield command
         if isinstance(command, TyperGroup):

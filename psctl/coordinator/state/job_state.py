@@ -5,8 +5,6 @@ Each topic owns its part, a class in the topic's module; other topics read it as
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from psctl.coordinator.state.checkpoints import JobCheckpoints
@@ -227,11 +225,13 @@ class JobState:
         """Whether `notice_once` was called with this key."""
         return key in self._noticed
 
-    def failure_of(self, rank: Rank, exception: str, **more: Any) -> ProcessFailure:
-        """Return a failure of a rank that its own agent cannot describe."""
+    def failure_of(
+        self, rank: Rank, exception: str, *, status: int = 0, code: str = "", exit: int = 1, hint: str = ""
+    ) -> ProcessFailure:
+        """Return a failure of a rank that its own agent cannot describe; the options are ProcessFailure's."""
         return ProcessFailure(
-            member=str(rank.member), host=self.host_name(rank), status=more.pop("status", 0), time=self.time,
-            step=rank.step, exception=exception, frames=[], tail=[], **more,
+            member=str(rank.member), host=self.host_name(rank), status=status, time=self.time,
+            step=rank.step, exception=exception, frames=[], tail=[], code=code, exit=exit, hint=hint,
         )  # fmt: skip
 
     # ---- states ------------------------------------------------------------------------------------------------

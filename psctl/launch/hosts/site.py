@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
 from psctl.topology.facts import HostFacts
 from psctl.topology.readers.probe import PROBE, parse_probe
+from psctl.types import JsonObject
 
 OLDEST = (3, 11)
 """The oldest Python that psctl runs on."""
@@ -59,8 +59,8 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool
     open: dict[str, str] | None  # why other users can change files in the workdir ("why"), and the remedy ("cure")
     codes: dict[str, bool]
-    environments: dict[str, dict[str, Any] | None]
-    ready: dict[str, Any] | None
+    environments: dict[str, JsonObject | None]
+    ready: JsonObject | None
     jobs: list[RunningJob]
     names: list[str]  # of jobs and checkpoints in the workdir
     hostname: str

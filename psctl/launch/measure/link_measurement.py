@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -385,7 +384,7 @@ def between(reached: ReachedCluster, measured: Measurements | None) -> tuple[Bet
     return apply_overrides(edges, written, own)
 
 
-def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float]:
+def ports(edges: Sequence[Between], hosts: Container[str]) -> dict[str, float]:
     """Return the payload bytes/s of each host's port: the rate of the fastest link between the host and a switch."""
     found: dict[str, float] = {}
     for edge in edges:

@@ -14,9 +14,15 @@ import os
 import statistics
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Question = dict[str, Any]
+"""A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
 LARGE = 64 << 20
 """Bytes of a copy that measures the rate: its time is long beside a launch, its size small beside a GPU's memory."""
@@ -41,7 +47,7 @@ def measure(question: Question) -> Question:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
-        torch: Any = importlib.import_module("torch")
+        torch = importlib.import_module("torch")
     except ImportError as error:
         return {"copies": [], "error": f"torch cannot be loaded there: {error}"}
     if not torch.cuda.is_available():
@@ -61,7 +67,7 @@ def measure(question: Question) -> Question:
     return {"copies": copies, "error": ""}
 
 
-def pair(torch: Any, a: str, one: Any, b: str, other: Any) -> Question:
+def pair(torch: ModuleType, a: str, one: Tensor, b: str, other: Tensor) -> Question:
     """Return the row of a pair: the lower rate, the lower latency and the larger range of its two directions."""
     directions = [one_direction(torch, one, other), one_direction(torch, other, one)]
     rate = min(directions, key=lambda each: statistics.median(each[0]))[0]
@@ -70,7 +76,7 @@ def pair(torch: Any, a: str, one: Any, b: str, other: Any) -> Question:
     return {"a": a, "b": b, "bandwidth": statistics.median(rate), "latency": late, "spread": spread}
 
 
-def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], float]:
+def one_direction(torch: ModuleType, source: Tensor, target: Tensor) -> tuple[list[float], float]:
     """Return the rates of the repeats, and the seconds of a small copy, from `source` to `target`."""
     devices = [tensor.device for tensor in (source, target) if tensor.is_cuda]
 
@@ -78,7 +84,7 @@ def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], fl
         for device in devices:
             torch.cuda.synchronize(device)
 
-    def timed(to: Any, of: Any, times: int) -> float:
+    def timed(to: Tensor, of: Tensor, times: int) -> float:
         settle()
         begin = time.perf_counter()
         for _ in range(times):
@@ -92,7 +98,7 @@ def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], fl
 
 
 @contextlib.contextmanager
-def on_node(node: int | None) -> Any:
+def on_node(node: int | None) -> Iterator[None]:
     """Run the block on the processors of a NUMA node, so that memory is allocated there."""
     before = os.sched_getaffinity(0)
     with contextlib.suppress(OSError, ValueError):  # no such node, or not permitted: memory is allocated anywhere

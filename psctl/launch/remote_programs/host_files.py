@@ -21,6 +21,7 @@ from typing import Any
 from psctl.launch.remote_programs.pending_orders import discard_orders, keep_orders
 
 Question = dict[str, Any]
+"""A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
 DISK_FULL = 28
 """Exit status for a full disk (errno ENOSPC)."""

@@ -27,6 +27,7 @@ from typing import Any
 from psctl.launch.remote_programs.pending_orders import discard_orders, orders_for, sweep_unread
 
 Question = dict[str, Any]
+"""A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
 FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints")
 """Folders of a workdir that other users must not be able to write, like the workdir itself."""
@@ -169,7 +170,7 @@ def folders_above(path: str) -> list[str]:
     return ["/", *("/" + "/".join(parts[: number + 1]) for number in range(len(parts)))]
 
 
-def environments(workdir: str) -> dict[str, Any]:
+def environments(workdir: str) -> dict[str, object]:
     """Return the complete virtual environments by key, each with the content of the file that was written last."""
     found = {}
     for path in glob.glob(os.path.join(workdir, "envs", "*", "psctl-ready.json")):
@@ -185,7 +186,7 @@ def names(workdir: str, folder: str) -> list[str]:
         return []
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str) -> object:
     """Return a JSON file's value; None when it is missing or damaged."""
     try:
         with open(path, encoding="utf-8") as file:

@@ -33,6 +33,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Question = dict[str, Any]
+"""A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
+Line = Any
+"""A line that the other side sent, as JSON has it. Any: as a Question."""
 Counted = list[tuple[float, int]]
 """Pairs of a time in seconds and the bytes that had arrived by then."""
 
@@ -66,10 +69,10 @@ class JsonLines:
         self.socket, self.patience = connected, patience
         connected.settimeout(patience)
 
-    def send_line(self, message: Any) -> None:
+    def send_line(self, message: object) -> None:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive_line(self) -> Any:
+    def receive_line(self) -> Line:
         """Read the next line, byte by byte because measured bytes follow it, and return its value."""
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -398,7 +401,7 @@ def reach(question: Question, token: str) -> Question:
     """Try many servers at the same time; return for each the latency and the local address, or the error."""
     found: Question = {}
 
-    def one(key: str, to: list[Any]) -> None:
+    def one(key: str, to: list[object]) -> None:
         try:
             with connect_line({**question, "to": to, "patience": question["seconds"]}, token) as line:
                 own = line.socket.getsockname()[0]

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 Question = dict[str, Any]
+"""A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
 LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
