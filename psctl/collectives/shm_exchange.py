@@ -26,8 +26,6 @@ from collections.abc import Callable
 
 import torch
 
-from psctl.ps.tables.reductions import Array
-
 SLOT = 64 << 10
 """Bytes of a vector, at most: every process reads all vectors, so a schedule is faster for longer ones."""
 
@@ -64,8 +62,7 @@ class ShmExchange:
         self._me = me
         self._world = world
         self._check_peers = check_peers
-        head: Array = memory.numpy()
-        self._words = head.data[: LINE * (world + 1)].cast("I")
+        self._words = memory.numpy().data[: LINE * (world + 1)].cast("I")
         self._flags = [rank * LINE // 4 for rank in range(world)]
         self._all = world * LINE // 4  # the common futex
         self._address = ctypes.c_void_p(memory.data_ptr() + 4 * self._all)

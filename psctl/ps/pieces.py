@@ -12,7 +12,6 @@ import msgspec
 import torch
 
 from psctl.ps.shards import offsets
-from psctl.ps.tables.reductions import Array
 from psctl.types import Layout, Range, Shard
 
 
@@ -81,5 +80,4 @@ def stretch(tensor: torch.Tensor) -> Stretch:
 
 def bytes_view(tensor: torch.Tensor) -> memoryview:
     """Return the tensor's own memory as bytes; it must be contiguous, one-dimensional and on the CPU."""
-    array: Array = tensor.detach().view(torch.uint8).numpy()
-    return array.data
+    return tensor.detach().view(torch.uint8).numpy().data

@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 Question = dict[str, Any]
 """A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
+
+Tensor = Any
+"""A tensor. Any: torch is loaded by name, on hosts that have it."""
 
 LARGE = 64 << 20
 """Bytes of a copy that measures the rate: its time is long beside a launch, its size small beside a GPU's memory."""
