@@ -46,7 +46,7 @@ HOURS ?= 1
 torture: system $(VENV)/installed-dev
 	$(BIN)/python -m tests.torture --hours $(HOURS) --from $(FROM)
 
-soak: system $(VENV)/installed-dev
+soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer
 	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --timeout 1800 --durations=15
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
@@ -77,6 +77,11 @@ lock: $(VENV)/installed-dev
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
 	PATH="$(abspath $(VENV)/lock/bin):$$PATH" $(BIN)/python .ci/lock.py
+
+# Only make soak needs the fuzzer, and some platforms have no build of it: its tests are skipped there.
+$(VENV)/installed-fuzzer: | $(VENV)/installed-dev
+	$(PIP) install atheris==3.0.0 || echo "atheris cannot be installed here: tests/fuzz runs its first inputs only"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) dist build

@@ -35,7 +35,7 @@ def _refuse_or_read(name: str, data: bytes) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_minute_of_fuzzing_finds_no_crash(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
+    pytest.importorskip("atheris", reason="atheris is not installed: make soak installs it")
     command = [sys.executable, "-m", "tests.fuzz.fuzz", name, str(tmp_path), str(SECONDS)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS * 3)
     found = [path for path in tmp_path.iterdir() if path.name.startswith(("crash-", "timeout-", "oom-", "slow-"))]
