@@ -102,7 +102,6 @@ class CoordinatorProcess:
             order.congestion, refused=RejectionLog("the coordinator"),
         )  # fmt: skip
         self._open = True
-        self._silent = False  # some agent was silent at the last tick
 
     def run(self) -> None:
         """Coordinate until the job is over."""
@@ -120,19 +119,14 @@ class CoordinatorProcess:
             self._carry_out(self._state_machine.handle(given, time.monotonic()))
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                self._look_for_silence()
+                silent = AgentsSilent(self._connections.silent_agents())
+                self._carry_out(self._state_machine.handle(silent, time.monotonic()))
                 self._carry_out(self._state_machine.handle(Tick(), time.monotonic()))
                 self._log.flush()
                 self._renew(time.time())
         self._acceptor.close()
         self._log.close()
         self._connections.close(2.0)
-
-    def _look_for_silence(self) -> None:
-        silent = self._connections.silent_agents()
-        if silent or self._silent:  # once more when none is silent any more
-            self._carry_out(self._state_machine.handle(AgentsSilent(silent), time.monotonic()))
-        self._silent = bool(silent)
 
     def _allow(self, member: Member) -> str | None:
         return self._state_machine.why_not_expected(member) or None

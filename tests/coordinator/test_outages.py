@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import AgentsSilent, CloseConnection, ConnectionLost, Instruction, PlanMade
+from psctl.coordinator.state.outages import RETURN
 from psctl.job import events
 from psctl.job.outages import AGENT_PATIENCE, NEARLY, SUSPECT, TOLERANCE, is_outage
 from psctl.job.process_messages import EndProcesses, Register
@@ -88,8 +89,29 @@ def test_hosts_that_fall_silent_within_two_seconds_are_an_outage(job: DrivenJob)
 def test_one_that_stays_silent_when_the_others_are_back_is_lost(job: DrivenJob) -> None:
     silence(job, [1, 2, 3], 8.0)
     new = job.handle(AgentsSilent({3: 8.1}))
+    assert not lost(new), "it may be reached a moment later than the others"
+    job.wait(RETURN + 0.1)
+    new = job.handle(AgentsSilent({3: 8.1 + RETURN}))
     assert lost(new) == ["h3"]
-    assert "h1 and h2 reached again after 5 s: the job goes on" in notices(new)
+    assert "h1 and h2 reached again after 8 s: the job goes on" in notices(new)
+
+
+def test_one_that_is_reached_a_moment_after_the_others_is_not_lost(job: DrivenJob) -> None:
+    silence(job, [1, 2, 3], 8.0)
+    job.handle(AgentsSilent({3: 8.1}))
+    job.wait(1.0)
+    new = job.handle(AgentsSilent({}))
+    assert not lost(new)
+    assert "h1, h2 and h3 reached again after 6 s: the job goes on" in notices(new)
+
+
+def test_an_outage_that_comes_back_at_once_is_one_outage(job: DrivenJob) -> None:
+    silence(job, [1, 2, 3], 8.0)
+    job.handle(AgentsSilent({3: 8.1}))
+    new = silence(job, [1, 2, 3], 12.0, 9.0)
+    job.handle(AgentsSilent({3: 8.1}))
+    job.wait(RETURN - 0.5)
+    assert not lost([*new, *job.handle(AgentsSilent({3: 12.0}))])
 
 
 def test_an_agent_whose_connection_ends_in_an_outage_is_lost_only_if_it_is_not_back_after_it(job: DrivenJob) -> None:
@@ -97,6 +119,8 @@ def test_an_agent_whose_connection_ends_in_an_outage_is_lost_only_if_it_is_not_b
     assert not lost(job.handle(ConnectionLost(Member("agent", 1), "no sign of life for 30 s")))
     assert not lost(job.handle(ConnectionLost(Member("agent", 2), "no sign of life for 30 s")))
     job.receive(Member("agent", 2), Register("h2", 1, 4, 1, 0))
+    assert not lost(job.handle(AgentsSilent({})))
+    job.wait(RETURN + 0.1)
     assert lost(job.handle(AgentsSilent({}))) == ["h1"]
 
 

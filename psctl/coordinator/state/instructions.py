@@ -41,7 +41,7 @@ class ProtocolBroken(msgspec.Struct, frozen=True):
 
 
 class AgentsSilent(msgspec.Struct, frozen=True):
-    """Seconds since the last packet of each agent's host (its index) that is silent; none any more: empty."""
+    """Seconds since the last packet of each agent's host (its index) that is silent; comes with every Tick."""
 
     seconds: dict[int, float]
 

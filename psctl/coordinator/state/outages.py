@@ -18,6 +18,9 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState
 
+RETURN = 3.0
+"""Seconds for the other hosts when most are reached again: systems send again once a second, each at its own time."""
+
 
 class Outage(msgspec.Struct):
     """An outage: since when, and the hosts that are silent."""
@@ -25,6 +28,7 @@ class Outage(msgspec.Struct):
     since: float
     hosts: set[int]
     disconnected: set[int] = msgspec.field(default_factory=set)  # of them, those whose connection has ended
+    over_since: float | None = None  # since when most hosts are reached again
 
 
 def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
@@ -41,6 +45,10 @@ def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
         _go_on(job, silent)
         return {}
     if job.outage is not None:
+        if job.outage.over_since is None:
+            job.outage.over_since = job.now
+        if silent and job.now - job.outage.over_since < RETURN:
+            return {}
         _end(job, hosts - silent)
     lost = {host: f"no sign of life for {SUSPECT:g} s" for host in silent if seconds.get(host, 0.0) >= SUSPECT}
     job.instructions += [CloseConnection(Member("agent", host), why) for host, why in sorted(lost.items())]
@@ -69,6 +77,7 @@ def _go_on(job: JobState, silent: set[int]) -> None:
             f"{job.order.hosts[0].name}, seems to be down; the job waits until it is back"
         )
     job.outage.hosts |= silent
+    job.outage.over_since = None
 
 
 def _end(job: JobState, reached: set[int]) -> None:
