@@ -101,7 +101,7 @@ class ControlSocket:
 
 
 def _user_of(caller: socket.socket) -> int:
-    """Return the user id of the process at the other end, as the kernel knows it."""
+    """Return the user id of the process at the other end, from the kernel."""
     _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
 
@@ -126,7 +126,7 @@ class CoordinatorQueries:
         self._answers: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
 
     def add_answer(self, answer: FromCoordinator) -> None:
-        """Add an answer; one to an earlier question is dropped when the next is asked."""
+        """Add an answer; one to an earlier request is dropped when the next one is made."""
         self._answers.put(answer)
 
     def scale(self, workers: int | None, servers: int | None) -> ScaledNumbers:
@@ -138,7 +138,7 @@ class CoordinatorQueries:
         raise ControlRefused(f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s")
 
     def read(self, store: str, names: list[str], keys: list[int]) -> ReadAnswer:
-        """Read keys of a store from all servers: how many were asked, and the answers that came in time."""
+        """Read keys of a store from all servers: return their number, and the answers that arrived in time."""
         asked: int | None = None
         found: list[ServerRows] = []
         for answer in self._ask(lambda ticket: ReadWanted(ticket, store, names, keys), READ_TIMEOUT):
@@ -167,7 +167,7 @@ class CoordinatorQueries:
 
 
 class StopRequested(msgspec.Struct, frozen=True):
-    """psctl asks the job to stop."""
+    """A request of psctl to stop the job."""
 
     stop: StopWanted
 
@@ -208,7 +208,7 @@ def answer(
         request: of psctl.
         status: of the agent.
         put: takes events for the agent's main thread.
-        queries: asks the coordinator.
+        queries: sends requests to the coordinator.
 
     Raises:
         ControlRefused: the request is unknown or invalid.

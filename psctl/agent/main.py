@@ -109,7 +109,7 @@ class Agent:
         self._segments = SegmentBroker()
         self._cpu_usage = CpuUsage()
         self._stacks = StackDumps(orders.code_dir, self._secrets)
-        self._kill_times: dict[AgentChild, float] = {}  # when a child that was asked to end is killed
+        self._kill_times: dict[AgentChild, float] = {}  # when a child that was ordered to end is killed
         self._unsent_exits: list[ProcessExited] = []  # exits not reported yet: no connection
         self._coordinator: Address | None = orders.coordinator
         self._unsent_stop: StopWanted | None = None  # a stop not sent yet: no connection

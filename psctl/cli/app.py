@@ -60,7 +60,7 @@ def make_command() -> TyperGroup:
     """Return the root command, `psctl`, with all commands below it."""
     app = typer.Typer(
         name="psctl",
-        help="Distributed training over SSH: looks at your machines, chooses how to synchronize, runs the job.\n\n"
+        help="Distributed training over SSH: measures your machines, chooses how to synchronize, runs the job.\n\n"
         "Three commands from nothing to a run: pip install psctl; psctl init mine; psctl train mine/job.yaml",
         epilog="Exit codes: 0 done, 1 job failed, 2 usage, 3 unreachable, 4 host not fit, 5 timed out, 6 not found, "
         "7 busy, 8 host key, 9 checkpoint, 10 partial.",
@@ -112,7 +112,9 @@ def root(
     ] = 0,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Answer yes to every question.")] = False,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Ask nothing; fail where a question is needed.")] = False,
+    no_input: Annotated[
+        bool, typer.Option("--no-input", help="Never ask a question; fail where one is needed.")
+    ] = False,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DUR", help="Longest wait to reach a host, such as 30s.")
     ] = None,
@@ -161,7 +163,7 @@ def _run(arguments: list[str]) -> int:
 
 def _interrupted(code: int, output: str) -> int:
     """Report Ctrl-C or SIGTERM in a command that follows no job; the command has undone its changes."""
-    error = PsctlError("interrupted", hint="what was begun was undone")
+    error = PsctlError("interrupted", hint="the changes of this command were undone")
     error.code, error.exit = "interrupted", code
     if output != "table":
         print_json(error.document())

@@ -146,7 +146,7 @@ class ScheduleAllReduce:
         if plane is None:
             group = group if group is not None else dist.new_group(backend="gloo" if on_host else "nccl")
             self._rank = dist.get_rank(group)
-            dist.barrier(group)  # NCCL wants all ranks in a group's first operation
+            dist.barrier(group)  # NCCL requires all ranks in a group's first operation
         else:
             self._rank = plane.me
         self.world = schedule.world

@@ -155,9 +155,9 @@ class EngineChannel(Delivers):
 
 
 class BatchChannel(Delivers):
-    """The engine's point-to-point operations, a step's in one batch: what NCCL wants of tensors on GPUs.
+    """The engine's point-to-point operations, a step's in one batch: the form that NCCL requires on GPUs.
 
-    NCCL knows no tags, it matches what two ranks post in its order; and it runs nothing of a batch before the whole of
+    NCCL has no tags: it matches the operations of two ranks in their order, and runs nothing of a batch before all of
     it was posted. Waiting makes the current stream wait, never the host.
 
     Args:

@@ -235,7 +235,7 @@ class CheckpointSaver:
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:
-    """Return what a checkpoint's folder says of where to continue; None for no folder.
+    """Return the position at which to resume from a checkpoint's folder; None for no folder.
 
     Args:
         name: how users name it; None: as its manifest does.

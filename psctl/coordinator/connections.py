@@ -176,7 +176,7 @@ class CoordinatorConnections:
             server.send(msgspec.structs.replace(wanted, host=peer.member.rank))
 
     def _answer_reader(self, peer: PeerConnection, rows: ReadRows, payload: memoryview | None) -> None:
-        """Relay a server's answer; it is dropped when the reader's queue is full, and the reader asks again."""
+        """Relay a server's answer; it is dropped when the reader's queue is full, and the reader tries again."""
         reader = self.peer(Member("agent", rows.host))
         if reader is not None and reader.pending() <= QUEUED:
             reader.send(rows, bytes(payload) if payload is not None else None)

@@ -46,7 +46,11 @@ def _save_begin(sender: Member, message: checkpoint.SaveBegin) -> str:
 
 def _ready(sender: Member, message: training.MemberReady) -> str:
     listens = message.address is not None
-    return "" if listens == (sender.role == "server") else "a server says where it listens, and a worker does not"
+    return (
+        ""
+        if listens == (sender.role == "server")
+        else "a server sends the address on which it listens, a worker does not"
+    )
 
 
 def _exited(sender: Member, message: process.ProcessExited) -> str:

@@ -14,7 +14,7 @@ The phases of a job's end, once it is stopping:
     settling    a process failed: a short wait for the report of the first failure, for failures cause each other
     cutting     a graceful stop: all workers run to one common step, save and exit
     draining    no worker is left: servers are still sending the checkpoint
-    leaving     servers were asked to exit
+    leaving     servers were ordered to exit
     killing     agents were ordered to end all processes: TERM, then KILL
     closing     no process is left: checkpoints and their copies are being completed
     closed      the last event is written

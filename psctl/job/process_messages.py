@@ -43,7 +43,7 @@ class ProcessFailure(msgspec.Struct, frozen=True):
     tail: list[str] = []  # last lines of its standard error
     code: str = ""  # of a psctl error ("port-taken"); "" when the user's code failed
     exit: int = 1  # the exit code that this failure gives the job
-    hint: str = ""  # what to do about it, where psctl knows
+    hint: str = ""  # a remedy, if psctl has one
 
 
 class ProcessExited(JobMessage, frozen=True):
@@ -67,7 +67,7 @@ class OutputLines(JobMessage, frozen=True):
 class Stacks(JobMessage, frozen=True):
     """Answer to StacksWanted, for one process: frames outermost first, "train.py:88 in step: loss = f(x)".
 
-    `main` is of the main thread and empty when the stack is not known; `problem` says why then.
+    `main` is of the main thread and empty when the stack is not known; `problem` is the reason then.
     """
 
     member: Member

@@ -55,7 +55,7 @@ class ShardPlacement:
         self.copies: list[list[int]] = [[] for _ in sizes]
         self.transfers: dict[int, int] = {}  # shard -> the primary before, whose confirmation is awaited
         self.leaving: set[int] = set()
-        self.announced = epoch  # the newest epoch that servers may know
+        self.announced = epoch  # the newest epoch that servers may have
         self._announced_to_workers = epoch
         self._goal = self.chains
         self._moving = False  # whether the goal differs from the chains
@@ -174,14 +174,14 @@ class ShardPlacement:
     # ---- announcements -----------------------------------------------------------------------------------------
 
     def news_for_servers(self) -> Assignment | None:
-        """Return the assignment if servers do not know it yet, once."""
+        """Return the assignment if servers have not been sent it yet, else None."""
         if self.announced == self.epoch:
             return None
         self.announced = self.epoch
         return self.assignment
 
     def news_for_workers(self) -> Assignment | None:
-        """Return the assignment if workers do not know it yet, once; None while a transfer is awaited."""
+        """Return the assignment if workers have not been sent it yet, else None; None while a transfer is awaited."""
         if self.transfers or self._announced_to_workers == self.epoch:
             return None
         self._announced_to_workers = self.epoch

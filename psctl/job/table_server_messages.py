@@ -71,7 +71,7 @@ class ReadWanted(JobMessage, frozen=True):
 
 
 class ReadBy(JobMessage, frozen=True):
-    """The coordinator to an agent: the number of servers that were asked."""
+    """The coordinator to an agent: the number of servers that received the request."""
 
     ticket: int
     servers: int

@@ -48,8 +48,8 @@ class FinishedDigest(msgspec.Struct):
 class JobDigest(msgspec.Struct):
     """The last events of a job's log, and the state of its head's agent.
 
-    `alive` tells whether that agent runs, `waiting` whether orders wait for it. `state` is the job's; `ranks` has the
-    last state of every process by name, "worker/3".
+    `alive`: whether that agent runs; `waiting`: whether its orders are not read yet; `state`: the job's state; `ranks`:
+    the last state of every process by name, "worker/3".
     """
 
     alive: bool

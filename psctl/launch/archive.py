@@ -1,8 +1,8 @@
 """Folders as content-addressed archives: the same files give the same name on every machine.
 
 An archive is a tar (sorted, times 0, owner 0, modes 600 or 700) compressed with gzip. Its name is the hash of the tar,
-not of the compressed bytes, which depend on the zlib at hand. Symbolic links that stay inside travel as links; one that
-leads outside is refused, for it would mean another file on another host.
+not of the compressed bytes, which depend on the version of zlib. Symbolic links inside the folder are sent as links; a
+link that leads outside is refused, because it would be another file on another host.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def pack_folder(folder: Path, exclude: Sequence[str] = ()) -> Archive:
 
 
 def prove(data: bytes, name: str) -> None:
-    """See that a packed archive is the one of this name.
+    """Check that a packed archive is the one of this name.
 
     Raises:
-        InvalidFile: it is not, whoever sent it.
+        InvalidFile: it is another one.
     """
     found, size = hashlib.sha256(), 0
     try:
@@ -86,9 +86,9 @@ def prove(data: bytes, name: str) -> None:
                     raise errors.InvalidFile(f"an archive of more than {UNPACKED_LIMIT} bytes")
                 found.update(part)
     except (OSError, EOFError, zlib.error) as error:
-        raise errors.InvalidFile(f"it is no archive: {error}") from error
+        raise errors.InvalidFile(f"it is not a valid archive: {error}") from error
     if found.hexdigest()[:40] != name:
-        raise errors.InvalidFile("its bytes are not those that its name tells")
+        raise errors.InvalidFile("its bytes do not match its name")
 
 
 def pack_psctl() -> Archive:
@@ -118,7 +118,7 @@ def pack_wheels(folder: Path) -> Archive:
 
 
 def walk(folder: Path, exclude: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield (relative name, path) of all that travels, parents before children, in order of name."""
+    """Yield (relative name, path) of everything that is sent, parents before children, in order of name."""
     top = [rule for pattern in ignore.ALWAYS for rule in ignore.parse(pattern)]
     above, prefix = _rules_above(folder)
     own = [rule for pattern in exclude for rule in ignore.parse(pattern)]
@@ -147,16 +147,16 @@ def _walk(
         if not let_in and ignore.is_left_out(prefix + name, is_folder, [*above, *inside]):
             continue
         if not (is_folder or entry.is_symlink() or entry.is_file()):
-            continue  # sockets, pipes and devices do not travel
+            continue  # sockets, pipes and devices are not sent
         yield name, Path(entry.path)
         if is_folder:
             yield from _walk(Path(entry.path), name + "/", top, above, prefix, found, own)
 
 
 def _rules_above(folder: Path) -> tuple[list[ignore.Rule], str]:
-    """Rules of the repository that the folder lies in, and the folder's place in it ("jobs/mnist/").
+    """Return the rules of the repository around the folder, and the folder's path in it ("jobs/mnist/").
 
-    They do not count when they leave the folder itself out: then it was named on purpose.
+    Rules that leave the folder itself out are ignored, because the user has named the folder.
     """
     parents = [folder, *folder.parents]
     root = next((parent for parent in parents if (parent / ".git").exists()), None)

@@ -123,7 +123,7 @@ def make_current(home: Home, chosen: ChosenCluster) -> None:
 
 
 def cluster_rows(home: Home) -> list[ClusterRow]:
-    """Return every known cluster as this machine left it, `local` first; no host is asked."""
+    """Return every known cluster with its recorded state, `local` first; no host is contacted."""
     names = home.clusters()
     found = [] if LOCAL in names else [embedded_cluster(home)]
     found += [recalled_cluster(home, home.cluster(name)) for name in names]

@@ -112,7 +112,7 @@ def choose(
         the plan: all candidates, best first, every strategy's name once.
 
     Raises:
-        UsageError: the requested strategy is not possible here; the message says why.
+        UsageError: the requested strategy is not possible here; the message has the reason.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
@@ -205,7 +205,7 @@ class Planner:
         """Refuse a strategy that was requested by name and is impossible here, without timing any.
 
         Raises:
-            UsageError: the message says why.
+            UsageError: it is impossible; the message has the reason.
         """
         wanted = self._request.strategy
         why = self._why_not(wanted, self._default_servers) if wanted != "auto" else None

@@ -143,7 +143,7 @@ def judge(lines: Sequence[KnownHostsLine], names: Sequence[str], blob: bytes) ->
 
 
 def known_kinds(lines: Sequence[KnownHostsLine], names: Sequence[str]) -> list[str]:
-    """Return the key types by which a host is known, so that these are asked of it first."""
+    """Return the key types by which a host is known, which are requested from it first."""
     kinds = [line.kind for name in names for line in of_host(lines, name) if not line.marker]
     return list(dict.fromkeys(kinds))
 

@@ -98,7 +98,7 @@ def find_failure(
         return _failure(host, "it does not end: it hangs, or waits for a terminal or for another command", "")
     text = " ".join(output.decode("utf-8", "replace").split())[-_SHOWN:]
     how = f"ended with exit status {status}" if status is not None else "ended"
-    printed = f", and said: {text}" if text else ""
+    printed = f", and printed: {text}" if text else ""
     return _failure(host, f"the login shell {how} before psctl's command{printed}", "")
 
 

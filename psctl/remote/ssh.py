@@ -223,7 +223,7 @@ def _open_despite_drops(target: Target, deadline: float | None, clock: Clock) ->
             left = until - clock.now()
             if left <= 0:
                 raise HostUnreachable(
-                    f"{target.name}: sshd at {target.first.address} hung up before a login for "
+                    f"{target.name}: sshd at {target.first.address} closed the connection before a login for "
                     f"{clock.now() - began:.0f} s, {tries} time{'s' if tries > 1 else ''} ({error})",
                     "too many logins at once (MaxStartups there): use a smaller --forks; or no sshd listens there",
                     where=target.name,
@@ -235,7 +235,7 @@ def _open_despite_drops(target: Target, deadline: float | None, clock: Clock) ->
 class _SshPipe:
     def __init__(self, shell: SshShell, channel: paramiko.Channel, transport: paramiko.Transport) -> None:
         self._shell, self._channel, self._transport = shell, channel, transport
-        channel.settimeout(0.2)  # of send; reading asks first what is there
+        channel.settimeout(0.2)  # of send; reading checks first what is there
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
 

@@ -21,7 +21,7 @@ from psctl.remote.target import Endpoint
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]
-    """The agent behind a socket path (paramiko's own knows only SSH_AUTH_SOCK)."""
+    """The agent behind a socket path (paramiko's own uses only SSH_AUTH_SOCK)."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class KeyLogin:
                 except paramiko.AuthenticationException:
                     continue
                 except paramiko.SSHException as error:
-                    raise self._failed(f"; then sshd hung up ({error})") from error
+                    raise self._failed(f"; then sshd closed the connection ({error})") from error
         finally:
             if agent is not None:
                 agent.close()

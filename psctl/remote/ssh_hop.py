@@ -21,7 +21,7 @@ from psctl.remote.ssh_keys import HostKeyCheck
 from psctl.remote.target import Endpoint, Target
 
 SILENCE = 12.0
-"""Seconds without a byte from a host, after which it counts as lost; it is asked for one every PULSE seconds."""
+"""Seconds without a byte from a host, after which it counts as lost; a keepalive is sent every PULSE seconds."""
 
 PULSE = 4.0
 WINDOW = 1 << 24
@@ -126,7 +126,7 @@ class Hop:
         return _connect_socket(self._endpoint, self._timeout)
 
     def keep_alive(self) -> None:
-        """Request an answer after PULSE seconds without bytes (paramiko's own keepalive wants no answer)."""
+        """Request an answer after PULSE seconds without bytes (paramiko's own keepalive requests no answer)."""
 
         def ask() -> None:
             request = paramiko.Message()

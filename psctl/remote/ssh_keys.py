@@ -96,7 +96,7 @@ class HostKeyCheck:
         kind, shown = known_hosts.kind_of(blob), known_hosts.fingerprint(blob)
         return HostKeyChanged(
             f"{self._host}: the host key of {self._shown_name()} ({kind} {shown}) is revoked by {place}",
-            "do not log in there before its administrator says why",
+            "do not log in there before its administrator has explained it",
             where=self._host,
         )
 
@@ -110,7 +110,7 @@ class HostKeyCheck:
             f"{self._host}: {self._shown_name()} shows the key {kind} {shown}, but {place} has "
             f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or "
             "another machine answers in its place",
-            f"ask who runs the host; if the new key is right: `ssh-keygen -f {line.file} -R '{self._names[0]}'`",
+            f"ask the host's administrator; if the new key is right: `ssh-keygen -f {line.file} -R '{self._names[0]}'`",
             where=self._host,
         )
 

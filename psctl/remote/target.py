@@ -41,7 +41,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     revoked_host_keys: tuple[str, ...] = ()
     family: str = "any"  # any | inet | inet6
     proxy_command: str = ""
-    jump: str = ""  # jump hosts that the cluster file names, which plain ssh does not know
+    jump: str = ""  # jump hosts that the cluster file names, which plain ssh does not have
 
     @property
     def login(self) -> str:
@@ -87,7 +87,7 @@ def resolve(
     Args:
         name: its name in the cluster file, for messages.
         address: host name, address, or alias of ~/.ssh/config.
-        user, port, identity_file, proxy_jump: from the cluster file; None: as ssh's configuration says.
+        user, port, identity_file, proxy_jump: from the cluster file; None: those of ssh's configuration.
         policy: strict or accept-new, for the host and every jump host.
         connect_timeout: seconds, for each hop.
         config: another file than ~/.ssh/config.

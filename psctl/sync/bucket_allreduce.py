@@ -9,7 +9,7 @@ through the graph at each forward (DDP's find_unused_parameters). The user's mod
 have hooks.
 
 Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
-last bucket also has one element a parameter that says which ranks had a gradient.
+last bucket also has one element a parameter that marks which ranks had a gradient.
 """
 
 from __future__ import annotations

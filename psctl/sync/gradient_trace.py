@@ -38,6 +38,6 @@ class GradientTrace:
 
 
 def from_environment(rank: int) -> GradientTrace | None:
-    """Return the trace that PSCTL_TRACE asks for ("{rank}" in it becomes this rank), or None."""
+    """Return the trace that PSCTL_TRACE requests ("{rank}" in it becomes this rank), or None."""
     path = os.environ.get(ENVIRONMENT)
     return GradientTrace(path.replace("{rank}", str(rank)), rank=rank) if path else None

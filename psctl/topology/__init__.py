@@ -8,5 +8,5 @@ host: the graph of one host, from its outputs
 network: addresses of hosts and the links between them
 rates: nominal rates of slots, cables and links, with sources
 readers: readers of probe output and of saved output of tools
-readings: what each tool's output says, as values
+readings: the content of each tool's output, as values
 """

@@ -239,7 +239,7 @@ class ChannelListener:
         """Connect to another worker of this host within `timeout` seconds.
 
         Raises:
-            PeerLost: it does not listen, or the listening process does not know this worker's secret.
+            PeerLost: it does not listen, or the listening process does not have this worker's secret.
         """
         name = self._name(other.rank, other.incarnation)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

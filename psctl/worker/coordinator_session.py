@@ -243,7 +243,7 @@ class CoordinatorSession:
         """Return the servers that hold tables; they are started where there are none.
 
         Raises:
-            UsageError: there can be none; says why.
+            UsageError: there can be none; the message has the reason.
         """
         with self._changed:
             self._tables = None

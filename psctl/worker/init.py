@@ -55,7 +55,7 @@ def init() -> Run:
     on every rank. When the script ends, what is due is saved and reported by itself.
 
     Raises:
-        UsageError: this process has a run already; the message says where it was made.
+        UsageError: this process has a run already; the message has the place where it was made.
         ConnectionFailed: the job's coordinator cannot be reached; not the script's fault.
     """
     if _first:

@@ -314,7 +314,7 @@ class Run:
 
         Raises:
             UsageError: a value is no number; the script's fault.
-            SystemExit: the job was asked to stop and has saved; only where the loop does not use `run.loader`.
+            SystemExit: a stop was requested and the checkpoint is saved; only where the loop does not use `run.loader`.
         """
         step = self.step + 1 if self._progress.in_step else self.step
         self._reports.add(

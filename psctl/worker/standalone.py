@@ -23,7 +23,7 @@ LINE_SECONDS = 5.0
 
 
 def torchrun_rank() -> tuple[int, int] | None:
-    """Return (rank, world size) as torchrun's environment says, or None where there is none."""
+    """Return (rank, world size) of torchrun's environment, or None without one."""
     rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     return (int(rank), int(world)) if rank is not None and world is not None else None
 

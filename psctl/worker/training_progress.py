@@ -255,7 +255,7 @@ class TrainingProgress:
             late: the next step is about to end.
 
         Raises:
-            SystemExit: the run was asked to stop here; status 0.
+            SystemExit: a stop was requested for this step; status 0.
         """
         if self.step == self._passed:
             return

@@ -1,4 +1,4 @@
-"""The agent's link: what is said as soon as the coordinator answers is neither lost nor said before who says it."""
+"""The agent's connection to the coordinator: no message is lost, and none is sent before the register."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cluster is current, how commands name their target, and what may be removed without being asked."""
+"""The current cluster, how commands name their target, and what may be removed without a question."""
 
 from __future__ import annotations
 

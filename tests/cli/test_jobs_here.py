@@ -29,7 +29,7 @@ RAISE = "import os\nprint('here we go', flush=True)\nraise ValueError(f'no good 
 
 
 class User:
-    """Somebody with a home of their own and two job files."""
+    """A user with an own home and two job files."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -92,7 +92,7 @@ def test_what_cannot_be_read_is_one_error_and_no_picture(tmp_path: Path, output:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lab"], "a cluster makes no sense"), (["--measure"], "--measure makes no sense"),
+        (["lab"], "be combined with a cluster"), (["--measure"], "be combined with --measure"),
         (["--matrix", "-o", "svg"], "--matrix is drawn with -o table"),
     ],
 )  # fmt: skip

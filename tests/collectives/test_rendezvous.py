@@ -36,7 +36,7 @@ class Round:
 
     Args:
         hosts: of each worker.
-        incarnations: that the coordinator tells of.
+        incarnations: those that the coordinator reports.
     """
 
     def __init__(self, folder: Path, hosts: list[int], incarnations: list[int]) -> None:

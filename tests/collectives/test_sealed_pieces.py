@@ -33,7 +33,7 @@ MANY = 50
 
 
 class Two:
-    """Two ends, of rank 0 and of rank 1, and the lock of each that who waits shares with its threads."""
+    """Two ends, of rank 0 and of rank 1, each with the lock that waiting and reader threads share."""
 
     def __init__(self) -> None:
         self.ends = streams([0, 1], MemoryNetwork(window=WINDOW, silence=0.2))

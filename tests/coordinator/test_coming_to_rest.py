@@ -1,4 +1,4 @@
-"""Stops and checkpoints while servers and workers come and go: whom they wait for, and who must hear of what."""
+"""Stops and checkpoints while servers and workers join and leave: which of them are awaited, and which are informed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOP = StopWanted(True, False, "psctl stop")
 
 
 def refilled(job: DrivenJob, server: Member) -> DrivenJob:
-    """A server dies, and the one in its place has what it is to hold."""
+    """A server is lost, and its replacement is filled."""
     job.killed(server)
     job.listens(again(server))
     before = newest(job)
@@ -45,7 +45,7 @@ def refilled(job: DrivenJob, server: Member) -> DrivenJob:
 
 
 def replaced(job: DrivenJob) -> DrivenJob:
-    """Worker 1 has died; its replacement is started, and does not train yet."""
+    """Worker 1 is lost; its replacement is started, and does not train yet."""
     job.killed(W1)
     job.handle(Connected(again(W1)))
     job.receive(again(W1), Join(9))

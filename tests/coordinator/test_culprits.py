@@ -1,4 +1,4 @@
-"""Who is named when training stands still: those that are waited for, in whatever order heartbeats come."""
+"""The rank that is named when training stands still: the one that others wait for, in any order of heartbeats."""
 
 from __future__ import annotations
 

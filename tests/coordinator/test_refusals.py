@@ -1,4 +1,4 @@
-"""A member that says what it may not: one event names it, its process ends, the job continues as after a loss."""
+"""A member that breaks the protocol: one event names it, its process ends, the job continues as after a loss."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_300_000_servers_are_refused_at_once_and_those_that_fit_are_not() -> Non
     job = training()
     answer = asks(job, servers=300_000)
     assert answer.problem == "300000 servers do not fit: 64 a host are 128"
-    assert answer.hint == "ask for fewer servers"
+    assert answer.hint == "request fewer servers"
     assert asks(job, servers=129).problem
     assert asks(job, servers=4).problem == ""
 

@@ -30,7 +30,7 @@ AT_500 = Resume("digits-3@500", 500, {"position": 500}, [])
 
 
 def ended(job: DrivenJob, *members: Member) -> None:
-    """Those who are left end as they were told to."""
+    """The remaining processes end as ordered."""
     for member in members:
         job.exits(member, -15)
 

@@ -1,4 +1,4 @@
-"""Whom a clock waits for is named, in time, once, and not when clocks are merely slow."""
+"""The worker that a clock waits for is named in time and once, and not when clocks are merely slow."""
 
 from __future__ import annotations
 

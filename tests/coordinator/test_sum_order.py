@@ -1,4 +1,4 @@
-"""The order of sums: by host where that saves network, sent, in checkpoints, kept by a job that continues elsewhere."""
+"""The order of sums: by host where that saves network, sent, in checkpoints, kept by a job that resumes elsewhere."""
 
 from __future__ import annotations
 

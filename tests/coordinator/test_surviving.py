@@ -1,4 +1,4 @@
-"""Deaths under ps from which the job continues at once: servers with replicas, workers that the store has all of."""
+"""Losses under ps after which the job continues at once: servers with replicas, workers whose state is in the store."""
 
 from __future__ import annotations
 

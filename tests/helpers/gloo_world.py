@@ -149,7 +149,7 @@ def gpus(rank: int) -> list[Any]:
 
 
 def loss(rank: int, world: int) -> dict[str, Any]:
-    """The last rank dies while the others sum a long vector; returns what they learn of it."""
+    """End the last rank while the others sum a long vector; return their errors."""
     played = ScheduleAllReduce(catalog.build("ring", world, options(world)), torch.device("cpu"))
     played.put(torch.ones(2_000_000)).wait()
     if rank == world - 1:

@@ -146,7 +146,7 @@ class Pipe:
         self._tell()
 
     def cut(self) -> None:
-        """From now on nothing passes, and nobody is told."""
+        """Drop everything from now on, without an event at either end."""
         with self._changed:
             self._cut_at = time.monotonic()
             self._changed.notify_all()

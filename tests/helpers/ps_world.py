@@ -195,7 +195,7 @@ class World:
         )  # fmt: skip
 
     def _tell(self, me: Member, message) -> None:
-        """A worker tells the coordinator something."""
+        """Handle a worker's message to the coordinator."""
         if isinstance(message, WorkerListens):
             self._listening.append(WorkerAt(me.rank, me.incarnation, None, message.secret))
 
@@ -212,7 +212,7 @@ class World:
     # ---- who takes part ----
 
     def kill(self, rank: int) -> None:
-        """End a server as kill -9 does: every connection breaks, nobody answers there any more."""
+        """End a server as kill -9 does: every connection breaks, and its address answers no more."""
         member = Member("server", rank)
         self._acceptors[rank].close()
         self.servers[rank].on_connection_lost(None, PeerLost("killed"))

@@ -1,4 +1,4 @@
-"""Every example once an epoch, whoever shares it."""
+"""Every example once an epoch, for any division among workers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

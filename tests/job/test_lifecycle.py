@@ -1,4 +1,4 @@
-"""The tables of states have no way out of an end and no state that nobody reaches."""
+"""The tables of states have no transition out of an end, and no state that cannot be reached."""
 
 from __future__ import annotations
 

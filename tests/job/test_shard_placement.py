@@ -1,4 +1,4 @@
-"""Shards and their servers: whatever dies, joins, leaves and catches up, in whatever order."""
+"""Shards and their servers under any order of losses, joins, releases and fills."""
 
 from __future__ import annotations
 

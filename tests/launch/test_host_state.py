@@ -77,7 +77,7 @@ def test_what_killed_processes_unpacked_in_part_is_swept(shell: LocalShell, tmp_
 
 
 def test_orders_without_an_agent_go_in_time(shell: LocalShell, tmp_path: Path) -> None:
-    """psctl died before it started one. An agent that has read them, or a process that is about to be one, stays."""
+    """psctl ended before it started one. An agent that has read them, or a process that is about to be one, stays."""
 
     def begin(name: str) -> tuple[Path, Path]:
         folder = tmp_path / "w" / "jobs" / name / "a"

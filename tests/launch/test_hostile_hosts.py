@@ -51,7 +51,7 @@ def host(name: str, workdir: str) -> HostRecord:
 
 
 class Hostile:
-    """A host that holds a checkpoint and tells of it what it is told to."""
+    """A host that has a checkpoint and gives prepared answers about it."""
 
     def __init__(self, tmp_path: Path) -> None:
         folder = tmp_path / "made" / "digits-1" / "0000000010"
@@ -380,7 +380,7 @@ def test_a_restored_job_runs_what_this_machine_recorded(hostile: Hostile) -> Non
 )
 def test_a_job_file_of_a_host_gets_nothing_of_the_operators_shell(text: str, env: list[str]) -> None:
     wanted = load_requested_job(text, "job.yaml", [], env)
-    with pytest.raises(errors.UsageError, match=r"asks for variables of your shell \(.*TOKEN|AWS"):
+    with pytest.raises(errors.UsageError, match=r"takes variables of your shell \(.*TOKEN|AWS"):
         manifest_trust.refuse_shell(wanted.job, wanted.env, "digits-1@10")
     plain = load_requested_job(JOB_FILE + "env: {A: b}\n", "job.yaml", [], ["C=d"])
     manifest_trust.refuse_shell(plain.job, plain.env, "digits-1@10")

@@ -1,4 +1,4 @@
-"""What is installed on hosts: tested versions with their hashes, and nothing that pip is told can be seen."""
+"""The packages that are installed on hosts: tested versions with hashes, and no arguments of pip in the open."""
 
 from __future__ import annotations
 

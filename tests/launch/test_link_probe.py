@@ -1,4 +1,4 @@
-"""The program that measures a way: what it counts, whom it answers, and that two of it do not meet by accident."""
+"""The link probe: the bytes that it counts, the clients that it answers, and two probes at the same time."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_where_psctl_installs_nothing_the_cure_is_another(record: JobRecord) -> 
         ("lib/model/net.py", "lib/model was sent, but Python does not look in its folder: `env: {PYTHONPATH: lib}`"),
         ("../model.py", "model.py lies outside the job's folder"),
         ("../../model/net.py", "model lies outside the job's folder"),
-        ("model/other.py", "model was sent; what is asked of it is not in it"),
+        ("model/other.py", "model was sent, but it does not contain the imported name"),
         (".venv/lib/model.py", CURE),  # another environment's is no file of the user's
     ],
 )

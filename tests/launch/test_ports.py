@@ -1,4 +1,4 @@
-"""What a range of ports must hold for a job, and who holds those that are not free."""
+"""The ports of a range that a job needs, and the holders of those that are in use."""
 
 from __future__ import annotations
 

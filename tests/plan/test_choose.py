@@ -1,4 +1,4 @@
-"""The choice names every strategy once, says why, and reaches the bounds of uneven networks."""
+"""The choice has every strategy once with the reason, and reaches the bounds of uneven networks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_half_of_a_life_is_left_when_a_certificate_is_due() -> None:
 
 
 class Kept:
-    """A handler that keeps what it is told."""
+    """A handler that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""The word about callers that were turned away: who counts, and how often it is said."""
+"""The report of rejected connections: which callers count, and how often it is written."""
 
 from __future__ import annotations
 

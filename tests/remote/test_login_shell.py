@@ -100,8 +100,8 @@ def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(log
 @pytest.mark.parametrize(
     ("shell", "text", "what"),
     [
-        ("bash", "exit 3\n", "ended with exit status 3 before psctl's command, and said: goodbye"),
-        ("zsh", "exit 0\n", "ended with exit status 0 before psctl's command, and said: goodbye"),
+        ("bash", "exit 3\n", "ended with exit status 3 before psctl's command, and printed: goodbye"),
+        ("zsh", "exit 0\n", "ended with exit status 0 before psctl's command, and printed: goodbye"),
         ("bash", "sleep 9\n", "does not end"),
         ("tcsh", "sleep 9\n", "does not end"),
         ("bash", "cat >/dev/null\n", "reads standard input"),

@@ -434,7 +434,7 @@ def test_an_sshd_that_hangs_up_is_tried_again_until_it_answers(
         assert shell.run(["echo", "here"]).stdout == b"here\n"
     finally:
         shell.close()
-    assert len(clock.waits) == 12, "one wait for each time that it hung up"
+    assert len(clock.waits) == 12, "one wait for each time that sshd closed the connection"
     assert max(clock.waits[:3]) < min(clock.waits[9:]), "waits grow"
     assert max(clock.waits) <= 1.5 * LONGEST_WAIT
 
@@ -444,7 +444,7 @@ def test_an_sshd_that_hangs_up_is_given_up_at_the_deadline_and_not_before(
     lab: Any, gate: Callable[..., RudeGate], given: float | None, patience: float
 ) -> None:
     rude, clock = gate(10**9), RecordedClock()
-    with pytest.raises(HostUnreachable, match=f"hung up before a login for {patience:.0f} s") as caught:
+    with pytest.raises(HostUnreachable, match=f"closed the connection before a login for {patience:.0f} s") as caught:
         SshShell.connect(lab.target(lab.servers[0], port=rude.port), given, clock)
     assert "MaxStartups" in caught.value.hint
     assert f"{len(clock.waits) + 1} times" in caught.value.message

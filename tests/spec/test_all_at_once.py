@@ -1,4 +1,4 @@
-"""All mistakes of a file are told at once, in the order of their lines; a key at the wrong level is told its place."""
+"""All mistakes of a file are reported at once, by line; for a key at the wrong level, with its right place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cluster.yaml is read as the contract with the user shows it; every mistake is told with place, path and cure."""
+"""cluster.yaml is read as in the contract with the user; every mistake is reported with place, path and remedy."""
 
 from __future__ import annotations
 

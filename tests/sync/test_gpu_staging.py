@@ -303,7 +303,7 @@ def not_in_order(copies, staging, flat) -> None:
 
 
 def not_read(copies, staging, flat) -> None:
-    """Servers are told that values were read which are not copied yet."""
+    """Acknowledge values to servers before they are copied."""
     copy = copies.to_devices
     copies.to_devices = lambda spans: CudaEvents([]) if copy(spans) else None
 

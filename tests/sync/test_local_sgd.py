@@ -1,4 +1,4 @@
-"""`period: H`: ranks step alone, meet every H steps, and go on from the joint change; H = 1 is bsp."""
+"""`period: H`: ranks step alone, synchronize every H steps, and continue from the joint change; H = 1 is bsp."""
 
 from __future__ import annotations
 

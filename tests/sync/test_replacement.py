@@ -1,4 +1,4 @@
-"""A worker dies and another takes its place in mid-run: the others never notice, the result is the same to the bit."""
+"""A worker is lost and replaced in mid-run: the others continue, and the result is equal to the bit."""
 
 from __future__ import annotations
 

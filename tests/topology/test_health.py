@@ -76,7 +76,7 @@ def status(*up: int, of: int = 12, name: str = "NVIDIA A100-SXM4-80GB") -> Nvlin
 
 @pytest.mark.parametrize(
     ("reading", "what"),
-    [(status(12, 12, 10), ["GPU2: 10 NVLinks are up, 12 on its twins"]), (status(12, 12), []),
+    [(status(12, 12, 10), ["GPU2: 10 NVLinks are up, 12 on GPUs of the same model"]), (status(12, 12), []),
      (status(0, 0), ["no NVLink is up on 2 x NVIDIA A100-SXM4-80GB"]), (status(0, 0, name="NVIDIA A100-PCIE-40GB"), []),
      (status(4, 4, name="NVIDIA A100-PCIE-40GB"), []), (status(4, of=6), ["GPU0: 4 of 6 NVLinks are up"])],
 )  # fmt: skip
@@ -140,7 +140,7 @@ def test_ports_that_are_down_or_slower_than_identical_ones() -> None:
     tree = PciTree(tuple(PciDevice(f"0000:00:0{i}.0", 0x0200, 0x15B3, 0x101D) for i in (3, 4)))
     other = PciTree(tuple(PciDevice(f"0000:00:0{i}.0", 0x0200, 0x15B3, 0x1010 + i) for i in (3, 4)))
     slow = RdmaPorts((port(25e9), port(5e9, bus="0000:00:04.0", device="mlx5_1")))
-    assert said(tree, slow) == ["mlx5_1 runs at 40 Gbit/s, a twin of it at 200"]
+    assert said(tree, slow) == ["mlx5_1 runs at 40 Gbit/s, an identical one at 200"]
     assert said(other, slow) == []
     assert said(RdmaPorts((port(25e9), port(None, active=False, device="mlx5_1")))) == ["RDMA ports are down: mlx5_1/1"]
 
@@ -151,7 +151,7 @@ def nic(name: str, speed: float, driver: str) -> Nic:
 
 def test_a_port_that_negotiated_down_but_not_a_slow_one_by_design() -> None:
     fast = nic("eth10", 3.125e9, "mlx5_core")
-    assert said(nics=(fast, nic("eth0", 0.125e9, "mlx5_core"))) == ["eth0 runs at 1 Gbit/s, a twin of it at 25"]
+    assert said(nics=(fast, nic("eth0", 0.125e9, "mlx5_core"))) == ["eth0 runs at 1 Gbit/s, an identical one at 25"]
     assert said(nics=(fast, nic("eno1", 0.125e9, "igb"))) == []
     assert said(nics=(nic("eth10", 50e9, "mlx5_core"), nic("eth0", 3.125e9, "mlx5_core"))) == []
 

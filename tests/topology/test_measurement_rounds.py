@@ -1,4 +1,4 @@
-"""Pairs meet once, and nobody is asked twice in a round."""
+"""Every pair is measured once, and no host twice in a round."""
 
 from __future__ import annotations
 

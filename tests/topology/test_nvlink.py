@@ -1,4 +1,4 @@
-"""`nvidia-smi nvlink -s` tells the links of each GPU; what it does not tell is said and never made up."""
+"""`nvidia-smi nvlink -s` lists the links of each GPU; values that it lacks are reported and never made up."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_card_without_a_bridge_is_no_finding_unless_an_identical_one_has_links
     assert read_nvlink(DARK.format(name)).findings == ()
     twin = f"GPU 0: {name} (UUID: GPU-a)\n Link 0: 14.062 GB/s\n"
     said = [finding.what for finding in read_nvlink(twin + DARK.format(name)).findings]
-    assert said == ["no NVLink of GPU1 is up, but on its twin GPU0 some are"]
+    assert said == ["no NVLink of GPU1 is up, but on GPU0 of the same model some are"]
 
 
 @st.composite

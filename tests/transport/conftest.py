@@ -1,4 +1,4 @@
-"""What the tests of net/ share: credentials of a job, and a handler that writes down what it is told."""
+"""Shared parts of the transport's tests: credentials of a job, and a handler that records its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use a port on loopback: the kernel's table names the user, and a guarded listener hears our sockets alone."""
+"""Ports on loopback: the kernel's table has the user, and a guarded listener accepts its own user only."""
 
 from __future__ import annotations
 

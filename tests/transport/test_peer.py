@@ -1,4 +1,4 @@
-"""Two peers, over TCP and memory alike: what is sent arrives, and every end is told once, last, with its reason."""
+"""Two peers over TCP and in memory: messages arrive, and each end gets one last event with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads: the reader thread, and in its place whoever waits for what comes; whatever ends a connection is told."""
+"""The thread that reads a connection: its reader, or a waiting thread with the lease; ends are reported."""
 
 from __future__ import annotations
 

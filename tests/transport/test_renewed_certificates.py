@@ -1,4 +1,4 @@
-"""Certificates end: one that is over opens no connection, and a process that got another goes on."""
+"""Certificates expire: an expired one opens no connection, and a process that got another one continues."""
 
 from __future__ import annotations
 

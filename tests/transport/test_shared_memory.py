@@ -1,4 +1,4 @@
-"""Shared memory between children of one agent: who gets what, how large it stays, and when it is gone."""
+"""Shared memory between children of one agent: access, sizes, and removal."""
 
 from __future__ import annotations
 

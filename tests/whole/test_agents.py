@@ -1,4 +1,4 @@
-"""Agents on hosts whose clock is set, whose disk is full, or whose psctl died."""
+"""Agents on hosts whose clock is set, whose disk is full, or whose psctl was killed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.whole
 
 
 class Lab:
-    """Hosts, a psctl that knows them, and what every fault ends with."""
+    """Hosts, a psctl with their cluster, and the checks after every fault."""
 
     def __init__(self, hosts: Any, folder: Path) -> None:
         self.hosts = hosts

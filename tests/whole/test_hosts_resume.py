@@ -1,4 +1,4 @@
-"""A job on hosts that share no disk fails and is resumed, and nobody sees it in the values."""
+"""A job on hosts without a shared disk fails and is resumed with the same values."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_manifest_is_believed_as_far_as_its_job_signed_it_and_gives_no_job_fil
         assert "not asked, because" in ended.err
         ended = psctl.run(*restore, "--trust-manifest")
         assert ended.code == 2, ended
-        assert "asks for variables of your shell (AWS_SECRET_ACCESS_KEY)" in ended.err
+        assert "takes variables of your shell (AWS_SECRET_ACCESS_KEY)" in ended.err
     finally:
         there.write_bytes(sound)
         record.write_bytes(mine)

@@ -55,7 +55,7 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Site:
-    """One test host, a psctl that knows it, and a job that needs no torch."""
+    """One test host, a psctl with its cluster, and a job that needs no torch."""
 
     def __init__(self, hosts: Any, folder: Path, wheels: Path, runtime: str) -> None:
         self.hosts = hosts

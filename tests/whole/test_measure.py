@@ -84,7 +84,7 @@ class Lab:
         until(lambda: not any(self.hosts.leftovers(name) for name in self.hosts), 10, name="nothing is left")
 
     def train(self) -> tuple[Ended, list[dict[str, str]]]:
-        """A job that says which interface it was told to use."""
+        """A job that prints the interface that it was given."""
         folder = self.folder / "job"
         folder.mkdir(exist_ok=True)
         (folder / "show.py").write_text(SHOWS)

@@ -118,7 +118,7 @@ class Followed:
 
 
 class Lab:
-    """Hosts and a psctl that knows them."""
+    """Hosts and a psctl with their cluster."""
 
     def __init__(self, hosts: Any, folder: Path) -> None:
         self.hosts = hosts
@@ -132,7 +132,7 @@ class Lab:
 
     @contextmanager
     def training(self) -> Iterator[Followed]:
-        """A long training that goes on; in the end it has lost nobody, stops when it is told to, and leaves nothing."""
+        """A long training; at the end it has lost no rank, stops on request and leaves nothing."""
         with self.train(STEADY, LONG) as process:
             job = Followed(process)
             job.goes_on(seconds=60)

@@ -1,4 +1,4 @@
-"""The same script runs alone, under torchrun and under psctl; one that only knows torchrun runs under psctl too."""
+"""The same script runs alone, under torchrun and under psctl; one written for torchrun runs under psctl too."""
 
 from __future__ import annotations
 

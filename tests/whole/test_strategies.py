@@ -56,7 +56,7 @@ def test_a_collective_that_is_requested_trains_as_one_process_does(tmp_path: Pat
 
 @pytest.mark.soak  # tests/collectives/test_strategies_gloo.py ends a rank in the middle of a sum
 def test_a_rank_that_raises_is_named_and_the_others_do_not_hang(tmp_path: Path) -> None:
-    """Its peers lose their connections in the middle of a sum; that is nobody's first failure."""
+    """Its peers lose their connections in the middle of a sum; that is not the first failure."""
     psctl = Psctl(tmp_path)
     run = psctl.run(
         "train", str(ROOT / "tests" / "whole" / "steady" / "job.yaml"), "-o", "jsonl", "--strategy", "halving-doubling",

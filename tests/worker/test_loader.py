@@ -1,4 +1,4 @@
-"""Every example once an epoch, the same ones for a clock whoever shares them, from any place on."""
+"""Every example once an epoch, the same ones for a clock with any number of workers, from any position."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def list_(
     if listed.missing:
         name, error = next(iter(listed.missing.items()))
         text = f"the checkpoints of {', '.join(listed.missing)} are not listed: {error.message}"
-        failure = Partial(text, hint=error.hint or "the others are above", where=name)
+        failure = Partial(text, hint=error.hint or "all other checkpoints are listed above", where=name)
     own.print_results({"checkpoints": listed.rows}, draw_checkpoints, failure)
 
 

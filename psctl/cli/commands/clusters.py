@@ -8,7 +8,7 @@ from psctl.cli.shared.context import Context
 
 
 def clusters(context: typer.Context) -> None:
-    """List the clusters that this machine knows; contact no host."""
+    """List the clusters known on this machine; contact no host."""
     import msgspec
 
     from psctl.launch.clusters import cluster_rows

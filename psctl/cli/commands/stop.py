@@ -13,8 +13,12 @@ from psctl.cli.shared.parameters import JobArgument
 def stop(
     context: typer.Context,
     job: JobArgument = None,
-    save: Annotated[bool, typer.Option("--save", help="Write a checkpoint first, whatever the job file says.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="End the processes now, without asking the job.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write a checkpoint first, even if the job file disables it.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Kill the processes now, without a request to the job.")
+    ] = False,
 ) -> None:
     """End a job; verify that none of its processes is left."""
     import msgspec

@@ -39,7 +39,7 @@ def topo(
     own = Context.of(context)
     if from_ is not None and (cluster is not None or measure):
         other = "--measure" if measure else "a cluster"
-        raise UsageError(f"--from reads saved output; {other} makes no sense with it", hint="give one of them")
+        raise UsageError(f"--from reads saved output and cannot be combined with {other}", hint="give one of them")
     if matrix and own.options.output in PICTURES:
         raise UsageError(f"--matrix is drawn with -o table; -o {own.options.output} is a picture", hint="leave one out")
     if from_ is not None:

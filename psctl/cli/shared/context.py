@@ -153,7 +153,7 @@ class Context:
         given = self.arguments
         words = ["--yes", *given] if "--" in given else [*given, "--yes"]
         if not self.ask(question, note=", so nothing was done", hint=shlex.join(["psctl", *words])):
-            raise UsageError("nothing was done", hint="--yes says yes without asking")
+            raise UsageError("nothing was done", hint="--yes confirms without a question")
 
     def ask(self, question: str, *, hint: str, note: str = "") -> bool:
         """Ask a question that --yes does not answer; return the answer.
@@ -272,4 +272,4 @@ def quiet_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lives until the process ends
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays open until the process ends

@@ -206,7 +206,7 @@ class JobFollower:
                 output.show_hint(f"saving a checkpoint of {job}, then stopping it; Ctrl-C once more kills it")
                 self._request_stop(save=True)
             case "stop":
-                output.show_hint(f"stopping {job}; once more kills it")
+                output.show_hint(f"stopping {job}; Ctrl-C once more kills it")
                 self._request_stop(save=False)
             case "kill":
                 output.show_hint(f"killing {job}")

@@ -40,7 +40,7 @@ class PendingCheckpoint(msgspec.Struct):
     begun: set[Member] = msgspec.field(default_factory=set)
     ended: set[Member] = msgspec.field(default_factory=set)
     tables: set[Member] | None = None
-    """Servers that have not sent their tables; None: none was asked yet."""
+    """Servers that have not sent their tables; None: no request was sent yet."""
     complete_at: float | None = None
     """When the last part arrived; reports of its step may still be missing."""
     committing: bool = False
@@ -154,7 +154,7 @@ def on_part_begun(job: JobState, rank: Rank, step: int) -> None:
     state, member = job.checkpoints, rank.member
     servers_send = any(sender.role == "server" for sender in state.senders)
     if member not in state.senders and not (servers_send and member.role == "server"):
-        job.notice(f"{member} sent a part of a checkpoint that it was not asked for")
+        job.notice(f"{member} sent a part of a checkpoint that was not requested from it")
     elif step in state.dropped:  # a replacement was not there when the checkpoint was dropped
         job.send(member, CheckpointSaved(step, "it was given up"))
     elif step not in state.committed:  # else it is an empty part of a checkpoint that is whole
@@ -277,7 +277,7 @@ def restart(job: JobState) -> None:
 
 
 def _drop(job: JobState, step: int, why: str, problem: str) -> None:
-    """Give up a checkpoint; a notice says so if it had begun, and workers receive `problem`."""
+    """Give up a checkpoint; append a notice if it had begun, and send `problem` to workers."""
     begun = job.checkpoints.open.pop(step, None) is not None
     job.checkpoints.dropped.add(step)
     job.instructions.append(DiscardCheckpoint(step))

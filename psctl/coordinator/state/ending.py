@@ -49,7 +49,7 @@ class Ending(msgspec.Struct):
     failures: list[ProcessFailure] = msgspec.field(default_factory=list)
     first: ProcessFailure | None = None
     stopped: list[str] = msgspec.field(default_factory=list)
-    saving: bool = False  # a checkpoint was asked for at the stop
+    saving: bool = False  # a checkpoint was requested with the stop
     common_step: int | None = None  # after which all workers were ordered to leave
 
 
@@ -245,7 +245,7 @@ def _failure(job: JobState, end: Ending) -> dict[str, object] | None:
 
 
 def cause(job: JobState, found: list[ProcessFailure]) -> ProcessFailure:
-    """Return the first cause of failures: a loss of a peer may come of a worker that left early."""
+    """Return the first cause of failures: the loss of a peer may be caused by a worker that left early."""
     first = failures.first(found)
     gone = _left_early(job, first.step + 1) if failures.is_loss(first) else None
     return _blame(job, gone, f"{first.member}: {first.exception}") if gone is not None else first

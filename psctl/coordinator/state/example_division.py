@@ -5,7 +5,7 @@ The problem. The members of a clock share its examples in rank order. When one i
 them. And no worker has done the batches that the lost one had drawn of the clocks after c*, its last that counts
 (lost_workers.py).
 
-The division. All remaining workers are asked for the first clock that they have not begun, and begin no clock from
+The division. All remaining workers report the first clock that they have not begun, and begin no clock from
 there on until they receive more (`NextClockWanted`, `NextClock`). No worker has begun the largest answer, m: from m on
 the shares are those of the new members, and the lost one's examples of clocks c*+1 .. m-1 are added to it
 (`ExamplesShared`). So every example is in exactly one batch that counts. Where a pass over the data ends before m, its
@@ -13,7 +13,7 @@ members make one more batch of those examples; so a worker ends a pass only when
 waits for no message.
 
 Why that is sure. Servers wait for the lost worker until they receive `Members`, which is sent when all answers are in.
-So a worker that has a version beyond c* has answered before, and knows that it must wait for `ExamplesShared`.
+So a worker that has a version beyond c* has answered before, and waits for `ExamplesShared`.
 
 Clocks c*+1 .. m-1 are means over fewer examples, divided by the sum of the weights that are there. Checkpoints of
 these steps would lack the examples that are added to clock m, and are given up. A rank that is started in mid-run

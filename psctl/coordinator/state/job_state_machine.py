@@ -2,7 +2,7 @@
 
 It decides; the coordinator's process (coordinator/main.py) sends, writes and keeps time. The same inputs at the same
 times give the same instructions. This module passes each input to its topic, a module of this package, and refuses
-messages that cannot be true of the job as it is: the table in job_permits.py knows roles and states of connections
+messages that cannot be true of the job as it is: the table in job_permits.py has roles and states of connections
 only.
 """
 
@@ -275,7 +275,7 @@ class JobStateMachine:
             case CutPosition():
                 checkpoints.on_position(job, rank, message)
             case SaveBegin(step=step):
-                if not message.tables:  # these were asked for
+                if not message.tables:  # these were requested
                     checkpoints.on_part_begun(job, rank, step)
                     if (rank.member.role, rank.member.rank) == ("worker", 0):
                         table_placement.ask_parts(job, step)

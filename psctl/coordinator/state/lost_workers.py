@@ -69,7 +69,7 @@ class PendingCut(msgspec.Struct):
 
     worker: Rank
     since: float
-    asked: int | None = None  # the epoch in which servers were asked
+    asked: int | None = None  # the epoch in which servers received the request
     clocks: dict[int, int] = {}  # shard -> the last complete clock, and so on: the servers' answers together
     versions: dict[int, int] = {}
     separate_clocks: dict[int, int] = {}

@@ -82,13 +82,13 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
         return "strategy ps needs one server at least", "psctl stop {job} ends the job"
     asked = job.order.replicas
     if asked is not None and message.servers <= asked:
-        return f"{asked} replicas of every shard need {asked + 1} servers", "ask for more servers"
+        return f"{asked} replicas of every shard need {asked + 1} servers", "request more servers"
     hosts = [agent.rank for agent in job.agents if job.order.hosts[agent.rank].may_serve]
     if not hosts and message.servers > _servers(job):
         return "no host of the job may hold another server", f"roles: [server] on one of them; {INSTEAD}"
     most = SERVERS_A_HOST * len(hosts)
     if message.servers > max(most, _servers(job)):
-        return f"{message.servers} servers do not fit: {SERVERS_A_HOST} a host are {most}", "ask for fewer servers"
+        return f"{message.servers} servers do not fit: {SERVERS_A_HOST} a host are {most}", "request fewer servers"
     held = job.tables.placement
     moving = job.shards.placement is None or not job.shards.placement.settled or (held is not None and not held.settled)
     if moving or job.tables.asked or any(not rank.ready for rank in job.live("server")):

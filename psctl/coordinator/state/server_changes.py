@@ -173,7 +173,7 @@ def advance(job: JobState, patient: bool) -> str:
     placement = job.shards.placement
     if placement is None or not job.training or (job.all_processes_end and not job.moves_to_common_step):
         return ""
-    # Servers can be asked for the clocks of a lost worker only while shards stay where they are.
+    # Servers can report the clocks of a lost worker only while no shard moves.
     may_move = not job.all_processes_end and not job.lost_workers.pending
     if may_move and placement.advance(patient, job.now):
         checkpoints.drop_incomplete(job, "shards move")

@@ -85,7 +85,7 @@ class Stalls:
     def __init__(self) -> None:
         self.pace: ClockPace | None = None  # while the job trains
         self._stacks: dict[Member, Stacks] = {}  # the newest of each rank
-        self._asked_at: float | None = None  # when stacks were asked for because the job is to end
+        self._asked_at: float | None = None  # when stacks were requested because the job is to end
 
     def cancel_gathering(self) -> None:
         """Do not wait for stacks any more: the ranks make progress again."""
@@ -120,7 +120,7 @@ class Stalls:
         return list(found.main) if found is not None else []
 
     def problem(self, member: Member) -> str:
-        """Return why the stack of a rank is not known after it was asked for; "" when it is."""
+        """Return why the stack of a rank is not known after the request; "" when it is."""
         found = self._stacks.get(member)
         return "its agent did not answer" if found is None else found.problem
 

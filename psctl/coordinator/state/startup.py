@@ -156,7 +156,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
 def on_plan_made(job: JobState, plan: PlanMade) -> None:
     """The strategy is chosen: start its servers, or decide at once where there are none."""
     if job.ending is not None or job.restart is not None or "planning" not in job.startup.reached:
-        return  # it was asked for before a loss
+        return  # it was requested before a loss
     if plan.problem or plan.event is None:
         losses.fail(job, job.failure_of(job.ranks_of("worker")[0], f"no plan could be made: {plan.problem}"))
         return

@@ -2,8 +2,8 @@
 
 Floating-point sums depend on their grouping. Under ps with `bsp` the ranks of a host are summed first
 (ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that resumes from one with
-as many workers takes its groups, wherever its ranks are now. A collective sums as its schedule says, which is made for
-the hosts; a job that continues with another schedule appends a notice.
+as many workers takes its groups, wherever its ranks are now. A collective sums in the order of its schedule, which is
+made for the hosts; a job that resumes with another schedule appends a notice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The servers that hold additive tables (`run.store()`), and the servers of each of their shards.
 
-A store may be opened before `prepare`, when there is no plan yet. Then as many servers as `servers:` says, else one,
-are started, on hosts without workers first; a plan that wants servers later begins with these and adds the missing
+A store may be opened before `prepare`, when there is no plan yet. Then the number of servers in `servers:`, else one,
+are started, on hosts without workers first; a later plan with servers takes these first and adds the missing
 ones. All servers of a job hold tables from then on, also those that are started later.
 
 All stores are cut into the same shards. One placement serves all stores, with epochs of its own.
@@ -81,7 +81,7 @@ def hosts_for_tables(order: JobOrder) -> list[int]:
 
 def _no_server(order: JobOrder) -> tuple[str, str]:
     if order.servers == 0:
-        return "run.store() needs a server, and the job file says servers: 0", "servers: auto, or 1 and more"
+        return "run.store() needs a server, but the job file has servers: 0", "servers: auto, or 1 and more"
     return "run.store() needs a server, and no host may hold one", "let a host have roles: [server] in the cluster file"
 
 
@@ -97,7 +97,7 @@ def advance(job: JobState, patient: bool) -> str:
     """Go on with the start of tables and with shards that move; return the server whose transfer is late, or "".
 
     Servers that have joined receive the order to hold tables; when the first ones do, shards are placed; then
-    workers that asked are answered.
+    workers with open requests get their answers.
 
     Args:
         job: the job.

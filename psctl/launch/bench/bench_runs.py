@@ -148,7 +148,7 @@ def whole_job(bench_request: BenchRequest) -> BenchJob:
 
 
 def wanted(folder: Path, bench_request: BenchRequest, job: BenchJob) -> RequestedJob:
-    """Write a job's folder and return the job as the user might have asked for it.
+    """Write a job's folder and return the job in the form of a user's request.
 
     Args:
         folder: an empty one; the question goes there.
@@ -207,7 +207,7 @@ class BenchPlan:
         """Return the jobs that measure the requested strategies and sizes.
 
         Raises:
-            UsageError: a strategy that was named can't be played here; the message says why.
+            UsageError: a named strategy is not possible here; the message has the reason.
         """
         rounds, served = [], []
         for size in bench_request.sizes:

@@ -62,7 +62,7 @@ def compared(times: Mapping[str, Sequence[float]], now: str) -> JsonObject:
 
     Args:
         times: seconds by control, in the order in which they were measured.
-        now: what the cluster's file says.
+        now: the control in the cluster's file.
     """
     medians = {name: statistics.median(some) for name, some in times.items()}
     best = min(medians, key=lambda name: medians[name])

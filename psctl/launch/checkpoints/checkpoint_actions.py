@@ -146,8 +146,8 @@ def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None 
     """Find a checkpoint on a host of its job; the head's when none is named.
 
     Raises:
-        NoSuchCheckpoint: the job has none of that step; the message says which there are.
-        CheckpointIncomplete, CheckpointCorrupt: it is torn or damaged, or another one than was asked for.
+        NoSuchCheckpoint: the job has none of that step; the message lists the existing ones.
+        CheckpointIncomplete, CheckpointCorrupt: it is torn or damaged, or not the requested one.
     """
     host = host or record.head
     body = {"root": f"{host.workdir}/checkpoints", "job": record.job, "which": which, "keep_best": keep_best(record)}
@@ -210,7 +210,7 @@ def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
     """Write a checkpoint's model to a file of this machine, proved; return its bytes.
 
     It is assembled beside the checkpoint, for that is smaller than all of it, and brought here. Every byte of it is
-    compared with what the manifest says of the model.
+    compared with the model in the manifest.
     """
     there = f"{found.folder}.{os.getpid()}{EXPORT_SUFFIX}"
     try:

@@ -63,7 +63,7 @@ def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]]
     """Return what a job that is restored from a checkpoint runs.
 
     Args:
-        record: what this machine knows of the checkpoint's job.
+        record: this machine's record of the checkpoint's job.
         manifest: of the checkpoint.
         agree: shown the lines in which the manifest differs from the record; returns whether the operator takes the
             manifest's. It raises where no question can be asked.
@@ -100,13 +100,13 @@ def refuse_shell(job: JobSpec, given: dict[str, str | None], where: str) -> None
     """Refuse variables of the operator's shell to a job file that does not lie on this machine.
 
     Raises:
-        UsageError: it asks for some; the message names them.
+        UsageError: it takes some; the message names them.
     """
     bare = [name for name, value in {**job.env, **given}.items() if value is None]
     asked = sorted({*job.secrets, *bare})
     if asked:
         raise errors.UsageError(
-            f"the job file of {where} asks for variables of your shell ({', '.join(asked)}): only a job file on this "
+            f"the job file of {where} takes variables of your shell ({', '.join(asked)}): only a job file on this "
             f"machine gets those",
             hint="psctl checkpoint restore ... --job JOB.yaml",
             where=where,

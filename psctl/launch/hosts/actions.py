@@ -184,7 +184,7 @@ def missing(site: HostSite, needs: HostNeeds) -> list[str]:
 
 
 def _requirements(needs: HostNeeds) -> dict[str, str]:
-    """Return the requirements of psctl by module, with torch in the version that is asked for."""
+    """Return the requirements of psctl by module, with torch in the requested version."""
     required = {
         name: f"{name}>={oldest}" for name, oldest in NEEDED.items() if name != "torch" or needs.torch is not None
     }

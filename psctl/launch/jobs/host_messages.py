@@ -139,7 +139,7 @@ def _as_file(name: str, record: JobRecord) -> str:
             )
         base = os.path.relpath(path.parent, folder)
         if path.parent == script_folder:
-            return f"{path} was sent; what is asked of it is not in it"
+            return f"{path} was sent, but it does not contain the imported name"
         return f"{path} was sent, but Python does not look in its folder: `env: {{PYTHONPATH: {base}}}` in the job file"
     near = [Path(record.job_source).parent, *itertools.islice(folder.parents, 2)]
     for path in (found for each in dict.fromkeys(near) for found in _in(each, name)):

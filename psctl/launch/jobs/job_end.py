@@ -45,7 +45,7 @@ def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool
     """Request a stop of the job from its head; return False when the head's agent does not answer.
 
     Args:
-        save: write a checkpoint first, whatever `checkpoint.on_stop` says.
+        save: write a checkpoint first, whatever the value of `checkpoint.on_stop`.
         by: the origin of the request ("psctl stop", "Ctrl-C"), for the event log.
     """
     arguments = {"save": save, "force": False, "by": by}

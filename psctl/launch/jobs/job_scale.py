@@ -1,4 +1,4 @@
-"""`psctl scale`: asks a running job's coordinator for more or fewer processes."""
+"""Requests more or fewer processes from a running job's coordinator (`psctl scale`)."""
 
 from __future__ import annotations
 

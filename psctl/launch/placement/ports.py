@@ -86,7 +86,7 @@ def look(
     Args:
         span: first and last port.
         reached: the cluster.
-        at: the address of each host that is asked.
+        at: the address of each host to check.
     """
 
     def one(name: HostName, shell: Shell) -> PortUse:
@@ -101,8 +101,8 @@ def check(reached: ReachedCluster, job_hosts: JobHosts, job: JobSpec) -> None:
     """Refuse a job whose listeners do not fit into `network.ports`; without a range there is nothing to ask.
 
     Raises:
-        PortTaken: it names every host that lacks ports, what needs them, and who holds the others.
-        HostUnreachable and others: a host could not be asked.
+        PortTaken: it names every host that lacks ports, what needs them, and the holders of the others.
+        HostUnreachable and others: a host could not be checked.
     """
     chosen = reached.chosen
     span = chosen.spec.network.ports

@@ -1,7 +1,7 @@
 """Assigns workers to hosts, chooses the head, and makes the orders that follow from it. Pure.
 
 Slots are what workers take: GPUs, else one a host, unless the cluster file says otherwise. A host with GPUs on which
-another job runs counts as full, for nothing tells which of its GPUs that job uses.
+another job runs counts as full, because it is unknown which of its GPUs that job uses.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def free_of(host: HostSpec, machine: Machine) -> int:
 
 
 def wanted(host: HostSpec, machine: Machine, job: JobSpec) -> int:
-    """Return how many workers `auto` or {per_host: N} asks of a host."""
+    """Return the number of workers that `auto` or {per_host: N} means on a host."""
     slots = slots_of(host, machine)
     if isinstance(job.workers, PerHost):
         return job.workers.per_host if slots else 0
@@ -86,7 +86,7 @@ def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: J
     Args:
         cluster: its hosts in order; those not in `machines` are left out.
         machines: what was found on each host.
-        job: asks for workers and servers.
+        job: has the requested numbers of workers and servers.
 
     Raises:
         InvalidFile: more workers than the cluster has slots; the user's fault.
@@ -111,7 +111,7 @@ def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: J
 
 
 def servers_of(job: JobSpec, serving: int) -> int | None:
-    """Return the number of servers that the job asks for, of the hosts that may serve; None when the plan decides."""
+    """Return the number of servers that the job requests on hosts that may serve; None when the plan decides."""
     if isinstance(job.servers, PerHost):
         return job.servers.per_host * serving
     return job.servers if isinstance(job.servers, int) else None
@@ -151,7 +151,7 @@ def _too_few(cluster: ClusterSpec, workers: int, slots: Mapping[str, int]) -> er
     listed = ", ".join(f"{name} {count}" for name, count in slots.items())
     return errors.InvalidFile(
         f"{workers} workers do not fit: cluster {cluster.name} has {sum(slots.values())} slots ({listed})",
-        hint="ask for fewer workers, or say `slots: N` of a host in the cluster file",
+        hint="request fewer workers, or set `slots: N` of a host in the cluster file",
         where=cluster.source,
     )
 
@@ -199,7 +199,7 @@ def job_order(
 
     Args:
         name: "digits-3".
-        cluster, job, job_hosts: what was asked for, and where it runs.
+        cluster, job, job_hosts: the cluster, the job and its hosts.
         code_hash: of the job's folder.
         job_file: its text, for the checkpoint's manifest.
         environment: variables for every process, secrets left out.

@@ -124,7 +124,7 @@ def _links(all_: HostReadings) -> Iterator[Finding]:
         count = max(len(gpu.links) for gpu in twins)
         for gpu in twins:
             if _up(gpu) < most:
-                yield Finding(f"GPU{gpu.index}: {_up(gpu)} NVLinks are up, {most} on its twins", cure)
+                yield Finding(f"GPU{gpu.index}: {_up(gpu)} NVLinks are up, {most} on GPUs of the same model", cure)
         if most == 0 and "SXM" in name:
             yield Finding(
                 f"no NVLink is up on {len(twins)} x {name}",
@@ -207,7 +207,7 @@ def _nics(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
         twins = max(other for twin, other in speeds.items() if driver[twin] == driver[name])
         if speed <= SLOW_PORT and speed * 2 < twins:
             yield Finding(
-                f"{name} runs at {_gigabits(speed)} Gbit/s, a twin of it at {_gigabits(twins)}",
+                f"{name} runs at {_gigabits(speed)} Gbit/s, an identical one at {_gigabits(twins)}",
                 "check its cable and transceiver, and the rate of the switch's port",
             )
 
@@ -240,7 +240,7 @@ def _ports(all_: HostReadings) -> Iterator[Finding]:
         best = max(other.rate or 0.0 for other, same in active if same == kind)
         if port.rate and port.rate * 1.5 < best:
             yield Finding(
-                f"{port.device} runs at {_gigabits(port.rate)} Gbit/s, a twin of it at {_gigabits(best)}",
+                f"{port.device} runs at {_gigabits(port.rate)} Gbit/s, an identical one at {_gigabits(best)}",
                 "check its cable and transceiver, and the rate of the switch's port",
             )
 

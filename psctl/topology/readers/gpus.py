@@ -68,11 +68,11 @@ _TROUBLES: tuple[tuple[str, str], ...] = (
     (r"(nvidia|rocm|amd)-smi['\"]?:? .*(not found|not recognized|No such file)|(not found|no such file .*): \S*-smi\b",
      "install the GPU's driver (it brings this command), or put the command on PATH"),
     (r"(nvidia|rocm|amd)-smi\S* .*Permission denied|permission denied: \S*-smi\b",
-     "this user may not run the command: run it as one who may, or add the user to its group"),
+     "this user may not run the command: run it as another user, or add this one to its group"),
     (r"Field \".*\" is not a valid field to query|is not a valid field to query",
      "the driver is too old for one of the fields: leave it out of --query-gpu, or update the driver"),
     (r"Invalid combination of input arguments|Option \S+ is not recognized",
-     "this version of the command does not know that option: update the driver"),
+     "this version of the command does not have that option: update the driver"),
 )  # fmt: skip
 """Patterns of error lines and their remedies; the first match counts."""
 

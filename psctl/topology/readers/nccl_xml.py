@@ -144,7 +144,7 @@ def _bus(of: dict[str, str]) -> str:
 
 
 def _class(text: str) -> int | None:
-    """Return class 0x0302 of "0x030200"; where NCCL knows only the base class it writes "0x03"."""
+    """Return class 0x0302 of "0x030200"; where NCCL has only the base class it writes "0x03"."""
     number = hexadecimal(text)
     if number is None:
         return None

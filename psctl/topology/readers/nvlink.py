@@ -91,13 +91,13 @@ def _of_links(gpus: list[_GpuLines]) -> list[Finding]:
 
 
 def _dark(gpu: _GpuLines, gpus: list[_GpuLines]) -> list[Finding]:
-    """Return the finding on a GPU with no link up; a card without a bridge, and without a twin with links, has none."""
+    """Return the finding on a GPU with no link up; for a card without a bridge only if an identical one has links."""
     twins = [other.index for other in gpus if other.name == gpu.name and any(other.links.values())]
     if _SOLDERED.search(gpu.name):
         cure = "look for Xid errors in dmesg and whether nvidia-fabricmanager runs, then reset the GPU"
         return [Finding(f"no NVLink of GPU{gpu.index} is up", cure)]
     if twins:
-        what = f"no NVLink of GPU{gpu.index} is up, but on its twin GPU{twins[0]} some are"
+        what = f"no NVLink of GPU{gpu.index} is up, but on GPU{twins[0]} of the same model some are"
         return [
             Finding(what, "if it has a bridge seat it again, and look for Xid 74 in dmesg; without one it has none")
         ]

@@ -15,7 +15,7 @@ HANDSHAKE   TLS 1.3; both certificates are verified against the job's authority.
 NAMED       The peer is known, and this end has not decided yet. Nothing more is read until it has.
 KEYING      This end has sent KeyExchange inside TLS; the peer's is the only record that may arrive. It is the last
             one of TLS: the next byte belongs to a frame. Neither end sends a frame before it has read the other's
-            KeyExchange, so an end that reads a frame knows that its own key was received, by the very process that
+            KeyExchange, so a frame that can be opened proves that this end's key was received, by the very process that
             the certificate names.
 OPEN        Sealed frames travel both ways. Only now does the connection count as made.
 ENDED       Over, whatever the reason.

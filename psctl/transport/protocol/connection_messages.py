@@ -29,7 +29,7 @@ class KeyExchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
 
 
 class ConnectionRefused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """In place of Keys: the peer is who it says, and is not wanted."""
+    """Sent in place of Keys: the peer's identity is valid, but its connection is refused."""
 
     reason: str
 

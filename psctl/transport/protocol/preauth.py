@@ -9,9 +9,9 @@ earlier connections.
 
     acceptor -> GREETING: MAGIC, 16 random bytes      dialer -> ANSWER: HMAC-SHA256(secret, LABEL + GREETING); then TLS
 
-Preauth decides who may try a handshake and nothing else: identity and secrecy come from TLS and certificates as if
-there were no preauth. A relayed answer, or that of an older incarnation, which holds the secret too, leads to a
-handshake that fails.
+Preauth decides which processes may try a handshake and nothing else: identity and secrecy come from TLS and
+certificates as if there were no preauth. A relayed answer, or that of an older incarnation, which has the secret too,
+leads to a handshake that fails.
 
 Workers of one host prove themselves to each other by the same challenge, with a secret of their own
 (`psctl/transport/unix_channel.py`).

@@ -1,4 +1,4 @@
-"""Word count while servers die: every worker pushes the words of many texts, and knows what all of them must add up to.
+"""Word count while servers are killed: every worker pushes the words of many texts and computes the expected totals.
 
 The texts are made of the turn and the rank, so what is right can be said by anybody. Without `prepare` there are no
 steps; with `--consistency bsp` each turn is a clock.
