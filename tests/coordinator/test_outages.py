@@ -71,7 +71,7 @@ def test_most_hosts_silent_at_once_are_waited_for(job: DrivenJob) -> None:
     )
     assert not lost(new)
     (text,) = notices(job.handle(AgentsSilent({})))
-    assert text == "h1, h2 and h3 reached again after 9 s: the job goes on"
+    assert text == "h1, h2 and h3 reached again after 9 s: the job continues"
     assert not lost(job.wait(SUSPECT))
     assert job.machine.state == "running"
 
@@ -93,7 +93,7 @@ def test_one_that_stays_silent_when_the_others_are_back_is_lost(job: DrivenJob) 
     job.wait(RETURN + 0.1)
     new = job.handle(AgentsSilent({3: 8.1 + RETURN}))
     assert lost(new) == ["h3"]
-    assert "h1 and h2 reached again after 8 s: the job goes on" in notices(new)
+    assert "h1 and h2 reached again after 8 s: the job continues" in notices(new)
 
 
 def test_one_that_is_reached_a_moment_after_the_others_is_not_lost(job: DrivenJob) -> None:
@@ -102,7 +102,7 @@ def test_one_that_is_reached_a_moment_after_the_others_is_not_lost(job: DrivenJo
     job.wait(1.0)
     new = job.handle(AgentsSilent({}))
     assert not lost(new)
-    assert "h1, h2 and h3 reached again after 6 s: the job goes on" in notices(new)
+    assert "h1, h2 and h3 reached again after 6 s: the job continues" in notices(new)
 
 
 def test_an_outage_that_comes_back_at_once_is_one_outage(job: DrivenJob) -> None:

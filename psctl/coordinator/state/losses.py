@@ -169,7 +169,7 @@ def on_protocol_broken(job: JobState, member: Member, reason: str) -> None:
 
 
 def on_host_lost(job: JobState, host: int, reason: str) -> None:
-    """A host is out of reach, or its agent has died: its ranks are lost."""
+    """A host is out of reach, or its agent has ended: its ranks are lost."""
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)

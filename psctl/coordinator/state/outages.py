@@ -86,7 +86,7 @@ def _end(job: JobState, reached: set[int]) -> None:
     lasted = job.now - outage.since
     back = outage.hosts & reached
     if back:
-        job.notice(f"{_names(job, back)} reached again after {lasted:.0f} s: the job goes on")
+        job.notice(f"{_names(job, back)} reached again after {lasted:.0f} s: the job continues")
     for rank in job.ranks.values():
         rank.moved_at += lasted
         rank.active_at += lasted
