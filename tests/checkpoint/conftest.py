@@ -1,4 +1,4 @@
-"""A small model's checkpoint, written by three senders, and disks that fail or die on command."""
+"""A small model's checkpoint of three senders, and disks that fail or kill their process at an operation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SENDERS: dict[str, list[tuple[TensorSlice, bytes]]] = {
 
 
 def fill(writer: CheckpointWriter, senders: dict[str, list[tuple[TensorSlice, bytes]]]) -> None:
-    """Send everything, seven bytes at a time, senders by turns."""
+    """Send everything, seven bytes at a time, with alternating senders."""
     for source, slices in senders.items():
         writer.open_file(source, [piece for piece, _ in slices])
     offsets = [
@@ -65,7 +65,7 @@ def write(
     disk: Disk | None = None,
     **facts: Any,
 ) -> tuple[Path, Manifest]:
-    """Write a whole checkpoint below `root`; on an error give it up, as its callers do."""
+    """Write a complete checkpoint below `root`; on an error discard it, as its callers do."""
     folder = root / "digits-3" / f"{step:010d}"
     writer = CheckpointWriter(folder, "digits-3", step, disk)
     try:
@@ -77,7 +77,7 @@ def write(
 
 
 class CountingDisk(Disk):
-    """Calls `fault` before every operation with its number and name; a write is done in two halves."""
+    """Calls `fault` before each operation with its number and name; a write has two halves."""
 
     def __init__(self, fault: Callable[[int, str], None]) -> None:
         self.count = 0
@@ -117,7 +117,7 @@ class CountingDisk(Disk):
 
 
 def dies_at(number: int) -> CountingDisk:
-    """A disk whose process is killed with SIGKILL just before operation `number`."""
+    """Return a disk that kills its process with SIGKILL before operation `number`."""
 
     def fault(count: int, name: str) -> None:
         if count == number:
@@ -127,7 +127,7 @@ def dies_at(number: int) -> CountingDisk:
 
 
 def full_at(number: int) -> CountingDisk:
-    """A disk that is full from operation `number` on, where that one takes room."""
+    """Return a disk that is full from operation `number` on, if that operation needs space."""
 
     def fault(count: int, name: str) -> None:
         if count >= number and name in ("create", "write", "make_folder", "sync"):

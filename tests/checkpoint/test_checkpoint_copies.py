@@ -1,4 +1,4 @@
-"""Copies, targets, exports, and what is kept."""
+"""Copies, targets, exports and retention of checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psctl.checkpoint.upload import remove_uploaded, upload_checkpoint
 
 
 def copy_checkpoint(source, folder, disk=None):
-    """Copy a checkpoint to another folder as two hosts would."""
+    """Copy a checkpoint to another folder, as between two hosts."""
     files = file_sizes(source, open_checkpoint(source))
     receiver = CheckpointReceiver(folder, files, disk)
     try:
@@ -27,7 +27,7 @@ def copy_checkpoint(source, folder, disk=None):
         raise
 
 
-def test_a_copy_is_the_same_to_the_byte(save, tmp_path):
+def test_a_copy_has_equal_bytes(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
     there = tmp_path / "b" / "digits-3" / "0000000500"
     assert copy_checkpoint(folder, there) == manifest
@@ -49,7 +49,7 @@ def receiving(folder, manifest, there):
     return CheckpointReceiver(there, files), list(read_parts(folder, files, 100))
 
 
-def test_a_copy_with_a_changed_byte_is_refused_and_leaves_nothing(save, tmp_path):
+def test_a_copy_with_a_changed_byte_is_refused_and_leaves_no_files(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
     receiver, pieces = receiving(folder, manifest, tmp_path / "b" / "0000000500")
     for name, offset, data in pieces:
@@ -71,13 +71,13 @@ def test_a_copy_that_ends_early_is_refused(save, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x.json", "/etc/x.json", "run.sh", "", ".json"])
-def test_names_that_are_none_of_a_checkpoint_are_refused(tmp_path, name):
+def test_file_names_outside_a_checkpoint_are_refused(tmp_path, name):
     with pytest.raises(errors.CheckpointCorrupt, match="cannot hold a file"):
         CheckpointReceiver(tmp_path / "0000000500", {name: 3})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bytes_of_an_unknown_file_or_outside_of_one_are_refused(tmp_path):
+def test_bytes_of_unknown_files_or_outside_of_files_are_refused(tmp_path):
     receiver = CheckpointReceiver(tmp_path / "0000000500", {"state.json": 3})
     with pytest.raises(errors.CheckpointCorrupt, match="unknown file"):
         receiver.write_part("manifest.json", 0, b"x")
@@ -86,13 +86,13 @@ def test_bytes_of_an_unknown_file_or_outside_of_one_are_refused(tmp_path):
     receiver.discard()
 
 
-def test_a_copy_larger_than_the_disk_is_refused_before_a_byte_comes(tmp_path):
+def test_a_copy_larger_than_the_disk_is_refused_before_the_transfer(tmp_path):
     with pytest.raises(errors.DiskFull, match=r"needs .* bytes, the disk has"):
         CheckpointReceiver(tmp_path / "0000000500", {"worker-0.safetensors": 1 << 60})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_under_a_copy_leaves_nothing(save, disks, tmp_path):
+def test_a_full_disk_during_a_copy_leaves_no_files(save, disks, tmp_path):
     folder, _ = save(tmp_path / "a")
     with pytest.raises(errors.DiskFull):
         copy_checkpoint(folder, tmp_path / "b" / "0000000500", disks["full_at"](9))
@@ -121,7 +121,7 @@ def test_an_export_onto_a_full_disk_keeps_the_old_file(save, disks, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
-def test_a_target_takes_checkpoints_and_loses_those_that_are_not_kept(save, tmp_path, scheme):
+def test_a_target_receives_checkpoints_and_old_ones_are_removed(save, tmp_path, scheme):
     fsspec = pytest.importorskip("fsspec")
     folder, manifest = save(tmp_path / "a")
     target = f"{scheme}{tmp_path}/shelf"
@@ -135,7 +135,7 @@ def test_a_target_takes_checkpoints_and_loses_those_that_are_not_kept(save, tmp_
     assert not system.exists(path)
 
 
-def test_a_target_of_an_unknown_kind_is_named(save, tmp_path):
+def test_an_unknown_kind_of_target_is_refused_by_name(save, tmp_path):
     pytest.importorskip("fsspec")
     folder, _ = save(tmp_path / "a")
     with pytest.raises(errors.CheckpointIncomplete, match="nosuch://x"):
@@ -157,17 +157,17 @@ SAVED = [(100, {"loss": 0.5}), (200, {"loss": 0.1}), (300, {"loss": None}), (400
         (0, None, None, [100, 200, 300, 400]),
     ],
 )
-def test_the_newest_the_best_and_the_protected_stay(keep, keep_best, protect, removed):
+def test_the_newest_the_best_and_the_protected_are_kept(keep, keep_best, protect, removed):
     assert steps_to_remove(SAVED, keep, keep_best, protect) == removed
 
 
-def test_of_equally_good_ones_the_newest_is_best():
+def test_the_newest_of_equal_metrics_is_best():
     assert best_step([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "min") == 2
     assert best_step([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "max") == 2
     assert best_step([(0, {"loss": 0.5})], "loss", "min") == 0
 
 
-def test_prune_removes_whole_old_ones_and_leaves_torn_ones_to_be_seen(save, tmp_path):
+def test_prune_removes_complete_old_checkpoints_and_keeps_incomplete_ones(save, tmp_path):
     for step, loss in ((100, 0.1), (200, 0.9), (300, 0.5), (400, 0.4)):
         save(tmp_path, step=step, metrics={"loss": loss})
     torn, _ = save(tmp_path, step=50)

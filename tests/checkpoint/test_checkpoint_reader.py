@@ -1,4 +1,4 @@
-"""Reading: any range of any tensor, every damage named, the newest good one found."""
+"""Reads of checkpoints: any range of any tensor, every damage named, the newest correct one found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_any_range_is_assembled_from_any_slices(chunk, save, tmp_path):
         assert [offset for offset, _ in parts] == [0, *ends][: len(parts)]
 
 
-def test_a_scalar_that_two_servers_sent_is_read_once(save, tmp_path):
+def test_a_scalar_of_two_servers_is_read_once(save, tmp_path):
     folder, manifest = save(tmp_path)
     scalar = TensorSlice("optim/w/step", "float32", (), 0, 1)
     assert list(read_slice(folder, manifest, scalar)) == [(0, b"\x00\x00\x80\x3f")]
@@ -50,7 +50,7 @@ def test_a_scalar_that_two_servers_sent_is_read_once(save, tmp_path):
         (TensorSlice("param/w", "float32", (3, 4), 0, 13), r"no elements \[0:13\]"),
     ],
 )
-def test_a_tensor_that_was_not_saved_so_is_named(save, tmp_path, wanted, text):
+def test_a_tensor_that_does_not_match_the_checkpoint_is_named(save, tmp_path, wanted, text):
     folder, manifest = save(tmp_path)
     with pytest.raises(errors.UsageError, match=text):
         list(read_slice(folder, manifest, wanted))
@@ -65,7 +65,7 @@ def flipped(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def test_every_single_flipped_byte_is_noticed(save, tmp_path):
+def test_every_flipped_byte_is_detected(save, tmp_path):
     folder, _ = save(tmp_path)
     copy = tmp_path / "copy"
     for name in sorted(path.name for path in folder.iterdir()):
@@ -77,7 +77,7 @@ def test_every_single_flipped_byte_is_noticed(save, tmp_path):
             shutil.rmtree(copy)
 
 
-def test_the_tensor_whose_bytes_were_changed_is_named(save, tmp_path):
+def test_the_tensor_with_changed_bytes_is_named(save, tmp_path):
     folder, manifest = save(tmp_path)
     file = next(f for f in manifest.files if f.name == "server-1.safetensors")
     piece = next(s for s in file.slices if s.name == "param/w")
@@ -95,7 +95,7 @@ def test_changed_headers_and_states_are_named(save, tmp_path):
     ]
 
 
-def test_a_huge_header_length_takes_no_memory(save, tmp_path):
+def test_a_huge_header_length_allocates_no_memory(save, tmp_path):
     folder, _ = save(tmp_path)
     path = folder / "server-0.safetensors"
     path.write_bytes(struct.pack("<Q", 1 << 62) + path.read_bytes()[8:])
@@ -128,7 +128,7 @@ def test_a_huge_header_length_takes_no_memory(save, tmp_path):
     ],
     ids=["no-manifest", "no-tensors", "no-state", "short", "long", "flipped", "empty", "garbage"],
 )
-def test_damage_is_seen_when_it_is_opened(save, tmp_path, damage, kind, text):
+def test_damage_is_detected_when_a_checkpoint_is_opened(save, tmp_path, damage, kind, text):
     folder, _ = save(tmp_path)
     damage(folder)
     with pytest.raises(kind, match=text):
@@ -136,14 +136,14 @@ def test_damage_is_seen_when_it_is_opened(save, tmp_path, damage, kind, text):
     assert verify(folder)
 
 
-def test_a_file_that_is_not_part_of_it_is_named(save, tmp_path):
+def test_an_extra_file_is_named(save, tmp_path):
     folder, _ = save(tmp_path)
     (folder / "notes.txt").write_text("mine")
     assert verify(folder) == ["notes.txt is not part of it"]
     open_checkpoint(folder)
 
 
-def test_a_link_in_place_of_a_file_does_not_count(save, tmp_path):
+def test_a_symbolic_link_is_not_accepted_as_a_file(save, tmp_path):
     folder, _ = save(tmp_path)
     (folder / "state.json").rename(tmp_path / "elsewhere")
     (folder / "state.json").symlink_to(tmp_path / "elsewhere")
@@ -174,13 +174,13 @@ def test_only_regular_files_are_opened(save, tmp_path, monkeypatch, name, kind):
             read_state(folder, manifest)
 
 
-def test_a_manifest_larger_than_any_is_not_read(save, tmp_path):
+def test_a_too_large_manifest_is_not_read(save, tmp_path):
     folder, _ = save(tmp_path)
     os.truncate(folder / "manifest.json", manifests.MAX_MANIFEST + 1)
     assert verify(folder) == [f"manifest.json: it has {manifests.MAX_MANIFEST + 1} bytes, more than any may"]
 
 
-def test_a_hostile_manifest_costs_little_and_is_refused(save, tmp_path):
+def test_a_hostile_manifest_is_refused_at_low_cost(save, tmp_path):
     folder, manifest = save(tmp_path)
     file = manifest.files[0]
     many = tuple(msgspec.structs.replace(file, name=f"f{number}.safetensors", slices=()) for number in range(70_000))
@@ -204,7 +204,7 @@ def rewrite_from(folder: Path, manifest: Manifest, **changes: object) -> None:
 
 
 def rewrite(folder: Path, **changes: object) -> None:
-    """Write a manifest that contradicts itself but has a right checksum, as a hostile or faulty writer would."""
+    """Write a contradictory manifest with a correct checksum, as a hostile or faulty writer would."""
     manifest = open_checkpoint(folder)
     (folder / "manifest.json").write_bytes(manifests.encode(msgspec.structs.replace(manifest, **changes)))
 
@@ -226,7 +226,7 @@ def with_first_slice(folder: Path, **changes: object) -> None:
         ({"stop": 4, "size": 16}, "lies at byte|are missing|end at byte"),
     ],
 )
-def test_lying_numbers_in_a_manifest_are_refused(save, tmp_path, changes, text):
+def test_wrong_numbers_in_a_manifest_are_refused(save, tmp_path, changes, text):
     folder, _ = save(tmp_path)
     with_first_slice(folder, **changes)
     with pytest.raises(errors.CheckpointCorrupt, match=text):
@@ -234,28 +234,28 @@ def test_lying_numbers_in_a_manifest_are_refused(save, tmp_path, changes, text):
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "server-1.safetensors", ".x"])
-def test_file_names_that_lead_elsewhere_are_refused(save, tmp_path, name):
+def test_file_names_outside_the_folder_are_refused(save, tmp_path, name):
     folder, manifest = save(tmp_path)
     rewrite(folder, files=(msgspec.structs.replace(manifest.files[0], name=name), *manifest.files[1:]))
     with pytest.raises(errors.CheckpointCorrupt, match="cannot be one of a checkpoint"):
         open_checkpoint(folder)
 
 
-def test_a_later_format_is_refused_as_such(save, tmp_path):
+def test_a_later_format_is_refused_as_a_version_mismatch(save, tmp_path):
     folder, _ = save(tmp_path)
     rewrite(folder, format=2)
     with pytest.raises(errors.VersionMismatch, match="written in format 2, this psctl reads format 1"):
         open_checkpoint(folder)
 
 
-def test_a_manifest_without_fields_is_damaged_not_a_crash(tmp_path):
+def test_a_manifest_without_fields_is_reported_as_corrupt(tmp_path):
     rest = b' "format": 1}\n'
     data = b'{"checksum":"' + checksum(rest).encode() + b'",\n' + rest
     with pytest.raises(errors.CheckpointCorrupt, match="missing required field"):
         manifests.decode(data, "somewhere")
 
 
-def test_the_listing_shows_whole_and_torn_ones_and_no_temporary_ones(save, tmp_path):
+def test_the_listing_has_complete_and_incomplete_checkpoints_and_no_temporary_ones(save, tmp_path):
     save(tmp_path, step=100)
     folder, _ = save(tmp_path, step=200)
     (folder / "state.json").unlink()
@@ -273,7 +273,7 @@ def test_the_listing_shows_whole_and_torn_ones_and_no_temporary_ones(save, tmp_p
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(save, tmp_path):
+def test_the_newest_correct_checkpoint_is_found_and_skipped_ones_are_named(save, tmp_path):
     save(tmp_path, step=100)
     second, manifest = save(tmp_path, step=200)
     flipped(second / "server-0.safetensors", manifest.files[0].size - 1)
@@ -287,5 +287,5 @@ def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(s
     assert newest.skipped[1].startswith("digits-3@200 skipped: server-0.safetensors: bytes of")
 
 
-def test_a_job_without_checkpoints_is_no_error(tmp_path):
+def test_a_job_without_checkpoints_gives_no_error(tmp_path):
     assert find_newest_verified(tmp_path, "digits-1").folder is None

@@ -1,4 +1,4 @@
-"""What a host answers when it is asked about its checkpoints."""
+"""Answers of a host to queries about its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_host_lists_shows_and_verifies_its_checkpoints(save, ask, tmp_path):
     assert (verified["id"], verified["verified"], verified["problems"]) == ("digits-3@500", True, [])
 
 
-def test_damage_is_told_and_is_not_exported(save, ask, tmp_path):
+def test_damage_is_reported_and_not_exported(save, ask, tmp_path):
     folder, _ = save(tmp_path)
     (folder / "state.json").unlink()
     _, verified = ask("verify", root=str(tmp_path), job="digits-3", which="500")
@@ -39,7 +39,7 @@ def test_damage_is_told_and_is_not_exported(save, ask, tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_the_newest_good_one_is_named_with_what_was_skipped(save, ask, tmp_path):
+def test_the_newest_correct_checkpoint_is_named_with_the_skipped_ones(save, ask, tmp_path):
     save(tmp_path, step=100)
     torn, _ = save(tmp_path, step=200)
     (torn / "manifest.json").unlink()
@@ -49,7 +49,7 @@ def test_the_newest_good_one_is_named_with_what_was_skipped(save, ask, tmp_path)
     assert ask("newest", root=str(tmp_path), job="other-1")[1] == {"step": None, "skipped": []}
 
 
-def test_old_ones_are_pruned_and_brought_ones_adopted(save, ask, tmp_path):
+def test_old_checkpoints_are_pruned_and_copied_ones_adopted(save, ask, tmp_path):
     save(tmp_path, step=100)
     folder, _ = save(tmp_path, step=200)
     _, answer = ask("prune", root=str(tmp_path), job="digits-3", keep=1)
@@ -61,6 +61,6 @@ def test_old_ones_are_pruned_and_brought_ones_adopted(save, ask, tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["0000000200"]
 
 
-def test_a_step_that_is_not_there_is_an_error_document(ask, tmp_path):
+def test_a_missing_step_returns_an_error_document(ask, tmp_path):
     status, answer = ask("show", root=str(tmp_path), job="digits-3", which="7")
     assert (status, answer["error"]["code"]) == (1, "no-such-checkpoint")

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent: what is written is there to the byte; what is not written whole is not there."""
+"""A checkpoint is complete or absent: written bytes are read back, and an incomplete one is not listed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_written_checkpoint_holds_every_tensor_to_the_byte(save, tmp_path):
     }
 
 
-def test_the_manifest_says_what_the_run_was(save, tmp_path):
+def test_the_manifest_describes_the_run(save, tmp_path):
     folder, manifest = save(tmp_path)
     assert (manifest.id, manifest.world, manifest.servers, manifest.seed) == ("digits-3@500", 2, 2, 7)
     assert manifest.job_file == "version: 1\nname: digits\n"
@@ -66,12 +66,12 @@ def test_safetensors_itself_reads_the_files(save, tmp_path):
     assert names["param/b"]["dtype"] == "BF16"
 
 
-def test_only_the_folder_with_the_final_name_is_left(save, tmp_path):
+def test_only_the_folder_with_the_final_name_remains(save, tmp_path):
     folder, _ = save(tmp_path)
     assert [path.name for path in folder.parent.iterdir()] == ["0000000500"]
 
 
-def test_a_metric_that_is_no_number_is_kept_as_null(save, tmp_path):
+def test_a_non_finite_metric_is_kept_as_null(save, tmp_path):
     folder, _ = save(tmp_path, metrics={"loss": float("nan"), "accuracy": 0.5})
     assert open_checkpoint(folder).metrics == {"loss": None, "accuracy": 0.5}
 
@@ -96,7 +96,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 """
 
 
-def test_killed_before_any_operation_it_leaves_the_old_state_or_a_whole_new_one(save, disks, tmp_path):
+def test_a_kill_before_any_operation_leaves_the_old_or_a_complete_new_checkpoint(save, disks, tmp_path):
     total = count_operations(save, disks, tmp_path / "count")
     assert total > 40
     root = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def test_killed_before_any_operation_it_leaves_the_old_state_or_a_whole_new_one(
     assert seen == [[400]] * (total - 1) + [[400, 500]]  # only the sync of the parent folder comes after the rename
 
 
-def test_a_full_disk_at_any_operation_is_said_and_leaves_nothing(save, disks, tmp_path):
+def test_a_full_disk_at_any_operation_is_reported_and_leaves_no_files(save, disks, tmp_path):
     total = count_operations(save, disks, tmp_path / "count")
     for number in range(1, total + 1):
         root = tmp_path / str(number)
@@ -136,7 +136,7 @@ def test_a_disk_that_refuses_for_another_reason_names_the_file(save, tmp_path):
         save(tmp_path)
 
 
-def test_a_kill_from_outside_in_mid_save_leaves_the_old_one(tmp_path, save):
+def test_a_kill_during_a_save_leaves_the_old_checkpoint(tmp_path, save):
     save(tmp_path, step=400)
     code = (
         "import sys\nfrom pathlib import Path\nfrom psctl.checkpoint.writer import CheckpointWriter\n"
@@ -156,14 +156,14 @@ def test_a_kill_from_outside_in_mid_save_leaves_the_old_one(tmp_path, save):
     assert len(remove_abandoned(tmp_path)) == 1
 
 
-def test_writing_a_step_again_keeps_the_whole_one_that_is_there(save, tmp_path):
+def test_writing_a_step_again_keeps_a_complete_checkpoint(save, tmp_path):
     folder, _ = save(tmp_path, metrics={"loss": 1.0})
     save(tmp_path, metrics={"loss": 2.0})
     assert open_checkpoint(folder).metrics == {"loss": 1.0}
     assert [path.name for path in folder.parent.iterdir()] == ["0000000500"]
 
 
-def test_writing_a_step_again_replaces_a_damaged_one(save, tmp_path):
+def test_writing_a_step_again_replaces_a_damaged_checkpoint(save, tmp_path):
     folder, _ = save(tmp_path)
     (folder / "state.json").write_bytes(b"{}")
     save(tmp_path, metrics={"loss": 2.0})
@@ -237,7 +237,7 @@ def test_a_sender_that_breaks_the_order_is_named(tmp_path, act, text):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dtype_that_the_format_lacks_is_refused_by_name(tmp_path):
+def test_an_unsupported_dtype_is_refused_by_name(tmp_path):
     with pytest.raises(errors.UsageError, match="dtype complex128"):
         begun(tmp_path).open_file("server/1", [TensorSlice("x", "complex128", (1,), 0, 1)])
 
@@ -255,7 +255,7 @@ def test_a_sender_that_ends_early_is_named_with_the_tensor(tmp_path):
     writer.discard()
 
 
-def test_discard_after_commit_harms_nothing(save, feed, facts, senders, tmp_path):
+def test_discard_after_commit_changes_nothing(save, feed, facts, senders, tmp_path):
     writer = CheckpointWriter(tmp_path / "digits-3" / "0000000500", "digits-3", 500)
     feed(writer, senders)
     writer.commit(**facts)
@@ -271,7 +271,7 @@ def test_discard_after_commit_harms_nothing(save, feed, facts, senders, tmp_path
         ({"rng": b"x"}, "state['rng'] is a bytes"),
     ],
 )
-def test_a_state_that_json_would_change_is_refused_by_its_path(save, tmp_path, state, path):
+def test_a_state_that_json_would_change_is_refused_with_its_path(save, tmp_path, state, path):
     with pytest.raises(errors.UsageError) as caught:
         save(tmp_path, state=state)
     assert path in caught.value.message
@@ -312,14 +312,14 @@ def test_parts_of_senders_may_be_interleaved_in_every_way(tmp_path, facts):
 
 
 def gone() -> int:
-    """The number of a process that has ended."""
+    """Return the number of a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
     return process.pid
 
 
 def left(folder: Path, name: str, *, old: bool = False) -> Path:
-    """Something that a killed writer left: a folder with a file in it, or one file."""
+    """Make the remains of a killed writer: a folder with a file in it, or one file."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(EXPORT_SUFFIX) or EXPORT_SUFFIX in name:
@@ -333,22 +333,22 @@ def left(folder: Path, name: str, *, old: bool = False) -> Path:
     return path
 
 
-def test_what_dead_writers_of_all_jobs_left_is_swept_and_what_lives_stays(save, tmp_path):
+def test_files_of_ended_writers_are_swept_and_those_of_running_ones_kept(save, tmp_path):
     save(tmp_path)
-    here, dead = os.uname().nodename, gone()
-    for name in (f"0000000600.{here}.{dead}.partial", f"0000000500-removed.{here}.{dead}.partial"):
+    here, ended = os.uname().nodename, gone()
+    for name in (f"0000000600.{here}.{ended}.partial", f"0000000500-removed.{here}.{ended}.partial"):
         left(tmp_path / "other-1", name)
-    left(tmp_path / "digits-3", f"0000000500.77.export.{here}.{dead}.partial")
+    left(tmp_path / "digits-3", f"0000000500.77.export.{here}.{ended}.partial")
     for name in ("0000000600.carried.77.partial", "0000000600.elsewhere.77.partial", "0000000500.77.export"):
         left(tmp_path / "digits-3", name)
         left(tmp_path / "other-1", name, old=True)
     left(tmp_path / "digits-3", f"0000000700.{here}.{os.getpid()}.partial")
     outside = left(tmp_path / "mine", "precious", old=True)
-    (tmp_path / "digits-3" / f"0000000800.{here}.{dead}.partial").symlink_to(outside)
+    (tmp_path / "digits-3" / f"0000000800.{here}.{ended}.partial").symlink_to(outside)
     (tmp_path / "linked").symlink_to(tmp_path / "other-1")
     assert sorted(remove_abandoned(tmp_path)) == sorted([
-        f"0000000600.{here}.{dead}.partial", f"0000000500-removed.{here}.{dead}.partial",
-        f"0000000500.77.export.{here}.{dead}.partial",
+        f"0000000600.{here}.{ended}.partial", f"0000000500-removed.{here}.{ended}.partial",
+        f"0000000500.77.export.{here}.{ended}.partial",
         "0000000600.carried.77.partial", "0000000600.elsewhere.77.partial", "0000000500.77.export",
     ])  # fmt: skip
     assert [found.step for found in list_checkpoints(tmp_path, "digits-3")] == [500]
@@ -357,8 +357,8 @@ def test_what_dead_writers_of_all_jobs_left_is_swept_and_what_lives_stays(save, 
     assert sorted(path.name for path in (tmp_path / "other-1").iterdir()) == []
 
 
-def test_a_folder_that_a_process_holds_is_never_swept(tmp_path):
-    """Process numbers of another container, or of one that has ended and was given out again, tell nothing."""
+def test_a_locked_folder_is_never_swept(tmp_path):
+    """Process numbers of another container, or reused ones, do not identify the writer."""
     path = tmp_path / "digits-3" / f"0000000500.{os.uname().nodename}.{gone()}.partial"
     held = Disk().make_folder(path)
     os.utime(path, (1e9, 1e9))
@@ -367,10 +367,10 @@ def test_a_folder_that_a_process_holds_is_never_swept(tmp_path):
     assert remove_abandoned(tmp_path) == [path.name]
 
 
-def test_what_a_killed_pull_or_export_left_is_swept_by_the_next(tmp_path):
-    here, dead = os.uname().nodename, gone()
+def test_files_of_a_killed_pull_or_export_are_swept_by_the_next(tmp_path):
+    here, ended = os.uname().nodename, gone()
     for name in ("digits-3@500", "digits-3@5000", "digits-3@[0-9]"):
-        left(tmp_path, f"{name}.{here}.{dead}.partial")
-    assert remove_abandoned_for(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{dead}.partial"]
-    assert remove_abandoned_for(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{dead}.partial"]
+        left(tmp_path, f"{name}.{here}.{ended}.partial")
+    assert remove_abandoned_for(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{ended}.partial"]
+    assert remove_abandoned_for(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{ended}.partial"]
     assert remove_abandoned_for(tmp_path / "none" / "digits-3@500") == []

@@ -1,4 +1,4 @@
-"""Client and server over peers in memory: who waits for whom, what a fault does, what moves when."""
+"""Client and server over in-memory connections: waits, faults, and the threads that read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gradients(workers: int, value: float = 1.0):
 
 
 def until(condition, seconds: float = 10.0) -> None:
-    """Let other threads go on until `condition` holds."""
+    """Let other threads run until `condition` holds."""
     clock = SystemClock()
     end = clock.now() + seconds
     while not condition():
@@ -67,7 +67,7 @@ def push_all(client, clock: int, value: float) -> None:
         client.push(clock, shard, [True] * len(held))
 
 
-def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
+def test_landed_values_are_copied_once_during_a_wait(monkeypatch):
     monkeypatch.setattr("psctl.ps.dense.client.dense_client_state.LEAST", 64)
     with World(LAYOUT, 2, 2, update="worker", target=64) as world:
         world.start(flat_values(LAYOUT, VALUES))
@@ -97,7 +97,7 @@ def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
         assert sorted(copied) == list(shards)
 
 
-def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkeypatch):
+def test_a_slow_worker_does_not_end_a_wait_at_any_patience(monkeypatch):
     monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
     with World(LAYOUT, 2, 1, patience=0.3) as world:
         world.start(flat_values(LAYOUT, VALUES))
@@ -116,11 +116,11 @@ def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkey
         assert early.landing["float32"].eq(0.5).all()
 
 
-def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(monkeypatch):
+def test_a_timeout_names_the_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
 
     class Mute:
-        """Takes everything in and never answers."""
+        """Receives everything and never answers."""
 
         on_connected = on_message = on_connection_lost = staticmethod(lambda *_: None)
         receive_buffer_for = staticmethod(lambda *_: None)
@@ -143,7 +143,7 @@ def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(mon
 
 
 @pytest.mark.parametrize("fault", ["kill", "cut"])
-def test_a_link_that_breaks_is_made_again_and_nothing_is_lost(fault):
+def test_a_broken_connection_is_made_again_without_loss(fault):
     with World(LAYOUT, 1, 2, target=280, silence=0.2) as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
@@ -156,7 +156,7 @@ def test_a_link_that_breaks_is_made_again_and_nothing_is_lost(fault):
 
 
 class Watcher:
-    """The handler of a hand-made worker's connection."""
+    """The handler of a worker's connection that a test makes."""
 
     def __init__(self) -> None:
         self.ended: list[PsctlError] = []
@@ -175,7 +175,7 @@ class Watcher:
         (Push(99, 0, 1.0, b"\1", 0), bytes(280), "shard 99, of which there are 2"),
     ],
 )
-def test_a_push_against_the_protocol_ends_that_connection_with_the_reason_and_harms_nothing(message, payload, reason):
+def test_an_invalid_push_ends_its_connection_with_the_reason_and_changes_no_value(message, payload, reason):
     with World(LAYOUT, 2, 1, target=280) as world:
         world.start(flat_values(LAYOUT, VALUES))
         honest, other = world.clients
@@ -197,7 +197,7 @@ def test_a_push_against_the_protocol_ends_that_connection_with_the_reason_and_ha
         again.close()
 
 
-def test_landing_changes_only_in_waits_and_only_for_what_is_waited_for():
+def test_the_front_changes_only_in_waits_and_only_in_the_awaited_shards():
     with World(LAYOUT, 1, 2, target=280) as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
@@ -221,7 +221,7 @@ def test_the_client_reports_each_push_whose_bytes_were_sent():
     assert sent == [(1, 0), (0, 0)]
 
 
-def test_two_send_buffers_are_used_by_turns():
+def test_two_send_buffers_alternate():
     with World(LAYOUT, 1, 1) as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
@@ -234,7 +234,7 @@ def test_two_send_buffers_are_used_by_turns():
         assert client.bytes_moved > 4 * 2 * 400
 
 
-def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
+def test_an_early_worker_waits_until_the_server_has_its_shards():
     with World(LAYOUT, 1, 1, decided=False) as world:
         starting = threading.Thread(target=world.start, args=(flat_values(LAYOUT, VALUES),))
         starting.start()
@@ -245,7 +245,7 @@ def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
         assert world.clients[0].landing["float32"].eq(1).all()
 
 
-def test_a_server_joins_says_where_it_listens_and_beats():
+def test_a_server_registers_with_its_address_and_sends_heartbeats():
     with World(LAYOUT, 1, 1) as world:
         sent = world.coordinators[0]
         until(lambda: sent.of(Heartbeat) and sent.of(MemberReady))
@@ -253,20 +253,20 @@ def test_a_server_joins_says_where_it_listens_and_beats():
         assert sent.of(MemberReady)[0].address == world.decision.assignment.servers[0].address
 
 
-def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost():
+def test_a_server_exits_with_0_on_leave_and_with_1_after_loss_of_the_coordinator():
     class Nobody:
         send = flush = staticmethod(lambda *_, **__: None)
 
-    for tell, status in (
+    for act, status in (
         (lambda server: server.on_message(None, Leave("done"), None), 0),
         (lambda server: server.on_connection_lost(None, PeerLost("gone")), 1),
     ):
         server = Server(Member("server", 0))
-        tell(server)
+        act(server)
         assert server.run(Nobody(), Address("memory", 1)) == status
 
 
-def test_a_checkpoint_that_cannot_be_read_ends_the_server_with_the_reason(capfd):
+def test_an_unreadable_checkpoint_ends_the_server_with_the_reason(capfd):
     whole = TensorSlice("param/layer.0", "float32", (70,), 0, 70), bytearray(280)
     other = TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120)
     checkpoint = {"param/layer.0": whole, "param/layer.1": other}
@@ -289,7 +289,7 @@ def test_a_checkpoint_of_another_model_ends_the_server_with_the_difference(shape
     assert re.search(reason, capfd.readouterr().err)
 
 
-def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_networks_pace():
+def test_a_checkpoint_part_is_sent_in_bounded_messages_with_flow_control():
     class Network:
         def __init__(self) -> None:
             self.sizes: list[int] = []
@@ -311,7 +311,7 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
 
 
 def readers_of(client) -> list[int]:
-    """Note from now on which threads take in what the client is told."""
+    """Record from now on which threads handle the client's messages."""
     seen, machine = [], client._state
     original = machine.on_server_message
 
@@ -328,10 +328,10 @@ def step_once(client, clock: int) -> None:
     client.wait(clock + 1)
 
 
-def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_the_reader_back(monkeypatch):
+def test_a_wait_for_one_server_reads_directly_and_the_reader_thread_resumes_later(monkeypatch):
     monkeypatch.setattr(
         "psctl.transport.peer_connection.REST", 60.0
-    )  # it never looks: only who waits can read, or call it back
+    )  # the reader thread does not look: only a waiting thread can read, or resume it
     with World(LAYOUT, 1, 1, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
@@ -353,12 +353,12 @@ def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_th
             step_once(client, clock)
         seen = readers_of(client)
         push_all(client, 5, 1.0)
-        until(lambda: seen)  # nobody waits
+        until(lambda: seen)  # no thread waits
         assert threading.get_ident() not in seen
         client.wait(6)
 
 
-def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch):
+def test_a_wait_for_several_servers_leaves_reading_to_reader_threads(monkeypatch):
     monkeypatch.setattr("psctl.transport.peer_connection.REST", 60.0)
     with World(LAYOUT, 1, 2, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
@@ -375,7 +375,7 @@ def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch)
 
 
 class Forger:
-    """The handler of a connection that holds a worker's certificate and says what psctl's own code never does."""
+    """The handler of a connection with a worker's certificate that sends messages psctl's own code never sends."""
 
     def __init__(self) -> None:
         self.gone = threading.Event()
@@ -399,7 +399,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize(("message", "payload", "why"), FORGED)
-def test_a_worker_that_says_what_it_may_not_is_refused_and_the_others_train(message, payload, why):
+def test_a_worker_with_a_forbidden_message_is_refused_and_others_train(message, payload, why):
     with World(LAYOUT, 2, 1) as world:
         world.start(flat_values(LAYOUT, VALUES))
         address = world.decision.assignment.servers[0].address
@@ -411,9 +411,9 @@ def test_a_worker_that_says_what_it_may_not_is_refused_and_the_others_train(mess
         assert forger.gone.wait(10)
         assert why in forger.why
         until(lambda: world.coordinators[0].of(ProtocolViolation))
-        (said,) = world.coordinators[0].of(ProtocolViolation)
-        assert said.member == Member("worker", 1)
-        assert why in said.reason
+        (violation,) = world.coordinators[0].of(ProtocolViolation)
+        assert violation.member == Member("worker", 1)
+        assert why in violation.reason
         for client in world.clients:
             push_all(client, 0, 1.0)
         for client in world.clients:

@@ -1,4 +1,4 @@
-"""One push a host, with real lines, threads and servers: the same bits as without, half the bytes, whoever goes."""
+"""Host sums with real connections, threads and servers: equal bits and half the bytes, under failures too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait(what) -> None:
 
 
 def met(world) -> None:
-    """Have all lines up."""
+    """Connect all workers."""
     world.meet()
     for group in world.decision.hosts:
         for rank in group:
@@ -61,7 +61,7 @@ def sent(client) -> int:
 
 
 def trained(update: str, folder, near=worker_near, trouble=lambda world, clock: None, replicas=0, full=False):
-    """Train six steps; return what each rank reads at the end, and the bytes that each sent from the second on."""
+    """Train six steps; return the last values of each rank, and the bytes that each sent from the second step on."""
     layout = LAYOUT if update == "server" else SUMS
     with World(layout, 4, 2, update, 6000, near=near, hosts=HOSTS, folder=folder, replicas=replicas) as world:
         if folder is not None:
@@ -78,7 +78,7 @@ def trained(update: str, folder, near=worker_near, trouble=lambda world, clock: 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
 @pytest.mark.parametrize("full", [True, False])
-def test_the_same_bits_and_half_the_bytes_as_when_each_pushes_for_himself(update, full, tmp_path):
+def test_host_sums_give_equal_bits_and_half_the_bytes_of_separate_pushes(update, full, tmp_path):
     apart, each = trained(update, None, full=full)
     together, half = trained(update, tmp_path, full=full)
     assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
@@ -90,30 +90,30 @@ def test_the_same_bits_and_half_the_bytes_as_when_each_pushes_for_himself(update
         assert min(half[one], half[two]) > 0.2 * max(half[one], half[two]), "the work is shared"
 
 
-def test_to_a_server_of_their_own_host_each_pushes_for_himself(tmp_path):
+def test_pushes_to_a_server_on_the_same_host_are_separate(tmp_path):
     _, moved = trained("server", tmp_path, near=lambda member: True)
     assert max(moved) < 0.2 * 5 * SIZE
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
-def test_a_line_that_breaks_or_comes_late_costs_bytes_alone(update, tmp_path):
+def test_a_broken_or_late_connection_only_costs_bytes(update, tmp_path):
     apart, _ = trained(update, None)
 
     def trouble(world, clock):
         if clock in (2, 4):
             for rank, other in ((1, 0), (3, 2)):
-                lines = world.clients[rank]._host._connections
+                connections = world.clients[rank]._host._connections
                 if clock == 2:
-                    lines._channels[other][1].shutdown()
+                    connections._channels[other][1].shutdown()
                 else:  # and is made again
-                    lines._known.clear()
+                    connections._known.clear()
                     world.meet()
 
     broken, _ = trained(update, tmp_path, trouble=trouble)
     assert all(torch.equal(one, other) for one, other in zip(apart, broken, strict=True))
 
 
-def test_a_collector_s_connection_that_breaks_in_mid_push_loses_nothing(tmp_path):
+def test_a_connection_break_of_the_collector_during_a_push_loses_no_push(tmp_path):
     apart, _ = trained("server", None)
 
     def trouble(world, clock):
@@ -124,7 +124,7 @@ def test_a_collector_s_connection_that_breaks_in_mid_push_loses_nothing(tmp_path
     assert all(torch.equal(one, other) for one, other in zip(apart, broken, strict=True))
 
 
-def test_a_server_that_dies_loses_nothing(tmp_path):
+def test_a_server_failure_loses_no_push(tmp_path):
     apart, _ = trained("server", None, replicas=1)
 
     def trouble(world, clock):

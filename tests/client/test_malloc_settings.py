@@ -1,4 +1,4 @@
-"""Freed memory is had again without the kernel."""
+"""Freed memory is reused without calls to the kernel."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def faults(how: str) -> tuple[int, int]:
     return kept, count
 
 
-def test_buffers_of_some_megabytes_are_not_faulted_in_again() -> None:
+def test_freed_megabyte_buffers_are_reused_without_page_faults() -> None:
     kept, count = faults("keep")
     assert not kept or count < 5_000, "100 buffers of 4 MB have 100,000 pages"

@@ -1,4 +1,4 @@
-"""Connections to servers that come and go: dialled, made again, dropped, and told of once when nobody answers."""
+"""Connections to servers: dialled, made again, dropped, and reported once when a server is unreachable."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Wire:
 
 
 class Town:
-    """Servers that answer, or do not."""
+    """Servers that accept connections, or do not."""
 
     def __init__(self, *silent: int) -> None:
         self.silent, self.wires, self.unreachable = set(silent), [], []
@@ -58,7 +58,7 @@ class Town:
     def dial(self, member: Member, address: Address, handler) -> None:
         self.dialled.release()
         if member.rank in self.silent:
-            raise PeerLost(f"nobody at {address}")
+            raise PeerLost(f"no server at {address}")
         wire = Wire(self, ServerAt(member.rank, member.incarnation, address))
         self.wires.append(wire)
         handler.on_connected(wire)
@@ -82,7 +82,7 @@ def at(rank: int, incarnation: int = 0) -> ServerAt:
     return ServerAt(rank, incarnation, Address("memory", rank + 1))
 
 
-def test_a_connection_that_breaks_is_made_again_and_its_bytes_still_count():
+def test_a_broken_connection_is_made_again_and_its_bytes_stay_counted():
     town = Town()
     town.links.assign([at(0), at(1)])
     until(lambda: len(town.wires) == 2 and all(town.links.is_in_use(wire) for wire in town.wires))
@@ -98,7 +98,7 @@ def test_a_connection_that_breaks_is_made_again_and_its_bytes_still_count():
     town.links.close("over", 1.0)
 
 
-def test_a_connection_that_comes_up_soon_after_it_was_dialled_is_dialled_once():
+def test_a_connection_that_is_made_soon_is_dialled_once():
     town = Town()
     town.links.assign([at(0)])
     until(lambda: town.wires and town.links.is_in_use(town.of(0)))
@@ -132,13 +132,13 @@ def test_a_server_that_accepts_and_ends_each_connection_is_dialled_after_growing
     town.links.close("over", 1.0)
 
 
-def test_who_does_not_answer_is_told_of_once_and_dialled_until_nobody_wants_him():
+def test_an_unreachable_server_is_reported_once_and_dialled_until_it_is_unassigned():
     town = Town(1)
     town.links.assign([at(1)])
     for _ in range(3):
         assert town.dialled.acquire(timeout=10)
-    assert town.unreachable == [(1, "nobody at memory:2")]
-    assert "nobody at" in town.links.error(1).message
+    assert town.unreachable == [(1, "no server at memory:2")]
+    assert "no server at" in town.links.error(1).message
     town.links.send(1, "dropped")
     town.links.assign([at(0)])
     until(lambda: town.wires and town.links.is_in_use(town.of(0)))
@@ -146,7 +146,7 @@ def test_who_does_not_answer_is_told_of_once_and_dialled_until_nobody_wants_him(
     town.links.close("over", 1.0)
 
 
-def test_an_assignment_drops_the_dead_incarnation_and_dials_the_new_one():
+def test_an_assignment_drops_the_lost_incarnation_and_dials_the_new_one():
     town = Town()
     town.links.assign([at(0)])
     until(lambda: town.wires and town.links.is_in_use(town.of(0)))

@@ -1,4 +1,4 @@
-"""Shared memory between workers and servers of one host: the same training to the bit, and few bytes on the wire."""
+"""Shared memory between workers and servers of one host: bitwise equal training, and few bytes on the wire."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draw(clock: int, rank: int) -> dict[int, torch.Tensor]:
 
 
 def trained(update: str, near, staleness=0) -> tuple[list[torch.Tensor], list[int]]:
-    """Train; return what each rank reads at the end, and the bytes that each moved."""
+    """Train; return the last values of each rank, and the bytes that each moved."""
     with World(LAYOUT if update == "server" else SUMS, 2, 2, update, 6000, near=near, staleness=staleness) as world:
         world.start(flat_values(LAYOUT, ONES))
         before = [client.bytes_moved for client in world.clients]
@@ -46,7 +46,7 @@ def trained(update: str, near, staleness=0) -> tuple[list[torch.Tensor], list[in
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
-def test_training_is_the_same_to_the_bit_whoever_is_near_and_only_the_far_move_bytes(update):
+def test_shared_memory_gives_bitwise_equal_training_and_only_other_hosts_move_bytes(update):
     sent, far = trained(update, lambda member: False)
     size = sum(tensor.numel() * tensor.element_size() for tensor in sent) // 2
     assert all(moved > 2 * STEPS * size for moved in far)
@@ -58,14 +58,14 @@ def test_training_is_the_same_to_the_bit_whoever_is_near_and_only_the_far_move_b
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-def test_staleness_and_shared_memory_go_together():
+def test_staleness_works_with_shared_memory():
     sent, _ = trained("server", lambda member: False, staleness=2)
     shared, _ = trained("server", lambda member: True, staleness=2)
     for one, two in zip(sent, shared, strict=True):
         assert torch.equal(one, two)
 
 
-def test_a_worker_that_connects_again_meets_its_server_again():
+def test_a_reconnected_worker_shares_memory_again():
     with World(LAYOUT, 1, 1, target=6000) as world:
         world.start(flat_values(LAYOUT, ONES))
         moved = []
@@ -77,7 +77,7 @@ def test_a_worker_that_connects_again_meets_its_server_again():
             world.step(clock, GROUPS)
             moved.append(world.clients[0].bytes_moved - before)
             if max(moved) > 30_000 and moved[-1] < 10_000:
-                return  # it was far for a while, and is near again
+                return  # bytes were sent for a while, and are shared again
         raise AssertionError(moved)
 
 
@@ -106,7 +106,7 @@ def script(run):
 
 
 @pytest.mark.parametrize("update", ["server", "worker"])
-def test_a_prepared_model_trains_the_same_to_the_bit_where_its_servers_are_near(update):
+def test_a_prepared_model_trains_bitwise_equal_with_servers_on_the_same_host(update):
     sent = _job(2, 2, update=update, target=2000).run(script)
     host = Host()
     shared = _job(2, 2, update=update, target=2000, host=host).run(script)
@@ -122,7 +122,7 @@ def test_a_prepared_model_trains_the_same_to_the_bit_where_its_servers_are_near(
 
 
 class Peer:
-    """A connection, as Sharing sees it: keeps what is sent."""
+    """Stands in for a connection: keeps the messages that are sent."""
 
     def __init__(self, member: Member) -> None:
         self.member, self.sent = member, []
@@ -139,7 +139,7 @@ def ends():
 
 
 def meet(worker, server) -> tuple[Peer, Peer]:
-    """Return what the worker and the server see of each other, having met."""
+    """Exchange offer and acceptance; return both connections."""
     to_server, to_worker = Peer(Member("server", 0)), Peer(Member("worker", 0))
     worker.offer(to_server)
     for message in to_server.sent:
@@ -149,19 +149,19 @@ def meet(worker, server) -> tuple[Peer, Peer]:
     return to_server, to_worker
 
 
-def test_what_one_writes_the_other_reads_where_it_lies(ends):
+def test_a_process_reads_the_shared_buffer_of_another_in_place(ends):
     worker, server = ends
     buffer = worker.zeros(1000, torch.float32)
-    assert worker.place_for(0, buffer) is None, "nobody is near yet"
+    assert worker.place_for(0, buffer) is None, "no process of this host is connected yet"
     to_server, to_worker = meet(worker, server)
     assert (to_server.sent, to_worker.sent) == ([SharedMemoryOffer(0)], [SharedMemoryAccepted()])
     at = worker.place_for(0, buffer[100:200])
     assert at == SharedRange(0, 400, 400)
     buffer.copy_(torch.arange(1000))
-    lent = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
-    assert torch.equal(torch.frombuffer(lent, dtype=torch.float32), torch.arange(100.0, 200.0))
+    found = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+    assert torch.equal(torch.frombuffer(found, dtype=torch.float32), torch.arange(100.0, 200.0))
     assert server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
-    assert worker.place_for(0, torch.zeros(3)) is None, "it lies elsewhere"
+    assert worker.place_for(0, torch.zeros(3)) is None, "it is not in shared memory"
     assert worker.place_for(1, buffer) is None, "server/1 is not near"
 
 
@@ -175,7 +175,7 @@ def test_what_one_writes_the_other_reads_where_it_lies(ends):
         SharedRange(-1, 0, 4),
     ],
 )
-def test_places_that_are_none_are_the_others_fault(ends, at):
+def test_invalid_places_are_protocol_errors(ends, at):
     worker, server = ends
     worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
@@ -183,7 +183,7 @@ def test_places_that_are_none_are_the_others_fault(ends, at):
         server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
 
 
-def test_who_has_not_met_lends_nothing(ends):
+def test_no_memory_is_shared_before_an_accepted_offer(ends):
     worker, server = ends
     worker.zeros(10, torch.float32)
     stranger = Peer(Member("worker", 0))
@@ -194,21 +194,21 @@ def test_who_has_not_met_lends_nothing(ends):
     assert server.place_for(0, server.zeros(10, torch.float32)) is None
 
 
-def test_after_parting_nothing_is_lent_and_what_was_read_stays(ends):
+def test_a_disconnected_process_shares_nothing_and_mapped_bytes_stay_readable(ends):
     worker, server = ends
     buffer = worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
     push = Push(0, 0, 1.0, b"\1", 0, worker.place_for(0, buffer))
-    lent = server.find_shared_bytes(to_worker, push)
+    found = server.find_shared_bytes(to_worker, push)
     server.forget(Member("worker", 0))
     buffer.fill_(7.0)
-    assert torch.frombuffer(lent, dtype=torch.float32).eq(7).all()
+    assert torch.frombuffer(found, dtype=torch.float32).eq(7).all()
     with pytest.raises(ProtocolError, match="not on this host"):
         server.find_shared_bytes(to_worker, push)
     assert server.place_for(0, server.zeros(4, torch.float32)) is None
 
 
-def test_more_buffers_than_a_segment_holds_lie_in_more_segments(ends):
+def test_buffers_beyond_a_segment_use_further_segments(ends):
     worker, server = ends
     buffers = [worker.zeros(FIRST // 8 - 1, torch.float32) for _ in range(5)]
     _, to_worker = meet(worker, server)
@@ -217,14 +217,14 @@ def test_more_buffers_than_a_segment_holds_lie_in_more_segments(ends):
     assert all(at.offset % PAGE == 0 for at in places)
     for value, (buffer, at) in enumerate(zip(buffers, places, strict=True)):
         buffer[:10] = value
-        lent = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
-        assert torch.frombuffer(lent, dtype=torch.float32)[:10].eq(value).all()
+        found = server.find_shared_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+        assert torch.frombuffer(found, dtype=torch.float32)[:10].eq(value).all()
 
 
-def test_a_process_that_gets_no_shared_memory_has_its_own(ends):
+def test_a_process_without_shared_memory_allocates_private_buffers(ends):
     worker, server = ends
     buffer = worker.zeros(LARGEST + 1, torch.uint8)
     assert buffer.numel() == LARGEST + 1
     assert worker.zeros(0, torch.float32).numel() == 0
     to_server, _ = meet(worker, server)
-    assert to_server.sent == [], "it has nothing to name"
+    assert to_server.sent == [], "it has no segment to offer"

@@ -1,4 +1,4 @@
-"""Rows within a host are read where they lie, and no room is written while somebody may read it."""
+"""Rows within a host are read in shared memory; no buffer is written while a process may read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def address(array) -> int:
     return array.ctypes.data
 
 
-def test_a_room_is_free_when_its_last_view_is_gone(host: Host) -> None:
+def test_a_buffer_is_free_when_its_last_view_is_released(host: Host) -> None:
     memory = SharedRows(host.segments(Member("worker", 0)))
     first = memory.allocate(SIZE - 8)
     where, view = address(first), torch.from_numpy(first[8:16])
@@ -50,11 +50,13 @@ def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host)
     ):
         assert len(memory.allocate(SIZE)) == SIZE
         assert memory.share(0, Fetched("s", 1, []), payload) is None
-        assert memory.share(0, Fetched("s", 1, []), memory.allocate(SIZE).data) is None, "nobody is near"
+        assert memory.share(0, Fetched("s", 1, []), memory.allocate(SIZE).data) is None, (
+            "no process of this host is connected"
+        )
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp", {"ssp": 1}])
-def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, consistency) -> None:
+def test_shared_rows_equal_the_pushed_and_pulled_rows(host: Host, consistency) -> None:
     with Net(2, consistency=consistency, host=host) as net:
         keys = torch.randperm(400)
 
@@ -81,18 +83,20 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
             assert there.tolist() == list(range(400))
-        assert all(server._unread[rank] for server in net.servers for rank in range(2)), "nobody says that alone"
+        assert all(server._unread[rank] for server in net.servers for rank in range(2)), "no message reports that alone"
         net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
         if consistency != "asp":  # else it may be laid over what is read
             net.run(lambda store: store.clock())
-        assert not any(held for server in net.servers for held in server._unread.values()), "it went with the next word"
-        lent = [memory for memory in net.memories if any(memory._allocator._free.values())]
-        assert len(lent) == 4, "all four ends lent something and have it back"
-        if consistency == "asp":  # nothing but words went over the streams
+        assert not any(held for server in net.servers for held in server._unread.values()), (
+            "it was reported with the next message"
+        )
+        sharing = [memory for memory in net.memories if any(memory._allocator._free.values())]
+        assert len(sharing) == 4, "all four ends have shared buffers, and all are free again"
+        if consistency == "asp":  # no payload was sent over the streams
             assert all(peer.bytes_received < 400 * 4096 for server in net.servers for peer in server.peers.values())
 
 
-def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Host) -> None:
+def test_many_read_answers_are_reported_without_another_message(host: Host) -> None:
     with Net(1, servers=1, host=host) as net:
         links, server = net.links[0], net.servers[0]
         ((peer, state),) = links._states.items()
@@ -102,18 +106,18 @@ def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Ho
             assert state.unreported
         links._count_read(peer, state)
         assert not state.unreported
-        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the server has heard what was said before
+        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the server has received everything before
         assert not server._unread[0]
 
 
-def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) -> None:
+def test_a_worker_that_reports_unshared_answers_as_read_is_refused(host: Host) -> None:
     with Net(1, host=host) as net:
         peer = net.servers[0].peers["worker", 0]
         with pytest.raises(ProtocolError, match="reports 3 answers as read, of 0"):
             net.servers[0].on_message(peer, AnswersRead(3), None)
 
 
-def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no_more(host: Host) -> None:
+def test_answers_of_a_disconnected_reader_stay_until_it_cannot_read_them(host: Host) -> None:
     with Net(1, host=host) as net:
         store, keys, server = net.stores[0], np.arange(400), net.servers[0]
         store.wait(store.push(keys, torch.ones(400, 1024)))
@@ -127,7 +131,7 @@ def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no
         server._unread[0].append(held)
         store.close()
         peer = server.peers["worker", 0]
-        net.links[0].close("the worker dies")
+        net.links[0].close("the worker is lost")
         assert peer.join(10)
         assert held in server._unread[0]
         server.end_worker(0, 0)

@@ -1,4 +1,4 @@
-"""`run.store()` as a script uses it: alone in one process, and over real connections in memory with breaks."""
+"""`run.store()` as a script uses it: in one process, and over breaking in-memory connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARDS = 8
 
 
 class Nowhere:
-    """A run that makes no steps."""
+    """A run without steps."""
 
     step_mark = last_boundary = 0
 
@@ -43,7 +43,7 @@ def alone(**options) -> Store:
 
 
 class Net:
-    """Servers' tables and workers' stores, over streams in memory."""
+    """Servers' tables and workers' stores over in-memory streams."""
 
     def __init__(
         self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None, replicas=0, host=None
@@ -75,12 +75,12 @@ class Net:
             self.memories.append(SharedRows(self.host.segments(member)))
         return self.memories[-1] if self.host is not None else None
 
-    def dial(self, who: Member):
-        me = credentials(who)
+    def dial(self, member: Member):
+        me = credentials(member)
         return lambda member, address, handler: self.network.dial(address, me, member, TABLES, handler)
 
     def lose(self, server: int) -> None:
-        """A server is gone, and the next of each chain leads."""
+        """End a server; the next one of each chain becomes primary."""
         lost, self.servers[server] = self.servers[server], None
         self.acceptors[server].close()
         lost.close("killed")
@@ -94,7 +94,7 @@ class Net:
             links.assign(TablesAt(self.at, SHARDS, 1))
 
     def run(self, script) -> list:
-        """Call `script(store)` for every worker in a thread of its own."""
+        """Call `script(store)` for each worker in a thread of its own."""
         found, errors = [None] * len(self.stores), []
 
         def work(rank: int) -> None:
@@ -139,7 +139,7 @@ def test_names_have_tensors_of_any_shape() -> None:
     assert found["number"].shape == ()
 
 
-def test_integers_have_rows_in_the_order_that_is_asked_for() -> None:
+def test_integer_keys_return_rows_in_the_requested_order() -> None:
     store = alone()
     store.push([5, -(2**62), 5], torch.tensor([[1.0], [2.0], [10.0]]))
     assert store.pull(torch.tensor([-(2**62), 7, 5, 5])).flatten().tolist() == [2.0, 0.0, 11.0, 11.0]
@@ -151,7 +151,7 @@ def test_integers_have_rows_in_the_order_that_is_asked_for() -> None:
     assert store.pull(range(3))[1].flatten().tolist() == [1.0] * 3
 
 
-def test_a_range_gives_those_of_its_integers_that_are_there_in_its_order() -> None:
+def test_a_range_returns_existing_keys_in_its_order() -> None:
     store = alone()
     store.push(range(10), torch.arange(10.0).view(10, 1))
     for keys in (range(0, 10, 2), range(9, -1, -3), range(-7, 30, 5), range(5, 5), range(5, 0), range(0, 2**70, 2**69)):
@@ -164,7 +164,7 @@ def test_a_range_gives_those_of_its_integers_that_are_there_in_its_order() -> No
     assert store.pull(range(2**63 - 1, ends[0] - 1, -(2**62)))[0].tolist() == [ends[1]]
 
 
-def test_ranges_with_a_step_over_servers_hold_own_pushes_that_they_do_not_have() -> None:
+def test_stepped_ranges_over_servers_include_own_unapplied_pushes() -> None:
     def script(store: Store) -> None:
         store.push(range(store.rank, 30, 3), 1.0 + store.rank)
         store.clock()
@@ -180,7 +180,7 @@ def test_ranges_with_a_step_over_servers_hold_own_pushes_that_they_do_not_have()
         net.run(script)
 
 
-def test_single_integers_of_any_library_are_one_key() -> None:
+def test_single_integers_of_every_library_are_equal_keys() -> None:
     store = alone()
     store.push(3, torch.ones(2))
     for key in (np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)):
@@ -195,7 +195,7 @@ def test_single_integers_of_any_library_are_one_key() -> None:
     assert store.pull("w").tolist() == [0.0] * 3
 
 
-def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
+def test_a_pushed_value_may_be_changed_immediately() -> None:
     store = alone(consistency="bsp")
     value = torch.ones(3)
     store.push("w", value)
@@ -206,7 +206,7 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "text"),
     [
         (lambda store: store.pull("w"), "neither pushed nor declared"),
         (lambda store: store.pull([1.5]), "keys are a list of float"),
@@ -261,15 +261,15 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
         (lambda store: setattr(store, "delay", 1.5), "a delay of 1.5"),
     ],
 )
-def test_what_makes_no_sense_is_said(wrong, words: str) -> None:
+def test_invalid_calls_are_refused_with_the_reason(wrong, text: str) -> None:
     store = alone()
     store.push("v", torch.ones(3))
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=text):
         wrong(store)
     assert store.pull("v").tolist() == [1.0] * 3
 
 
-def test_what_a_store_may_be() -> None:
+def test_store_options_are_checked() -> None:
     assert [staleness_of(each) for each in ("asp", "bsp", {"ssp": 3})] == [None, 0, 3]
     for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4, np.array(["asp"])):
         with pytest.raises(UsageError, match="consistency"):
@@ -286,7 +286,7 @@ def test_what_a_store_may_be() -> None:
 # ---- functions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_function_travels_as_its_name_or_not_at_all() -> None:
+def test_a_function_is_sent_by_name_or_refused() -> None:
     assert name_of(torch.testing.make_tensor).endswith(":make_tensor")
     assert name_of("rules:best") == "rules:best"
 
@@ -298,7 +298,7 @@ def test_a_function_travels_as_its_name_or_not_at_all() -> None:
             name_of(wrong)
 
 
-def test_a_users_reduction_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_reduction_is_checked_before_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rules_here.py").write_text(
         "import torch\n"
         "def hypot(a, b): return (a * a + b * b).sqrt()\n"
@@ -329,7 +329,7 @@ def test_a_users_reduction_is_tried_first(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- tickets -------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_begins_when_those_before_it_have_finished_and_the_delay_may_change() -> None:
+def test_a_task_starts_after_its_dependencies_and_the_delay_can_change() -> None:
     begun: list[int] = []
     tasks = tickets.Tasks()
     made = [tickets.Ticket(number, "task", lambda *_: None) for number in range(6)]
@@ -343,7 +343,7 @@ def test_a_task_begins_when_those_before_it_have_finished_and_the_delay_may_chan
         after = [made[0]] if ticket.number == 1 else []
         tasks.add(ticket, after, lambda number=ticket.number: begun.append(number))
         tasks.start_ready()
-    assert begun == [0]  # 1 was told to wait for 0, and with a delay of 1 task 2 waits for 0 as well
+    assert begun == [0]  # 1 depends on 0, and with a delay of 1 task 2 waits for 0 as well
     finish(0)
     assert begun == [0, 1, 2]
     tasks.delay = None
@@ -353,15 +353,15 @@ def test_a_task_begins_when_those_before_it_have_finished_and_the_delay_may_chan
     assert tasks.all_started
 
 
-def test_callbacks_and_dependencies() -> None:
-    store, heard = alone(), []
-    first = store.push("w", torch.ones(2), callback=heard.append)
-    second = store.fetch("w", after=[first], callback=heard.append)
+def test_callbacks_run_and_dependencies_are_respected() -> None:
+    store, received = alone(), []
+    first = store.push("w", torch.ones(2), callback=received.append)
+    second = store.fetch("w", after=[first], callback=received.append)
     assert store.wait([first, second])[1].tolist() == [1.0, 1.0]
-    second.then(lambda value: heard.append("late"))
-    assert heard[0] is None
-    assert heard[1].tolist() == [1.0, 1.0]
-    assert heard[2] == "late"
+    second.then(lambda value: received.append("late"))
+    assert received[0] is None
+    assert received[1].tolist() == [1.0, 1.0]
+    assert received[2] == "late"
     store.delay = 0
     assert store.delay == 0
     store.push("w", torch.ones(2))
@@ -373,7 +373,7 @@ def test_callbacks_and_dependencies() -> None:
 # ---- over connections ----------------------------------------------------------------------------------------------
 
 
-def test_workers_share_what_they_push() -> None:
+def test_workers_read_each_others_pushes() -> None:
     keys = torch.arange(0, 5000, 3)
 
     def script(store: Store):
@@ -391,7 +391,7 @@ def test_workers_share_what_they_push() -> None:
             assert found.tolist() == [0, 3, 6, 9]
 
 
-def test_broken_connections_lose_and_double_nothing() -> None:
+def test_broken_connections_apply_each_push_exactly_once() -> None:
     with Net(2) as net:
 
         def script(store: Store):
@@ -410,7 +410,7 @@ def test_broken_connections_lose_and_double_nothing() -> None:
         assert (net.stores[1].pull(range(50))[1] == 80).all()
 
 
-def test_a_server_that_dies_takes_nothing_with_it_where_there_are_replicas() -> None:
+def test_a_lost_server_loses_no_update_with_replicas() -> None:
     with Net(2, servers=3, replicas=1) as net:
 
         def script(store: Store):
@@ -428,7 +428,7 @@ def test_a_server_that_dies_takes_nothing_with_it_where_there_are_replicas() -> 
         assert (net.stores[1].pull(range(50))[1] == 80).all()
 
 
-def test_who_is_behind_is_named() -> None:
+def test_a_timeout_names_the_slow_worker() -> None:
     with Net(2, consistency={"ssp": 0}) as net:
         fast = net.stores[0]
         thread = threading.Thread(target=fast.clock)
@@ -445,7 +445,7 @@ def test_who_is_behind_is_named() -> None:
             fast._wait_until("nothing", lambda: False, set, 0.01)
 
 
-def test_who_waits_is_woken_when_the_wait_is_over_and_not_before() -> None:
+def test_a_waiting_thread_wakes_only_when_its_wait_has_ended() -> None:
     with Net(1, servers=2) as net:
         store = net.stores[0]
         names = [str(number) for number in range(64)]
@@ -461,7 +461,7 @@ def test_who_waits_is_woken_when_the_wait_is_over_and_not_before() -> None:
         turns = 20
         for _ in range(turns):
             store.push(dict.fromkeys(names, torch.ones(2)))
-            store.pull(names)  # two servers answer, and say Done before
+            store.pull(names)  # two servers answer, and send Done before
         assert len(woken) <= turns
         assert all(woken)
 
@@ -475,7 +475,7 @@ def test_a_rank_outside_the_group_only_pulls() -> None:
             net.stores[1].push("w", torch.ones(2))
 
 
-def test_ranks_that_disagree_are_told_by_the_server() -> None:
+def test_the_server_reports_conflicting_declarations() -> None:
     with Net(2, servers=1) as net:
         net.stores[0].push("w", torch.ones(2)).wait()
         net.stores[1].declare("w", shape=(3,))
@@ -485,7 +485,7 @@ def test_ranks_that_disagree_are_told_by_the_server() -> None:
             stores.close(failed=True)
 
 
-def test_single_keys_by_the_hundred_leave_in_a_few_messages_and_each_is_its_own() -> None:
+def test_hundreds_of_single_keys_are_sent_in_few_messages() -> None:
     with Net(1) as net:
         store = net.stores[0]
         store.declare(int, shape=(4,))
@@ -512,7 +512,7 @@ def test_single_keys_by_the_hundred_leave_in_a_few_messages_and_each_is_its_own(
         assert torch.equal(store.pull(7), rows.view(3, 100, 4).sum(0)[7] + 1)
 
 
-def test_a_single_push_that_nobody_waits_for_arrives_by_itself() -> None:
+def test_a_single_push_arrives_without_a_wait() -> None:
     with Net(1) as net:
         store = net.stores[0]
         tickets = [store.push("w", torch.ones(3)) for _ in range(50)]

@@ -1,4 +1,4 @@
-"""The examples of the store do what they say, alone and under `psctl train` (there all but one in make soak only)."""
+"""The examples of the store give their results, alone and under `psctl train` (all but one only in make soak)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def counted(lines: list[str]) -> None:
     words = Counter(word for text in texts for word in re.findall(r"[a-z]+", text.lower()))
     longest = max(len(line) for text in texts for line in text.splitlines())
     for line in lines:
-        told = dict(re.findall(r"([a-z]+) (\d+)[,;]", line))
-        assert len(told) == 5
-        assert all(words[word] == int(count) for word, count in told.items())
+        found = dict(re.findall(r"([a-z]+) (\d+)[,;]", line))
+        assert len(found) == 5
+        assert all(words[word] == int(count) for word, count in found.items())
         assert line.endswith(f"line {longest}")
 
 
@@ -48,7 +48,7 @@ def near(lines: list[str]) -> None:
 EXAMPLES = {"sgd": accurate, "kmeans": close, "wordcount": counted, "topics": sampled, "simple": near}
 
 
-def test_all_examples_are_here_and_short() -> None:
+def test_all_examples_exist_and_are_short() -> None:
     scripts = {path.stem: len(path.read_text().splitlines()) for path in FOLDER.glob("*.py")}
     assert scripts.keys() == EXAMPLES.keys() | {"rules"}
     assert max(scripts.values()) < 100

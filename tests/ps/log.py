@@ -1,4 +1,4 @@
-"""The simplest machine that a chain can replicate: a list of (client, number), and what is put and not in it yet."""
+"""A minimal state machine for a chain: a list of (client, number), and the entries not applied yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _pending = msgspec.msgpack.Decoder(dict[int, int]).decode
 
 
 class Log:
-    """See the module's docstring; `rooms` counts payloads that were not released."""
+    """See the module's docstring; `rooms` counts the payloads that are not released."""
 
     copy_limit = entry_limit = staged_limit = 1 << 20
 
@@ -21,7 +21,7 @@ class Log:
         self.rooms = 0
 
     def last(self, client: int) -> int:
-        return max((number for who, number in self.entries if who == client), default=-1)
+        return max((number for sender, number in self.entries if sender == client), default=-1)
 
     def entry_buffer(self, head: bytes, size: int) -> memoryview:
         self.rooms += 1

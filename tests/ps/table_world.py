@@ -1,8 +1,8 @@
-"""Tables without a network: server machines, clients, and links between them that a test moves message by message.
+"""Table servers and clients without a network: a test delivers their messages one by one.
 
-Messages go through the real encoder, so that what travels is what the wire would carry. A link keeps its order, as a
-connection does; `cut` loses what is on it and begins anew, as a broken connection does. Servers have links among
-themselves too; `kill` ends one, `assign` says who has which shard.
+Messages pass the real encoder, so their bytes are those of the wire. A link keeps the order of messages, as a
+connection does; `cut` drops its messages and makes a new one, as after a broken connection. Servers have links to each
+other too; `kill` ends a server, `assign` places shards.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ def spec(name="", shape=(1,), dtype="float64", **more) -> TableSpec:
 
 
 class World:
-    """One store: `staleness` None: asp. Links are moved by `run`, in an order that `random` chooses when given."""
+    """One store; `staleness` None: asp. `run` delivers messages, in an order drawn from `random` if given."""
 
     def __init__(
         self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
-        replicas=0, begins=False, lends=False,
+        replicas=0, begins=False, shares=False,
     ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
         self.store = StoreSpec("s", staleness, eager, group, shards)
         self.random, self.bytes, self.epoch = random, 0, -1
-        self.lends = lends  # long payloads lie in shared memory, and are overwritten when their holder may
-        self.lent: list[tuple[int, int, bytearray]] = []  # worker, sequence, what a server has before it
+        self.shares = shares  # long payloads are in shared memory, and are overwritten as soon as their owner may
+        self.shared: list[tuple[int, int, bytearray]] = []  # worker, sequence, bytes that a server reads
         self.servers: dict[int, TableServer] = {}
-        self.links: dict[tuple, deque] = {}  # (who, whom)
+        self.links: dict[tuple, deque] = {}  # by (sender, receiver)
         self.clients: list[TableClient] = []
         self.steps: dict[int, int] = {}  # newest step that a worker has marked
         self.tickets = 0
-        self.told: list = []  # what the coordinator would hear
+        self.reports: list = []  # messages to the coordinator
         self.trace: list[str] | None = None  # every message, when it is there
         for rank in range(servers):
             self.start(rank)
@@ -77,7 +77,7 @@ class World:
             self.join(rank)
 
     def start(self, rank: int) -> TableServer:
-        """A server (again): a new process that knows nothing."""
+        """Start a server (again), with empty state."""
         machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
         self.meet(rank)
         for worker in range(len(self.clients)):
@@ -85,13 +85,13 @@ class World:
         return machine
 
     def meet(self, rank: int) -> None:
-        """A server that has come and the others connect."""
+        """Connect a new server with the others."""
         for other in self.servers:
             if other != rank:
                 self.connect(("server", rank), ("server", other))
 
     def kill(self, rank: int) -> None:
-        """A server is gone, with all that was on its way from it and to it."""
+        """End a server and drop all messages from it and to it."""
         del self.servers[rank]
         for link in [link for link in self.links if ("server", rank) in link]:
             del self.links[link]
@@ -99,7 +99,7 @@ class World:
             self.follow(other, machine.on_server_disconnected(rank))
 
     def assign(self, chains, copies=None) -> None:
-        """The coordinator's word, to all servers at once."""
+        """Deliver an assignment to all servers at once."""
         self.epoch += 1
         for rank, machine in self.servers.items():
             self.follow(
@@ -107,9 +107,9 @@ class World:
             )
 
     def join(self, rank: int) -> TableClient:
-        """A worker (again): a new process that knows nothing."""
+        """Start a worker (again), with empty state."""
         client = TableClient(self.store, rank, self.functions)
-        self.lent = [each for each in self.lent if each[0] != rank]  # the dead write no more
+        self.shared = [each for each in self.shared if each[0] != rank]  # a lost worker writes no more
         if rank == len(self.clients):
             self.clients.append(client)
         self.clients[rank] = client
@@ -119,7 +119,7 @@ class World:
         return client
 
     def connect(self, one, other) -> None:
-        """A connection of two servers is made (anew)."""
+        """Make a new connection of two servers."""
         for link in ((one, other), (other, one)):
             self.links[link] = deque()
         for me, them in ((one[1], other[1]), (other[1], one[1])):
@@ -127,7 +127,7 @@ class World:
             self.follow(me, self.servers[me].on_server_connected(them))
 
     def cut(self, rank: int, server: int) -> None:
-        """The connection breaks, and is made anew."""
+        """Break the connection and make a new one."""
         for link in ((("worker", rank), ("server", server)), (("server", server), ("worker", rank))):
             self.links[link] = deque()
         self.servers[server].on_worker_disconnected(rank)
@@ -138,7 +138,7 @@ class World:
             self._queue((("worker", rank), ("server", out.server)), out.message, out.payload)
 
     def follow(self, rank: int, outputs) -> None:
-        """Do what a server's machine said."""
+        """Execute the outputs of a server's state machine."""
         for output in outputs:
             if isinstance(output, ToWorker):
                 self._queue((("server", rank), ("worker", output.rank)), output.message, output.payload)
@@ -148,12 +148,12 @@ class World:
                     data = None if output.payload is None else bytes(output.payload)
                     self.links[link].append((msgspec.msgpack.encode(output.message), data))
             else:
-                self.told.append((rank, output))
+                self.reports.append((rank, output))
 
     def _queue(self, link, message, payload) -> None:
         if link not in self.links:
             return
-        if self.lends and isinstance(message, Update | Fetched) and payload is not None and len(payload):
+        if self.shares and isinstance(message, Update | Fetched) and payload is not None and len(payload):
             encoded = msgspec.msgpack.encode(replace(message, at=SharedRange(0, 0, len(payload))))
             self.links[link].append((encoded, bytes(payload)))
             return
@@ -162,47 +162,47 @@ class World:
         self.links[link].append((encoded, data))
 
     def step(self) -> bool:
-        """Move one message; False when none is on its way."""
+        """Deliver one message; return False when none is in flight."""
         links = [link for link, queue in self.links.items() if queue]
         if not links:
             return False
         link = self.random.choice(links) if self.random else links[0]
-        (role, rank), (to, whom) = link
+        (role, rank), (to, receiver) = link
         encoded, data = self.links[link].popleft()
         message = DECODER.decode(encoded)
         if self.trace is not None:
-            self.trace.append(f"{role}/{rank} -> {to}/{whom}: {message}")
+            self.trace.append(f"{role}/{rank} -> {to}/{receiver}: {message}")
         if role == to == "server":
-            self._between(rank, whom, message, data)
+            self._between(rank, receiver, message, data)
             return True
-        received, lent = bytearray(data or b""), getattr(message, "at", None) is not None
+        received, shared = bytearray(data or b""), getattr(message, "at", None) is not None
         if to == "server":
-            if lent:
-                self.lent.append((rank, message.sequence, received))
-            self.follow(whom, self.servers[whom].on_worker_message(rank, message, memoryview(received)))
+            if shared:
+                self.shared.append((rank, message.sequence, received))
+            self.follow(receiver, self.servers[receiver].on_worker_message(rank, message, memoryview(received)))
         else:
-            self.put(whom, self.clients[whom].on_server_message(rank, message, memoryview(received)))
-            if lent:
+            self.put(receiver, self.clients[receiver].on_server_message(rank, message, memoryview(received)))
+            if shared:
                 received[:] = b"\xa5" * len(received)
-            self.overwrite(whom)
+            self.overwrite(receiver)
         return True
 
     def overwrite(self, rank: int) -> None:
-        """A worker writes over what all shards have."""
+        """Overwrite shared buffers of a worker that all shards have applied."""
         left = {change.sequence for change in self.clients[rank].outstanding}
-        for each in [each for each in self.lent if each[0] == rank and each[1] not in left]:
+        for each in [each for each in self.shared if each[0] == rank and each[1] not in left]:
             each[2][:] = b"\xa5" * len(each[2])
-            self.lent.remove(each)
+            self.shared.remove(each)
 
-    def _between(self, server: int, whom: int, message, data) -> None:
-        machine = self.servers[whom]
+    def _between(self, server: int, receiver: int, message, data) -> None:
+        machine = self.servers[receiver]
         try:
             room = None if data is None else machine.replica_buffer_for(server, message, len(data))
             if room is not None:
                 room[:] = data
-            self.follow(whom, machine.on_server_message(server, message, len(data or b"")))
-        except ProtocolError:  # as the connections do: it ends, and is made anew
-            self.connect(("server", server), ("server", whom))
+            self.follow(receiver, machine.on_server_message(server, message, len(data or b"")))
+        except ProtocolError:  # as connections do: it ends, and a new one is made
+            self.connect(("server", server), ("server", receiver))
 
     def run(self, until=lambda: False) -> None:
         while not until() and self.step():
@@ -215,7 +215,7 @@ class World:
         return self.tickets
 
     def push(self, rank: int, table: TableSpec, keys, values, place=0, what="push", index=None) -> int:
-        """Push rows (or a tensor) without moving anything; returns the ticket."""
+        """Push rows (or a tensor) without delivering messages; return the ticket."""
         client = self.clients[rank]
         kind = client.resolve_kind(table)
         route = client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
@@ -228,7 +228,7 @@ class World:
         return ticket
 
     def push_one(self, rank: int, table: TableSpec, key: int, values, place=0) -> int:
-        """Push one row, which may wait for others; returns the ticket."""
+        """Push one row, which may wait in a batch; return the ticket."""
         client, ticket = self.clients[rank], self.ticket()
         kind = client.resolve_kind(table)
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(1, -1)
@@ -236,13 +236,13 @@ class World:
         return ticket
 
     def begin_one(self, rank: int, table: TableSpec, key: int) -> int:
-        """Begin to read one row; returns the ticket, under which it will stand in the client's `rows`."""
+        """Begin to read one row; return its ticket, the key in the client's `rows`."""
         client, ticket = self.clients[rank], self.ticket()
         self.put(rank, client.read_one(client.resolve_kind(table), key, ticket))
         return ticket
 
     def begin(self, rank: int, table: TableSpec, keys):
-        """Begin a read; returns it."""
+        """Begin a read; return it."""
         client = self.clients[rank]
         keys = keys if isinstance(keys, range) else client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
         read, outs = client.start_read([(client.resolve_kind(table), keys)], self.ticket())

@@ -1,4 +1,4 @@
-"""Servers and workers together, in every order of messages: the same bytes, whatever breaks, dies, moves or joins."""
+"""Servers and workers together: every message order gives the same bytes, with failures, moves and joins."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def same(world: World) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("replicas", [0, 1, 2])
-def test_any_order_of_messages_gives_the_same_bytes_on_every_replica(seed, replicas):
+def test_every_message_order_gives_the_same_bytes_on_every_replica(seed, replicas):
     same(World(seed, 3, 2, CLOCKS, replicas=replicas))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_connections_that_break_at_any_message_change_nothing(seed):
+def test_a_connection_break_at_any_message_changes_no_value(seed):
     world = World(seed, 3, 2, CLOCKS, replicas=seed % 3)
     for _ in range(12):
         world.run(steps=world.random.randrange(60))
@@ -48,7 +48,7 @@ def test_connections_that_break_at_any_message_change_nothing(seed):
 
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_death_of_servers_at_any_message_loses_nothing_and_counts_nothing_twice(seed, replicas):
+def test_a_server_failure_at_any_message_applies_each_push_exactly_once(seed, replicas):
     world = World(seed, 4, 2, CLOCKS, replicas=replicas)
     world.run(until=lambda: min(one.clock for one in world.workers.values()) >= 1)
     for _ in range(replicas):
@@ -58,7 +58,7 @@ def test_the_death_of_servers_at_any_message_loses_nothing_and_counts_nothing_tw
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_move_at_any_message_and_a_death_after_it_change_nothing(seed):
+def test_a_shard_move_at_any_message_and_a_later_failure_change_no_value(seed):
     world = World(seed, 3, 2, CLOCKS, replicas=seed % 2)
     world.run(steps=world.random.randrange(400))
     world.add(7, sorted(world.random.sample(range(len(SHARDS)), 2)))
@@ -71,7 +71,7 @@ def test_a_move_at_any_message_and_a_death_after_it_change_nothing(seed):
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_new_replica_is_filled_while_training_goes_on_and_takes_over(seed, monkeypatch):
+def test_a_new_replica_is_filled_during_training_and_can_become_primary(seed, monkeypatch):
     monkeypatch.setattr(
         CopyBudget.__init__, "__defaults__", (1 if seed % 2 else 1 << 29,)
     )  # one copy at a time, or all
@@ -89,7 +89,7 @@ def test_a_new_replica_is_filled_while_training_goes_on_and_takes_over(seed, mon
 
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("replicas", [0, 1])
-def test_a_worker_that_is_replaced_at_any_message_replays_to_the_bit(seed, replicas):
+def test_a_worker_replaced_at_any_message_replays_bitwise(seed, replicas):
     world = World(seed, 2, 3, CLOCKS, replicas=replicas)
     world.run(until=lambda: min(one.clock for one in world.workers.values()) >= 1)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_worker_that_is_replaced_at_any_message_replays_to_the_bit(seed, repli
     same(world)
 
 
-def test_without_a_worker_the_others_go_on_and_what_it_pushed_after_the_cut_is_in_no_shard():
+def test_training_continues_without_a_lost_worker_and_drops_its_pushes_after_the_cut():
     found: dict[int, torch.Tensor] = {}
     for seed in range(16):
         world = World(seed, 2, 3, CLOCKS, replicas=1)
@@ -117,7 +117,7 @@ def test_without_a_worker_the_others_go_on_and_what_it_pushed_after_the_cut_is_i
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_under_ssp_nobody_is_more_than_s_ahead_and_a_death_loses_nothing(seed, staleness):
+def test_under_ssp_no_worker_is_more_than_s_ahead_and_a_failure_loses_no_push(seed, staleness):
     world = World(seed, 3, 3, CLOCKS, replicas=1, staleness=staleness)
     killed = False
     while world.step():
@@ -133,7 +133,7 @@ def test_under_ssp_nobody_is_more_than_s_ahead_and_a_death_loses_nothing(seed, s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_under_asp_every_push_is_applied_once_alone_and_saves_hold_the_same_clocks_of_all(seed):
+def test_under_asp_each_push_is_applied_once_and_checkpoints_hold_equal_clocks_of_all_workers(seed):
     world = World(seed, 3, 3, CLOCKS, replicas=seed % 2, staleness=None, saves=(2,))
     if seed % 2:
         world.run(until=lambda: min(one.clock for one in world.workers.values()) >= 1)
@@ -150,15 +150,15 @@ def test_under_asp_every_push_is_applied_once_alone_and_saves_hold_the_same_cloc
         assert sum(name.startswith("param/") for name in world.saved[2]) >= len(SHARDS)
 
 
-def test_one_worker_under_asp_is_bsp_to_the_bit():
+def test_one_worker_under_asp_equals_bsp_bitwise():
     world = World(3, 2, 1, CLOCKS, staleness=None)
     world.run()
     assert torch.equal(world.values(), undisturbed(1))
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
-def test_memory_is_flat_over_the_clocks(replicas):
-    """Buffers go round; none is made anew, and none is wrapped once more each time."""
+def test_memory_does_not_grow_over_clocks(replicas):
+    """Buffers rotate; none is allocated or wrapped again."""
 
     def tensors(clocks: int) -> int:
         world = World(3, 2, 2, clocks, replicas=replicas)

@@ -1,4 +1,4 @@
-"""Coded pushes between the machines: sent again they are the same bytes, and whatever breaks, sums are too."""
+"""Coded pushes: repeated ones have the same bytes, and sums are bitwise equal under faults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def undisturbed(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_breaks_moves_or_dies_the_values_are_the_same_to_the_bit(kind: str, seed: int) -> None:
+def test_faults_and_moves_leave_coded_training_bitwise_equal(kind: str, seed: int) -> None:
     world = World(seed, 3, 2, CLOCKS, replicas=1, compression=KINDS[kind])
     for _ in range(4):
         world.run(steps=world.random.randrange(60))
@@ -59,7 +59,7 @@ def test_whatever_breaks_moves_or_dies_the_values_are_the_same_to_the_bit(kind: 
 
 
 @pytest.mark.parametrize("kind", ["bf16", "skip"])
-def test_without_error_feedback_a_replaced_worker_replays_to_the_bit(kind: str) -> None:
+def test_a_replaced_worker_replays_bitwise_without_error_feedback(kind: str) -> None:
     world = World(3, 2, 2, CLOCKS, compression=KINDS[kind])
     world.run(until=lambda: min(one.clock for one in world.workers.values()) >= 2)
     world.run(steps=30)
@@ -107,13 +107,13 @@ def pushed(machine: DenseClient, clock: int, values: torch.Tensor, present=(True
 
 
 def texts(outs: list) -> list:
-    """Return a push and its bytes, as they are now."""
+    """Return a push and a copy of its bytes."""
     wanted = [one for one in outs if isinstance(one.message, Push)]
     return [(one.message, bytes(one.payload or b"")) for one in wanted]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_sent_again_is_the_same_and_the_residual_moves_once(kind: str) -> None:
+def test_a_repeated_push_has_the_same_bytes_and_updates_the_residual_once(kind: str) -> None:
     machine = client(kind, 0, 1)
     first = texts(pushed(machine, 0, gradient(0)))
     left = {name: each.clone() for name, each in machine.send_buffers.residual.items()}
@@ -135,22 +135,22 @@ def deliver(machine: DenseShard, rank: int, outs: list) -> list:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None:
+def test_the_sum_adds_decoded_pushes_in_rank_order(kind: str) -> None:
     machine, workers = server(kind, 3), [client(kind, rank, 3) for rank in range(3)]
-    want = torch.zeros(SHARD.range.stop)
+    expected = torch.zeros(SHARD.range.stop)
     coder = Coder(KINDS[kind], torch.float32)
     outs = [pushed(each, 0, gradient(rank), (True, rank != 1)) for rank, each in enumerate(workers)]
     for rank, each in enumerate(workers):
-        coder.add(each.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
+        coder.add(each.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, int(rank != 1)], expected, 1.0)
     for rank in (2, 0, 1):  # rank 2's is staged
         deliver(machine, rank, outs[rank])
     machine.on_step_order(0, StepOrder([], None, False))
     assert machine.version == 1
-    got, want = machine.state.values, want / 3
-    assert torch.equal(got, want.to(torch.bfloat16).float() if kind == "bf16" else want)
+    got, expected = machine.state.values, expected / 3
+    assert torch.equal(got, expected.to(torch.bfloat16).float() if kind == "bf16" else expected)
 
 
-def test_what_is_handed_over_is_a_code_still() -> None:
+def test_transferred_pushes_stay_coded() -> None:
     old, new, worker = server("int8", 2), server("int8", 2), client("int8", 1, 2)
     deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
     head, data = old._staging.staged_state()
@@ -163,34 +163,34 @@ def test_what_is_handed_over_is_a_code_still() -> None:
     assert torch.equal(old.state.values, new.state.values)
 
 
-def test_a_code_is_read_where_its_worker_has_it() -> None:
-    sent, lent = server("onebit", 1), server("onebit", 1)
+def test_a_coded_push_is_read_in_shared_memory() -> None:
+    sent, shared = server("onebit", 1), server("onebit", 1)
     worker = client("onebit", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     deliver(sent, 0, outs)
     size = len(worker.send_buffers.sent_bytes(0, 0).bytes)
     head = Push(0, 0, 1.0, b"\1\1", 0, SharedRange(0, 0, size))
-    lent.on_push(0, head, 0, worker.send_buffers.sent_bytes(0, 0).bytes)
-    for machine in (sent, lent):
+    shared.on_push(0, head, 0, worker.send_buffers.sent_bytes(0, 0).bytes)
+    for machine in (sent, shared):
         machine.on_step_order(0, StepOrder([], None, False))
-    assert torch.equal(sent.state.values, lent.state.values)
+    assert torch.equal(sent.state.values, shared.state.values)
     assert sent.state.values.any()
 
 
-def test_under_asp_a_code_is_a_step() -> None:
+def test_under_asp_each_coded_push_is_one_step() -> None:
     machine, worker = server("topk", 1, "server", None), client("topk", 0, 1)
     outs = pushed(worker, 0, gradient(0))
-    want = torch.zeros(SHARD.range.stop)
-    Coder(KINDS["topk"], torch.float32).add(worker.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, 1], want, 1.0)
+    expected = torch.zeros(SHARD.range.stop)
+    Coder(KINDS["topk"], torch.float32).add(worker.send_buffers.sent_bytes(0, 0).tensor, HELD, [1, 1], expected, 1.0)
     deliver(machine, 0, outs)
     machine.on_step_order(0, StepOrder([{"lr": 1.0}], None, False, 0))
-    torch.testing.assert_close(machine.state.values, -want)
+    torch.testing.assert_close(machine.state.values, -expected)
 
 
-def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounded() -> None:
+def test_sums_are_sent_to_stepping_workers_in_16_bits_rounded_once() -> None:
     machine, worker = server("bf16", 1), client("bf16", 0, 1)
-    said = deliver(machine, 0, pushed(worker, 0, gradient(0)))
-    answer = [one for one in said if isinstance(one, ToWorker) and isinstance(one.message, Values)]
+    outputs = deliver(machine, 0, pushed(worker, 0, gradient(0)))
+    answer = [one for one in outputs if isinstance(one, ToWorker) and isinstance(one.message, Values)]
     assert [len(one.payload) for one in answer] == [2 * SHARD.range.stop]
     worker.set_waiting([0], True)  # even so they land in the back
     worker.receive_buffer_for(0, answer[0].message, len(answer[0].payload))[:] = answer[0].payload
@@ -208,7 +208,7 @@ def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounde
         (b"", "no code of its gradients"),
     ],
 )
-def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(data: bytes, reason: str) -> None:
+def test_an_invalid_code_is_a_protocol_error_and_changes_no_state(data: bytes, reason: str) -> None:
     machine, worker = server("onebit", 1), client("onebit", 0, 1)
     right = pushed(worker, 0, gradient(0))
     head = Push(0, 0, 1.0, b"\1\1", 0)

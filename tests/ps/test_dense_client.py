@@ -1,4 +1,4 @@
-"""A worker's end: buffers by turns, values that change only in waits, and what breaks the protocol."""
+"""The worker's state machine: alternating buffers, values that change only in waits, and protocol errors."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def started() -> DenseClient:
     return client
 
 
-def test_a_pull_asks_each_server_for_its_shards_first_layers_first():
+def test_a_pull_requests_the_shards_of_each_server_first_layers_first():
     assert make().pull(0) == [ToServer(0, Pull(0, [0], 0, [-1])), ToServer(1, Pull(0, [1], 0, [-1]))]
 
 
-def test_values_that_arrive_before_the_wait_stay_in_the_back_until_they_are_shown():
+def test_values_received_before_the_wait_stay_in_the_back_buffer():
     client = started()
     client.pull(1)
     land(client, 0, 1, 2.0)
@@ -63,7 +63,7 @@ def test_values_that_arrive_before_the_wait_stay_in_the_back_until_they_are_show
     assert client.front["float32"].tolist() == [2.0] * 6 + [1.0] * 3
 
 
-def test_values_that_arrive_during_the_wait_land_in_place():
+def test_values_received_during_the_wait_are_written_to_the_front():
     client = started()
     client.pull(1)
     client.set_waiting([1], True)
@@ -72,7 +72,7 @@ def test_values_that_arrive_during_the_wait_land_in_place():
     client.set_waiting([1], False)
 
 
-def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
+def test_a_wait_that_begins_during_a_transfer_does_not_tear_values():
     client = started()
     client.pull(1)
     head = Values(0, 1, b"\1\1", 1, 1)
@@ -86,7 +86,7 @@ def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
     assert client.front["float32"][:6].eq(5).all()
 
 
-def test_a_push_leaves_out_of_the_send_buffer_however_long_and_says_what_has_landed():
+def test_a_push_of_any_size_is_sent_from_the_send_buffer_with_the_landed_version():
     size = (5 << 20) + 3
     layout = Layout((ParameterInfo("a", (size,), "float32", 0),), "SGD", ({"lr": 0.1},))
     client = DenseClient(Terms(layout, 1, "server"), [Shard(0, "float32", Range(0, size))], [0], 0)
@@ -106,7 +106,7 @@ def test_a_push_without_gradients_has_no_payload():
     assert only == ToServer(0, Push(0, 0, 0.0, b"\0\0", 0))
 
 
-def test_a_buffer_is_given_out_again_only_when_its_pushes_are_acknowledged():
+def test_a_send_buffer_is_reused_only_after_its_pushes_are_acknowledged():
     client = started()
     client.push(0, 0, [True, True], 1.0)
     client.push(0, 1, [True], 1.0)
@@ -118,7 +118,7 @@ def test_a_buffer_is_given_out_again_only_when_its_pushes_are_acknowledged():
     assert client.unacknowledged_servers(0) == {0}
 
 
-def test_a_push_before_its_values_is_the_callers_error():
+def test_a_push_before_its_values_is_a_caller_error():
     client = started()
     client.push(0, 0, [True, True], 1.0)
     with pytest.raises(AssertionError, match="never pulled"):
@@ -149,7 +149,7 @@ def test_under_staleness_a_push_may_run_ahead_by_s_clocks(eager):
         client.push(2, 0, [True, True], 1.0)
 
 
-def test_presence_joins_the_pieces_of_a_parameter_and_leaves_frozen_ones_out():
+def test_presence_combines_the_pieces_of_a_parameter_and_excludes_frozen_ones():
     client = started()
     client.pull(1)
     land(client, 0, 1, 2.0, present=b"\0\1")
@@ -157,7 +157,7 @@ def test_presence_joins_the_pieces_of_a_parameter_and_leaves_frozen_ones_out():
     assert client.presence(0) == [False, True]
 
 
-def test_norms_are_summed_over_a_parameters_pieces_in_their_order():
+def test_norms_are_summed_over_the_pieces_of_a_parameter_in_order():
     client = started()
     client.on_server_message(1, NormsAnswer(1, 0, [1e-20]))
     assert client.squared_norms(0) is None
@@ -177,7 +177,7 @@ def test_norms_are_summed_over_a_parameters_pieces_in_their_order():
         (1, Pushed(1, 0), 12, "with a payload"),
     ],
 )
-def test_a_server_that_breaks_the_protocol_changes_nothing(server, message, size, reason):
+def test_a_server_protocol_error_changes_no_state(server, message, size, reason):
     client = started()
     client.pull(1)
     with pytest.raises(ProtocolError, match=reason):
@@ -187,7 +187,7 @@ def test_a_server_that_breaks_the_protocol_changes_nothing(server, message, size
     assert client.front["float32"][6:].eq(4).all()
 
 
-def test_where_workers_step_a_push_asks_for_its_sum_and_a_new_connection_asks_again():
+def test_under_update_worker_a_push_requests_its_sum_and_a_new_connection_repeats_the_request():
     client = DenseClient(Terms(LAYOUT, 2, "worker"), SHARDS, [0, 1], 1)
     for shard in (0, 1):
         client.on_server_message(shard, Leads(0, [shard]))
@@ -198,14 +198,14 @@ def test_where_workers_step_a_push_asks_for_its_sum_and_a_new_connection_asks_ag
     (sent,) = client.push(0, 1, [True], 1.0)
     assert sent.message == Push(1, 0, 1.0, b"\1", 0)
     assert client.pull(1) == []  # shard 0's push will ask
-    client.on_server_message(1, Pushed(1, 0))  # which says nothing of the sum
+    client.on_server_message(1, Pushed(1, 0))  # which does not contain the sum
     client.on_server_disconnected(1)
     assert client.on_server_message(1, Leads(0, [1])) == [ToServer(1, Pull(1, [1], 1, [0]))]
     land(client, 1, 1, 3.0)
     assert client.missing_shards(1) == [0]
 
 
-def test_where_others_push_for_a_worker_it_pulls_by_itself():
+def test_a_worker_in_a_host_sum_sends_its_own_pull():
     client = DenseClient(Terms(LAYOUT, 2, "worker", hosts=((0, 1),)), SHARDS, [0, 1], 1)
     for shard in (0, 1):
         client.on_server_message(shard, Leads(0, [shard]))
@@ -217,7 +217,7 @@ def test_where_others_push_for_a_worker_it_pulls_by_itself():
 
 
 @pytest.mark.parametrize("ending", ["its bytes end", "its connection ends"])
-def test_values_of_a_new_owner_wait_until_the_former_owner_writes_no_more(ending):
+def test_values_of_a_new_owner_wait_for_the_last_bytes_of_the_former_owner(ending):
     """A shard moves while its values still arrive: two readers never write one buffer at a time."""
     client = make(staleness=2)
     client.pull(0)
@@ -233,8 +233,8 @@ def test_values_of_a_new_owner_wait_until_the_former_owner_writes_no_more(ending
     assert client.receive_buffer_for(1, new, 24) is None
     assert client.on_server_message(1, new, 24) == []
     former[:] = bytes_view(torch.full((6,), 7.0))
-    said = client.on_server_message(0, old, 24) if "bytes" in ending else client.on_server_disconnected(0)
-    assert said == [ToServer(1, Pull(1, [0], 0, [0]))]
+    outputs = client.on_server_message(0, old, 24) if "bytes" in ending else client.on_server_disconnected(0)
+    assert outputs == [ToServer(1, Pull(1, [0], 0, [0]))]
     client.receive_buffer_for(1, new, 24)[:] = bytes_view(torch.full((6,), 5.0))
     client.on_server_message(1, new, 24)
     client.copy_to_front()

@@ -1,4 +1,4 @@
-"""A server's machine: who ordered what, whose part of a checkpoint is whole, and who is waited for."""
+"""The server's state machine: step orders, parts of checkpoints, and the ranks that are waited for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def pull(machine: DenseServer, clock: int) -> None:
         machine.on_worker_message(rank, Pull(clock, list(machine.shards), clock, [-1] * len(machine.shards)))
 
 
-def test_a_step_is_taken_when_all_pushes_and_all_orders_are_in_shard_by_shard():
+def test_each_shard_steps_when_all_pushes_and_orders_have_arrived():
     machine = make()
     pull(machine, 0)
     for rank in range(2):
@@ -71,12 +71,12 @@ def test_a_step_is_taken_when_all_pushes_and_all_orders_are_in_shard_by_shard():
         push(machine, rank, 1)
     assert machine.on_worker_message(1, Step(0, SGD)) == []
     assert machine.version == 0
-    told = machine.on_worker_message(0, Step(0, SGD))
-    assert told == [ToWorker(rank, Pushed(shard, 0)) for shard in range(2) for rank in range(2)]
+    outputs = machine.on_worker_message(0, Step(0, SGD))
+    assert outputs == [ToWorker(rank, Pushed(shard, 0)) for shard in range(2) for rank in range(2)]
     assert machine.version == 1
 
 
-def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard():
+def test_a_waiting_pull_is_answered_when_its_shard_is_complete():
     machine = make()
     pull(machine, 0)
     for rank in range(2):
@@ -85,7 +85,7 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
     assert machine.on_worker_message(1, Pull(1, [0, 1], 1, [0, 0])) == []
     taken, acknowledged, answer = push(machine, 0, 0)
     assert taken == ToWorker(0, PushStaged(0, 0))
-    assert acknowledged == ToWorker(0, Pushed(0, 0))  # rank 1 hears it by the values
+    assert acknowledged == ToWorker(0, Pushed(0, 0))  # the values imply it for rank 1
     assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1", 1, 1))
 
 
@@ -98,37 +98,37 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
     ],
 )
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_rank_that_differs_is_told_to_all_and_nothing_is_applied_any_more(theirs, reason, order):
+def test_an_order_that_differs_is_refused_to_all_ranks_and_stops_the_job(theirs, reason, order):
     layout = Layout((ParameterInfo("a", (4,), "float32", 0),), "SGD", ({"lr": 0.1},))
     machine = DenseServer(Terms(layout, 2, "server", base=3), [SHARDS[0]], 0)
     machine.on_assignment(0, [[0]], [[]], [0])
     steps = {0: Step(3, [{"lr": 0.1}]), 1: theirs}
     assert machine.on_worker_message(order[0], steps[order[0]]) == []
-    told = machine.on_worker_message(order[1], steps[order[1]])
-    assert [(one.rank, one.message.reason) for one in told] == [(0, reason), (1, reason)]
+    outputs = machine.on_worker_message(order[1], steps[order[1]])
+    assert [(one.rank, one.message.reason) for one in outputs] == [(0, reason), (1, reason)]
     assert machine.on_worker_message(0, Step(4, [{"lr": 0.1}])) == []
-    assert machine.on_worker_connected(1) == [ToWorker(1, Leads(0, [0])), told[1]]
+    assert machine.on_worker_connected(1) == [ToWorker(1, Leads(0, [0])), outputs[1]]
 
 
-def test_not_a_number_equals_itself_so_that_a_norm_that_overflowed_is_no_disagreement():
+def test_orders_with_nan_scales_agree():
     machine = make()
     assert machine.on_worker_message(0, Step(0, SGD, math.nan)) == []
     assert machine.on_worker_message(1, Step(0, SGD, math.nan)) == []
 
 
-def test_an_optimizer_that_fails_is_told_to_all_with_its_own_words():
+def test_an_optimizer_error_is_sent_to_all_ranks_with_its_message():
     machine = make()
     pull(machine, 0)
     for rank in range(2):
         push(machine, rank, 0)
     bad = [{"lr": "much", "momentum": 0.9}, {"lr": 0.2}]
     machine.on_worker_message(0, Step(0, bad))
-    told = machine.on_worker_message(1, Step(0, bad))
-    assert isinstance(told[0].message, Refused)
-    assert "SGD failed at clock 0: TypeError" in told[0].message.reason
+    outputs = machine.on_worker_message(1, Step(0, bad))
+    assert isinstance(outputs[0].message, Refused)
+    assert "SGD failed at clock 0: TypeError" in outputs[0].message.reason
 
 
-def test_a_saved_step_is_handed_on_once_its_last_shard_has_reached_it():
+def test_a_checkpoint_part_is_returned_when_the_last_shard_reaches_its_step():
     machine = make()
     pull(machine, 0)
     for rank in range(2):
@@ -156,7 +156,7 @@ def test_a_version_can_be_saved_after_its_step_and_only_once():
     assert [output.step for output in found if isinstance(output, SaveSlices)] == [1]
 
 
-def test_a_server_without_shards_has_its_empty_part_at_once():
+def test_a_server_without_shards_returns_an_empty_part_immediately():
     machine = make(owners=(1, 1))
     assert machine.on_worker_message(0, Step(0, SGD, save=True)) == []
     assert machine.on_worker_message(1, Step(0, SGD, save=True)) == [SaveSlices(1, [])]
@@ -164,7 +164,7 @@ def test_a_server_without_shards_has_its_empty_part_at_once():
     assert machine.on_worker_message(1, SaveNow(2)) == [SaveSlices(2, [])]
 
 
-def test_who_is_waited_for_is_named():
+def test_a_wait_answer_names_the_missing_ranks():
     machine = make()
     pull(machine, 0)
     push(machine, 0, 0)
@@ -181,14 +181,14 @@ def test_who_is_waited_for_is_named():
     "message",
     [Push(7, 0, 1.0, b"\1", 0), Push(-1, 0, 1.0, b"\1", 0), NormsQuery(0)],
 )
-def test_an_unknown_shard_or_a_payload_where_none_belongs_is_an_error(message):
+def test_unknown_shards_and_unexpected_payloads_are_protocol_errors(message):
     machine = make(owners=(0, 1))
     with pytest.raises(ProtocolError, match="worker/1"):
         machine.receive_buffer_for(1, message, 20)
 
 
 @pytest.mark.parametrize("message", [Pull(1, [7], 1, [0]), Pull(1, [0], 1, []), Step(0, SGD[:1]), SaveNow(-5)])
-def test_a_message_that_cannot_be_meant_is_an_error(message):
+def test_a_contradictory_message_is_a_protocol_error(message):
     machine = make(owners=(0, 1))
     pull(machine, 0)
     if isinstance(message, SaveNow):
@@ -198,6 +198,6 @@ def test_a_message_that_cannot_be_meant_is_an_error(message):
         machine.on_worker_message(1, message)
 
 
-def test_a_stranger_is_refused():
+def test_a_rank_outside_the_job_is_refused():
     with pytest.raises(ProtocolError, match="worker/2 is none of the job's 2 workers"):
         make().on_worker_connected(2)

@@ -1,4 +1,4 @@
-"""One shard: in every order of arrival the same bytes; what is old is acknowledged and dropped; no torn reads."""
+"""One shard: equal bytes in every order of arrival, old pushes acknowledged and dropped, no torn reads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def order(machine, clock, scale=None, save=False):
 
 
 def read(outputs, rank, size=70) -> torch.Tensor:
-    """The values that were sent to a rank, as a tensor."""
+    """Return the values that were sent to a rank."""
     found = [one for one in outputs if isinstance(one, ToWorker) and one.rank == rank]
     data = [one.payload for one in found if isinstance(one.message, Values)]
     return torch.frombuffer(bytearray(data[-1]), dtype=torch.float32) if data else torch.zeros(size)
@@ -64,7 +64,7 @@ def ask(machine, rank, clock, staleness=0):
 
 
 def pull(machine, clock, world=3):
-    """Pull for every rank, as workers do before they compute."""
+    """Pull for every rank, as workers do before a step."""
     return [output for rank in range(world) for output in ask(machine, rank, clock)]
 
 
@@ -82,7 +82,7 @@ def outcome(sequence) -> torch.Tensor:
     return read(ask(machine, 0, 1), 0)
 
 
-def test_in_every_order_of_arrival_the_values_are_the_same_to_the_bit():
+def test_every_order_of_arrival_gives_bitwise_equal_values():
     found = [outcome(sequence) for sequence in permutations(EVENTS)]
     assert all(torch.equal(found[0], other) for other in found)
     expected = torch.ones(70) - 0.1 * ((gradient(0, 0) + gradient(1, 0)) + gradient(2, 0)) / 3
@@ -91,7 +91,7 @@ def test_in_every_order_of_arrival_the_values_are_the_same_to_the_bit():
 
 @settings(max_examples=examples(60))
 @given(st.data())
-def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
+def test_duplicates_and_old_clocks_are_acknowledged_and_change_no_value(data):
     machine, clean = make(), make()
     for clock in range(3):
         for one in (machine, clean):
@@ -113,7 +113,7 @@ def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
     assert torch.equal(read(ask(machine, 0, 3), 0), read(ask(clean, 0, 3), 0))
 
 
-def test_a_push_ahead_of_its_turn_is_staged_until_rank_0_has_pushed():
+def test_an_early_push_is_staged_until_rank_0_has_pushed():
     machine = make()
     pull(machine, 0)
     order(machine, 0)
@@ -124,7 +124,7 @@ def test_a_push_ahead_of_its_turn_is_staged_until_rank_0_has_pushed():
     assert machine.version == 1
 
 
-def test_a_clock_is_applied_only_when_its_order_is_in():
+def test_a_clock_is_applied_only_after_its_order():
     machine = make(world=1)
     ask(machine, 0, 0)
     push(machine, 0, 0)
@@ -135,14 +135,14 @@ def test_a_clock_is_applied_only_when_its_order_is_in():
     assert [type(output.message) for output in answered] == [Values]
 
 
-def test_a_pull_may_be_answered_by_a_version_that_is_stale_by_s():
+def test_a_pull_is_answered_with_a_version_at_most_s_old():
     machine = make(staleness=2)
     assert read(ask(machine, 1, 2, staleness=2), 1).eq(1).all()
     assert ask(machine, 1, 3, staleness=2) == []
     assert machine.missing_ranks(3) == [0, 1, 2]
 
 
-def test_what_is_missing_is_named_by_rank():
+def test_missing_pushes_are_named_by_rank():
     machine = make()
     pull(machine, 0)
     push(machine, 1, 0)
@@ -150,7 +150,7 @@ def test_what_is_missing_is_named_by_rank():
     assert machine.missing_ranks(0) == []
 
 
-def test_an_absent_gradient_counts_as_zero_whatever_its_bytes_are():
+def test_an_absent_gradient_counts_as_zero_for_any_bytes():
     machine = make(world=2, update="worker")
     pull(machine, 0, 2)
     broken = gradient(0, 0)
@@ -163,7 +163,7 @@ def test_an_absent_gradient_counts_as_zero_whatever_its_bytes_are():
     assert torch.equal(found[50:], gradient(1, 0)[50:] / 2)
 
 
-def test_a_shard_without_any_gradient_costs_no_bytes_and_says_so():
+def test_a_shard_without_gradients_sends_no_bytes():
     machine = make(world=2, update="worker")
     pull(machine, 0, 2)
     push(machine, 0, 0, present=b"\0\0")
@@ -174,7 +174,7 @@ def test_a_shard_without_any_gradient_costs_no_bytes_and_says_so():
     assert read([answer], 1).eq(0).all()
 
 
-def test_norms_are_of_the_joint_mean_and_none_where_nobody_had_a_gradient():
+def test_norms_are_of_the_mean_gradient_and_none_without_a_gradient():
     machine = make(world=2)
     pull(machine, 0, 2)
     push(machine, 0, 0, present=b"\1\0")
@@ -185,7 +185,7 @@ def test_norms_are_of_the_joint_mean_and_none_where_nobody_had_a_gradient():
     assert [output.rank for output in machine.on_norms_query(0, 0)] == [0]
 
 
-def test_values_on_their_way_are_not_written_to_by_the_next_step():
+def test_the_next_step_does_not_write_values_in_transmission():
     machine = make(world=1)
     on_its_way = ask(machine, 0, 0)
     push(machine, 0, 0, landed=-1)  # the worker does not hold version 0 yet
@@ -195,7 +195,7 @@ def test_values_on_their_way_are_not_written_to_by_the_next_step():
     assert not read(ask(machine, 0, 1), 0).eq(1).all()
 
 
-def test_values_that_have_landed_are_changed_in_place():
+def test_landed_values_are_updated_in_place():
     machine = make(world=1)
     before = machine.state.values.data_ptr()
     ask(machine, 0, 0)
@@ -204,7 +204,7 @@ def test_values_that_have_landed_are_changed_in_place():
     assert machine.state.values.data_ptr() == before
 
 
-def test_under_update_worker_buffers_go_round_without_a_copy():
+def test_under_update_worker_buffers_rotate_without_a_copy():
     machine, seen = make(world=2, update="worker"), set()
     for clock in range(8):
         pull(machine, clock, 2)
@@ -227,7 +227,7 @@ def test_a_large_shard_is_pushed_and_answered_in_one_message():
     assert torch.equal(read(answer, 0, size), gradient(0, 0, size))
 
 
-def test_a_push_that_broke_off_is_begun_anew():
+def test_an_interrupted_push_is_received_from_the_start():
     machine = make(world=1, update="worker")
     ask(machine, 0, 0)
     machine.push_buffer_for(0, Push(0, 0, 1.0, b"\1\1", 0), 280)[:200] = bytes(200)
@@ -238,7 +238,7 @@ def test_a_push_that_broke_off_is_begun_anew():
     assert torch.equal(read(ask(machine, 0, 1), 0), gradient(0, 0))
 
 
-def test_a_step_that_is_saved_leaves_a_copy_that_later_steps_do_not_touch():
+def test_a_saved_step_is_a_copy_that_later_steps_do_not_change():
     machine = make(world=1)
     ask(machine, 0, 0)
     push(machine, 0, 0)
@@ -264,7 +264,7 @@ def test_a_step_that_is_saved_leaves_a_copy_that_later_steps_do_not_touch():
         (Push(0, 0, 1.0, b"\0\0", 0), 280, "280 bytes where 0 belong"),
     ],
 )
-def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, size, reason):
+def test_an_invalid_push_is_a_protocol_error_and_changes_no_state(message, size, reason):
     machine = make(world=2)
     pull(machine, 0, 2)
     push(machine, 0, 0)
@@ -281,7 +281,7 @@ def test_a_push_against_the_protocol_is_an_error_and_changes_nothing(message, si
     assert torch.equal(read(ask(machine, 0, 1), 0), read(ask(clean, 0, 1), 0))
 
 
-def test_start_values_whose_bytes_were_dropped_do_not_count():
+def test_start_values_with_dropped_bytes_do_not_count():
     machine = make(started=False)
     machine.on_assignment(1, [1], [], lambda server: False)
     assert not machine.leads
@@ -295,7 +295,7 @@ def test_start_values_whose_bytes_were_dropped_do_not_count():
     assert machine.version == 0
 
 
-def test_start_values_come_once_and_from_rank_0():
+def test_start_values_are_accepted_once_and_from_rank_0():
     machine = make(started=False)
     with pytest.raises(ProtocolError, match="worker/1, shard 0: sent start values"):
         machine.start_values_buffer(1, 280)
@@ -309,11 +309,11 @@ def test_start_values_come_once_and_from_rank_0():
     assert machine.start_values_buffer(0, 280) is None  # sent again after a broken connection
 
 
-def test_where_workers_step_a_push_is_answered_with_the_sum_that_it_is_in_also_when_it_is_said_again():
+def test_under_update_worker_a_repeated_push_is_answered_with_its_sum_again():
     machine = make(world=2, update="worker")
     pull(machine, 0, 2)
     assert push(machine, 1, 0) == []
-    machine.on_worker_disconnected(1)  # rank 1 connects anew, and says it again
+    machine.on_worker_disconnected(1)  # rank 1 connects again, and repeats its push
     assert push(machine, 1, 0) == []
     mean = (gradient(0, 0) + gradient(1, 0)) / 2
     answers = push(machine, 0, 0)

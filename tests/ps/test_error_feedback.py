@@ -1,4 +1,4 @@
-"""Codes of gradients: how far off they are, what error feedback keeps, what is refused."""
+"""Codes of gradients: their error, the residuals of error feedback, and refused codes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def drawn(seed: int, size: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def held(*counts: int) -> list[Piece]:
-    """Return pieces of these sizes, one behind the other."""
+    """Return consecutive pieces of these sizes."""
     found, at = [], 0
     for number, count in enumerate(counts):
         found.append(Piece(number, 0, at, count))
@@ -56,7 +56,7 @@ def held(*counts: int) -> list[Piece]:
 
 def sent(one: Coder, values: torch.Tensor, pieces: list[Piece], present: list[bool], residual: torch.Tensor | None,
          seed: tuple[int, ...] = ()) -> torch.Tensor:  # fmt: skip
-    """Return the bytes of a push, which were checked."""
+    """Return the checked bytes of a push."""
     out = torch.zeros(one.limit(pieces), dtype=torch.uint8)
     data = out[: one.encode(values, pieces, present, residual, out, seed)]
     one.check(data, pieces, list(map(int, present)))
@@ -64,14 +64,14 @@ def sent(one: Coder, values: torch.Tensor, pieces: list[Piece], present: list[bo
 
 
 def read(one: Coder, data: torch.Tensor, pieces: list[Piece], present: list[bool], weight: float = 1.0) -> torch.Tensor:
-    """Return what these bytes add to a sum of zeros."""
+    """Return the values that these bytes add to a sum of zeros."""
     total = torch.zeros(sum(piece.size for piece in pieces), dtype=one.dtype)
     one.add(data, pieces, list(map(int, present)), total, weight)
     return total
 
 
 @given(seeds, sizes, scales)
-def test_how_far_off_values_come_out(seed: int, size: int, scale: float) -> None:
+def test_decoded_values_are_within_the_error_bound(seed: int, size: int, scale: float) -> None:
     values = drawn(seed, size, scale)
     for dtype, eps in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
         out = torch.zeros(2 * size, dtype=torch.uint8)
@@ -96,7 +96,7 @@ def test_how_far_off_values_come_out(seed: int, size: int, scale: float) -> None
 
 
 @given(seeds, st.lists(sizes, min_size=1, max_size=3), st.sampled_from(WITH_FEEDBACK), scales)
-def test_what_was_read_and_the_residual_are_what_went_in(
+def test_decoded_values_plus_residual_equal_the_input(
     seed: int, counts: list[int], how: Compression, scale: float
 ) -> None:
     one, pieces = Coder(how, torch.float32), held(*counts)
@@ -122,7 +122,7 @@ def test_what_was_read_and_the_residual_are_what_went_in(
 
 
 @given(seeds, st.sampled_from(EVERY))
-def test_a_code_depends_on_nothing_but_its_input(seed: int, how: Compression) -> None:
+def test_encoding_is_deterministic(seed: int, how: Compression) -> None:
     one, pieces, values = Coder(how, torch.float32), held(200, 3), drawn(seed, 203)
     residuals = [drawn(seed + 1, 203) if how.feedback else None for _ in range(2)]
     first, second = (sent(one, values, pieces, [True, True], each, (seed, 1)) for each in residuals)
@@ -133,7 +133,7 @@ def test_a_code_depends_on_nothing_but_its_input(seed: int, how: Compression) ->
 
 
 @given(seeds, st.sampled_from(EVERY), st.sampled_from([0.0, 0.5, 2.0]))
-def test_a_sum_in_rank_order_is_what_each_adds_alone(seed: int, how: Compression, weight: float) -> None:
+def test_a_sum_in_rank_order_equals_separate_additions(seed: int, how: Compression, weight: float) -> None:
     one, pieces = Coder(how, torch.float32), held(1500, 40)
     total = drawn(seed, 1540)
     data = sent(one, drawn(seed + 1, 1540), pieces, [True, True], torch.zeros(1540) if how.feedback else None)
@@ -142,7 +142,7 @@ def test_a_sum_in_rank_order_is_what_each_adds_alone(seed: int, how: Compression
     torch.testing.assert_close(total, want, rtol=1e-6, atol=1e-6)
 
 
-def test_random_skip_is_right_in_the_mean_and_loses_what_it_skips() -> None:
+def test_random_skip_is_unbiased_and_drops_skipped_elements() -> None:
     one, pieces, values = Coder(Compression("none", skip=0.75), torch.float32), held(400), drawn(3, 400)
     pushes = [read(one, sent(one, values, pieces, [True], None, (n,)), pieces, [True]) for n in range(400)]
     assert {round(float(each), 3) for each in (pushes[0] / values)[values != 0]} == {0.0, 4.0}
@@ -150,7 +150,7 @@ def test_random_skip_is_right_in_the_mean_and_loses_what_it_skips() -> None:
     assert float(((mean - values).abs() / values.abs().clamp(min=1e-3)).median()) < 0.1
 
 
-def test_topk_sends_the_largest() -> None:
+def test_topk_sends_the_largest_elements() -> None:
     one, pieces = Coder(Compression("topk", share=0.25), torch.float32), held(8)
     values = torch.tensor([1.0, -9, 2, 3, 8, -4, 5, 0])
     came = read(one, sent(one, values, pieces, [True], torch.zeros(8)), pieces, [True])
@@ -158,7 +158,7 @@ def test_topk_sends_the_largest() -> None:
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.06])
-def test_topk_of_many_looks_at_a_sample_first_and_sends_the_largest_all_the_same(share: float) -> None:
+def test_topk_of_many_elements_samples_first_and_sends_the_largest(share: float) -> None:
     one, size = Compression("topk", share=share), 100_000
     values, count = drawn(7, size), top(share, size)
     clustered = torch.cat([torch.zeros(size - 2 * count), drawn(8, 2 * count)])
@@ -169,7 +169,7 @@ def test_topk_of_many_looks_at_a_sample_first_and_sends_the_largest_all_the_same
         assert float(each[places].abs().min()) >= float(each.abs().topk(count + 1).values[-1])
 
 
-def test_significance_sends_what_stands_out() -> None:
+def test_significance_sends_elements_above_the_threshold() -> None:
     one, pieces = Coder(Compression("none", significance=0.9), torch.float32), held(4)
     residual = torch.zeros(4)
     values = torch.tensor([1.0, 1.0, 1.0, 9.0])
@@ -179,7 +179,7 @@ def test_significance_sends_what_stands_out() -> None:
 
 
 @pytest.mark.parametrize("how", EVERY, ids=str)
-def test_what_is_not_finite_reaches_the_sum_and_not_the_residual(how: Compression) -> None:
+def test_a_non_finite_gradient_reaches_the_sum_and_not_the_residual(how: Compression) -> None:
     one, pieces = Coder(how, torch.float32), held(50)
     values = drawn(1, 50)
     values[:] = float("inf")
@@ -193,9 +193,7 @@ def test_what_is_not_finite_reaches_the_sum_and_not_the_residual(how: Compressio
 
 @settings(max_examples=60)
 @given(seeds, st.sampled_from(EVERY), st.integers(0, 63), st.integers(-40, 40))
-def test_bytes_that_are_no_gradients_are_refused_or_read_within_their_piece(
-    seed: int, how: Compression, at: int, more: int
-) -> None:
+def test_invalid_codes_are_refused_or_read_within_their_piece(seed: int, how: Compression, at: int, more: int) -> None:
     one, pieces = Coder(how, torch.float32), held(120, 9)
     data = sent(one, drawn(seed, 129), pieces, [True, True], torch.zeros(129) if how.feedback else None)
     bad = torch.cat([data, torch.zeros(40, dtype=torch.uint8)])[: max(0, data.numel() + more)].clone()
@@ -208,7 +206,7 @@ def test_bytes_that_are_no_gradients_are_refused_or_read_within_their_piece(
     read(one, bad, pieces, [True, True])
 
 
-def test_what_travels_as_it_is() -> None:
+def test_complex_and_narrow_dtypes_are_sent_uncoded() -> None:
     assert coder(PLAIN, torch.float32) is None
     assert coder(Compression("int8"), torch.complex64) is None
     narrow = coder(Compression("bf16"), torch.float16)

@@ -1,5 +1,5 @@
-"""Which pushes of one host go together: by the rules one by one, and in any order of words, lines that break, servers
-that ask again: nobody is left waiting, and nobody is in a sum of a clock that it has not handed in for."""
+"""Host sums: each rule alone, and random orders of messages, broken connections and repeated requests of servers: every
+push completes, and a rank is only in sums of clocks that it offered gradients for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hand_in(clock, shard=0):
     return HostPush(shard, clock, 1.0, b"\x01", AT)
 
 
-def test_the_sum_leaves_when_all_are_in_whoever_comes_last():
+def test_the_host_sum_is_pushed_when_the_last_part_arrives():
     for own_first in (True, False):
         one = collecting(0, (0, 1, 2))
         own = [] if not own_first else one.add_own(0, 0, part(0), AT)
@@ -51,19 +51,19 @@ def test_the_sum_leaves_when_all_are_in_whoever_comes_last():
         assert not one.on_host_sum(0, 0), "once"
 
 
-def test_each_shard_has_one_collector_and_the_work_is_shared():
+def test_each_shard_has_one_collector_and_collectors_share_the_shards():
     two = collecting(1)
     assert [two.collector(shard) for shard in range(4)] == [0, 1, 0, 1]
     assert two.add_own(0, 0, part(1), AT) == [ToPeer(0, hand_in(0))]
     assert two.add_own(1, 0, part(1), AT) == [], "it is its own to gather"
 
 
-def test_without_a_line_everyone_pushes_alone():
+def test_workers_without_connections_push_separately():
     assert collecting(1, up=False).add_own(0, 0, part(1), AT) == [SeparatePush(0, 0)]
     assert collecting(0, up=False).add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)]
 
 
-def test_a_line_that_comes_up_brings_what_went_alone_before():
+def test_a_new_connection_reports_earlier_separate_pushes():
     member = collecting(1, up=False)
     member.add_own(0, 0, part(1), AT)
     assert member.on_peer_connected(0, [(0, 0), (1, 0)]) == [ToPeer(0, PushAlone(0, 0))], "shard 1 is its own"
@@ -72,7 +72,7 @@ def test_a_line_that_comes_up_brings_what_went_alone_before():
     assert collector.add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)]
 
 
-def test_nobody_waits_for_what_a_member_that_began_later_does_not_push():
+def test_clocks_before_the_start_of_a_member_are_not_waited_for():
     collector, replacement = collecting(0), HostCollection(1, (0, 1), 2, 4, room)
     collector.on_peer_disconnected(1)
     for clock in range(3):
@@ -86,7 +86,7 @@ def test_nobody_waits_for_what_a_member_that_began_later_does_not_push():
     assert collector.add_own(0, 4, part(0), AT) == [], "from here on they go together"
 
 
-def test_what_need_not_go_together_is_said():
+def test_a_push_without_a_place_is_announced_as_separate():
     assert collecting(1).add_own(0, 0, part(1), None) == [ToPeer(0, PushAlone(0, 0)), SeparatePush(0, 0)]
     collector = collecting(0)
     collector.on_host_push(0, 0, part(1))
@@ -94,14 +94,14 @@ def test_what_need_not_go_together_is_said():
     assert collector.on_host_push(1, 0, part(1)) == [], "the next clock goes together again, and so do other shards"
 
 
-def test_who_hands_in_too_late_hears_that_it_goes_alone():
+def test_a_late_offer_is_answered_with_push_alone():
     collector = collecting(0)
     collector.on_push_alone(1, 0, 0)
     collector.add_own(0, 0, part(0), AT)
     assert collector.on_host_push(0, 0, part(1)) == [ToPeer(1, PushAlone(0, 0))]
 
 
-def test_a_member_that_hears_alone_pushes_once_and_not_what_is_taken():
+def test_push_alone_makes_a_member_push_once_and_only_outstanding_pushes():
     member = collecting(1)
     member.add_own(0, 0, part(1), AT)
     assert member.on_push_alone(0, 0, 0) == [SeparatePush(0, 0)]
@@ -112,7 +112,7 @@ def test_a_member_that_hears_alone_pushes_once_and_not_what_is_taken():
 
 
 @pytest.mark.parametrize("summing", [False, True])
-def test_a_line_that_breaks_before_the_sum_left_ends_it(summing):
+def test_a_connection_break_before_the_host_sum_is_sent_cancels_it(summing):
     collector = collecting(0, (0, 1, 2))
     collector.add_own(0, 0, part(0), AT)
     collector.on_host_push(0, 0, part(1))
@@ -120,10 +120,10 @@ def test_a_line_that_breaks_before_the_sum_left_ends_it(summing):
         assert len(collector.on_host_push(0, 0, part(2))) == 1
     assert set(collector.on_peer_disconnected(2)) == {ToPeer(1, PushAlone(0, 0)), SeparatePush(0, 0)}
     assert not collector.on_host_sum(0, 0), "what was being summed does not leave"
-    assert collector.add_own(0, 1, part(0), AT) == [SeparatePush(0, 1)], "without a line nothing is gathered"
+    assert collector.add_own(0, 1, part(0), AT) == [SeparatePush(0, 1)], "without a connection nothing is gathered"
 
 
-def test_a_sum_that_left_is_the_servers_to_judge_when_a_line_breaks():
+def test_a_connection_break_after_the_host_sum_is_sent_leaves_it_to_the_server():
     collector = collecting(0)
     collector.add_own(0, 0, part(0), AT)
     collector.on_host_push(0, 0, part(1))
@@ -131,7 +131,7 @@ def test_a_sum_that_left_is_the_servers_to_judge_when_a_line_breaks():
     assert collector.on_peer_disconnected(1) == []
 
 
-def test_a_lost_collector_s_members_push_all_that_is_not_taken():
+def test_members_of_a_lost_collector_push_everything_unacknowledged():
     member = collecting(1, shards=6)
     for shard in (0, 2, 4, 1):
         member.add_own(shard, 0, part(1), AT)
@@ -139,7 +139,7 @@ def test_a_lost_collector_s_members_push_all_that_is_not_taken():
     assert member.on_peer_disconnected(0) == [SeparatePush(0, 0), SeparatePush(4, 0), SeparatePush(1, 0)]
 
 
-def test_who_takes_a_lost_member_s_place_is_not_waited_for_at_the_clock_that_counts_of_the_lost():
+def test_a_replacement_is_not_waited_for_at_the_last_clock_of_the_lost_member():
     collector = collecting(0)
     collector.on_peer_disconnected(1)  # its push of clock 0 counts, so the next one begins with clock 1
     collector.on_peer_connected(1, [])
@@ -149,7 +149,7 @@ def test_who_takes_a_lost_member_s_place_is_not_waited_for_at_the_clock_that_cou
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_what_is_said_again_is_said_by_each_for_himself(steps):
+def test_repeated_pushes_are_sent_separately(steps):
     collector = collecting(0)
     collector.add_own(0, 0, part(0), AT)
     collector.on_host_push(0, 0, part(1))
@@ -157,8 +157,8 @@ def test_what_is_said_again_is_said_by_each_for_himself(steps):
         assert collector.on_host_sum(0, 0)
     if steps == 2:
         collector.on_push_staged(0, 0)
-    told = collector.break_up_shard(0)
-    assert told == ([] if steps == 2 else [ToPeer(1, PushAlone(0, 0))])
+    messages = collector.break_up_shard(0)
+    assert messages == ([] if steps == 2 else [ToPeer(1, PushAlone(0, 0))])
     assert not collector.on_host_sum(0, 0)
     member = collecting(1)
     member.add_own(0, 0, part(1), AT)
@@ -167,15 +167,15 @@ def test_what_is_said_again_is_said_by_each_for_himself(steps):
 
 
 class World:
-    """Workers of one host, the order of whose lines' words is kept, and a server that takes what is pushed."""
+    """Workers of one host with ordered connections, and a server that accepts their pushes."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.group = tuple(range(self.random.choice([2, 2, 3, 4])))
         self.shards, self.clocks = self.random.randint(1, 4), self.random.randint(1, 5)
         self.machines = {rank: HostCollection(rank, self.group, self.shards, 0, room) for rank in self.group}
-        self.words: dict[tuple[int, int], deque] = {}  # (from, to): what is on the way; "up" and "down" among it
-        self.ends: set[tuple[int, int]] = set()  # ends of lines that are up, by (whose, to whom)
+        self.messages: dict[tuple[int, int], deque] = {}  # (from, to): in flight, with "up" and "down" among them
+        self.ends: set[tuple[int, int]] = set()  # ends of open connections, by (owner, other)
         self.gathers: list[tuple[int, HostSumTask]] = []
         self.done = {(rank, shard): -1 for rank in self.group for shard in range(self.shards)}  # whole at the server
         self.pushed = dict(self.done)
@@ -187,7 +187,7 @@ class World:
         for act in acts:
             if isinstance(act, ToPeer):
                 if (rank, act.rank) in self.ends:
-                    self.words[rank, act.rank].append(act.message)
+                    self.messages[rank, act.rank].append(act.message)
             elif isinstance(act, HostSumTask):
                 self.gathers.append((rank, act))
             else:
@@ -199,7 +199,7 @@ class World:
             self.machines[rank].on_push_staged(shard, clock)
 
     def outstanding(self, rank):
-        """What is not Pushed: not everyone's is whole at the server."""
+        """Return the pushes that are not Pushed: the server lacks some rank's."""
         whole = {shard: min(self.done[other, shard] for other in self.group) for shard in range(self.shards)}
         return [(s, c) for s in range(self.shards) for c in range(whole[s] + 1, self.pushed[rank, s] + 1)]
 
@@ -216,38 +216,38 @@ class World:
 
     def connect(self):
         one, two = self.random.sample(self.group, 2)
-        if {(one, two), (two, one)} & self.ends or (one, two) in self.words:
+        if {(one, two), (two, one)} & self.ends or (one, two) in self.messages:
             return
-        self.words[one, two], self.words[two, one] = deque(), deque()
+        self.messages[one, two], self.messages[two, one] = deque(), deque()
         for me, other in ((one, two), (two, one)):
-            self.ends.add((me, other))  # each end is there before anybody is told of it
-            self.words[other, me].append("up")
+            self.ends.add((me, other))  # each end is there before either is announced
+            self.messages[other, me].append("up")
 
     def cut(self):
         for one, two in self.random.sample(sorted(self.ends), 1) if self.ends else ():
             lines = ((one, two), (two, one))
-            if not set(lines) <= self.ends or any("down" in self.words[line] for line in lines):
+            if not set(lines) <= self.ends or any("down" in self.messages[line] for line in lines):
                 return
             for line in lines:
-                kept = list(self.words[line])
-                self.words[line] = deque(kept[: max(self.random.randint(0, len(kept)), "up" in kept)])
-                self.words[line].append("down")
+                kept = list(self.messages[line])
+                self.messages[line] = deque(kept[: max(self.random.randint(0, len(kept)), "up" in kept)])
+                self.messages[line].append("down")
 
     def deliver(self, line):
-        """The next word of a line arrives."""
+        """Deliver the next message of a connection."""
         sender, to = line
-        word, machine = self.words[line].popleft(), self.machines[to]
-        if word == "up":
+        message, machine = self.messages[line].popleft(), self.machines[to]
+        if message == "up":
             self.do(to, machine.on_peer_connected(sender, self.outstanding(to)))
-        elif word == "down":
+        elif message == "down":
             self.ends.discard((to, sender))
             self.do(to, machine.on_peer_disconnected(sender))
             if not {(to, sender), (sender, to)} & self.ends:
-                del self.words[to, sender], self.words[sender, to]
-        elif isinstance(word, PushAlone):
-            self.do(to, machine.on_push_alone(sender, word.shard, word.clock))
+                del self.messages[to, sender], self.messages[sender, to]
+        elif isinstance(message, PushAlone):
+            self.do(to, machine.on_push_alone(sender, message.shard, message.clock))
         else:
-            self.do(to, machine.on_host_push(word.shard, word.clock, part(sender)))
+            self.do(to, machine.on_host_push(message.shard, message.clock, part(sender)))
 
     def sum(self, index):
         rank, gather = self.gathers.pop(index)
@@ -270,8 +270,8 @@ class World:
         self.take(rank, shard, self.pushed[rank, shard])
 
     def step(self, calm):
-        """One thing happens; False when nothing more can."""
-        ways = [lambda line=line: self.deliver(line) for line, words in self.words.items() if words]
+        """Execute one event; return False when there is none."""
+        ways = [lambda line=line: self.deliver(line) for line, queued in self.messages.items() if queued]
         ways += [lambda index=index: self.sum(index) for index in range(len(self.gathers))]
         ways += [lambda one=one: self.push(*one) for rank in self.group for one in self.may_push(rank)]
         trouble = self.random.random()
@@ -287,7 +287,7 @@ class World:
 
 
 @pytest.mark.parametrize("chunk", range(10))
-def test_nobody_is_left_waiting_whatever_happens_to_lines_and_servers(chunk):
+def test_every_push_completes_under_connection_and_server_failures(chunk):
     together = 0
     for seed in range(chunk * 150, chunk * 150 + 150):
         world = World(seed)

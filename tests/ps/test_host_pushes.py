@@ -1,7 +1,8 @@
-"""Sums of hosts and pushes of single workers, in every mixture and order: the same bits, each worker counted once.
+"""Host sums and separate pushes in every mixture and order: equal bits, and each worker counted once.
 
-`Play` drives one shard's state machine as workers of shared hosts do. Connections keep order; messages arrive in
-halves. A worker that has handed in says nothing until it hears Leads, or its collector says that it goes apart.
+`Play` drives one shard's state machine as workers of shared hosts do. Connections keep the order of messages, which
+arrive in halves. A worker that has offered its gradients sends nothing until it receives Leads, or PushAlone of its
+collector.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def cover(clock: int, group) -> tuple[Push, bytes]:
 
 
 def by_hand(hosts, membership: Membership, clocks: int) -> torch.Tensor:
-    """Host after host, whole tensors."""
+    """Sum whole tensors, host by host."""
     values = torch.linspace(-1, 1, SIZE).requires_grad_()
     optimizer = torch.optim.SGD([values], **GROUPS[0])
     for clock in range(clocks):
@@ -90,7 +91,7 @@ def by_hand(hosts, membership: Membership, clocks: int) -> torch.Tensor:
 
 
 class Play:
-    """Workers of shared hosts around one shard; `machines` are its servers, one of which leads."""
+    """Workers of shared hosts and one shard; `machines` are its servers, one of them the primary."""
 
     def __init__(self, hosts, draw) -> None:
         self.hosts, self.draw, self.clock = hosts, draw, 0
@@ -99,8 +100,8 @@ class Play:
         self.lead, self.epoch = 0, 0
         self.lines: dict[int, deque] = {rank: deque() for rank in range(WORLD)}
         self.half: dict[int, tuple] = {}  # rank -> a message that is coming in
-        self.taken: set[int] = set()  # who heard that its push is whole
-        self.silent: set[int] = set()  # who has handed in, and goes on waiting
+        self.taken: set[int] = set()  # ranks with a staged push
+        self.silent: set[int] = set()  # ranks that have offered gradients and wait
         self.happened: set[str] = set()
         self.deaths = 0
 
@@ -117,18 +118,18 @@ class Play:
         self.lines[rank].append((message, data))
 
     def alone(self, rank: int) -> None:
-        """A worker pushes its own gradients, again or for the first time."""
+        """Push a worker's own gradients, again or for the first time."""
         self.silent.discard(rank)
         self.taken.discard(rank)
         self.say(rank, *push(self.clock, rank))
 
     def together(self, sender: int, group) -> None:
-        """A collector pushes for its host: who handed in is silent from now on."""
+        """Push a host sum; the workers that offered gradients send nothing from now on."""
         self.silent.update(one for one in group if one not in self.taken and not self.lines[one] and one != sender)
         self.say(sender, *cover(self.clock, group))
 
     def move(self, rank: int) -> None:
-        """The next half of a message comes in."""
+        """Deliver the next half of a message."""
         if rank in self.half:
             message, data, where = self.half.pop(rank)
             if where is not None:
@@ -142,7 +143,7 @@ class Play:
             self.half[rank] = message, data, where
 
     def snap(self, rank: int) -> None:
-        """A worker's connection breaks; those who rely on what it was to bring are told."""
+        """Break a worker's connection; the workers in its host sums are notified."""
         lost = [message for message, _ in self.lines[rank]] + [one[0] for one in [self.half.get(rank)] if one]
         covers = {one for message in lost for one in message.covers}
         self.lines[rank].clear()
@@ -153,7 +154,7 @@ class Play:
             self.alone(one)
 
     def dies(self, rank: int, *, replaced: bool) -> None:
-        """A worker dies; its cut is what this shard, and others, have of it without host sums."""
+        """End a worker; its cut is the last clock that this shard and others hold of it without host sums."""
         self.deaths += 1
         self.lines[rank].clear()
         self.half.pop(rank, None)
@@ -177,7 +178,7 @@ class Play:
             self.alone(one)
 
     def hand_over(self) -> None:
-        """Another server is filled and comes to lead; workers say all again there."""
+        """Fill another server and make it primary; workers repeat everything there."""
         new = 1 + max(self.machines)
         old, self.machines[new] = self.lead, make(self.hosts, new, (self.lead,), started=False)
         self.machines[new].set_members(self.membership)
@@ -237,7 +238,7 @@ class Play:
                 self.hand_over()
 
     def finish(self) -> None:
-        """All that is under way comes in, who has not pushed at all does, and the clock is ordered."""
+        """Deliver all messages, push for the ranks that have not, and order the clock."""
         for group in in_turn(self.hosts, self.alive):
             idle = [one for one in group if one not in self.taken | self.silent | self.half.keys()]
             idle = [one for one in idle if not self.lines[one]]
@@ -262,7 +263,7 @@ class Play:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.sampled_from(HOSTS))
-def test_whoever_says_what_in_whatever_order_the_values_are_the_same_to_the_bit(data, hosts):
+def test_every_mixture_and_order_of_pushes_gives_bitwise_equal_values(data, hosts):
     play = Play(hosts, data.draw)
     for _ in range(2):
         for _ in range(data.draw(st.integers(0, 25))):
@@ -286,7 +287,7 @@ def kinds(outputs) -> list:
     return [(one.rank, type(one.message)) for one in outputs if isinstance(one, ToWorker)]
 
 
-def test_a_host_sum_is_taken_and_acknowledged_for_each_whom_it_covers():
+def test_a_host_sum_is_acknowledged_to_each_covered_rank():
     machine = make(((0, 1), (2, 3)), world=4)
     assert kinds(bring(machine, 1, *cover(0, (0, 1)))) == [(0, PushStaged), (1, PushStaged)]
     assert [machine.last_clock_of(rank) for rank in range(4)] == [0, 0, -1, -1]
@@ -298,7 +299,7 @@ def test_a_host_sum_is_taken_and_acknowledged_for_each_whom_it_covers():
     assert kinds(bring(machine, 3, *push(0, 3))) == [(3, PushStaged), (3, Pushed)]
 
 
-def test_a_host_sum_beside_a_push_of_its_own_is_given_up_and_the_others_are_asked():
+def test_a_host_sum_is_dropped_when_a_covered_rank_pushed_separately():
     machine = make(((0, 1, 2),), world=3)
     bring(machine, 1, *push(0, 1))
     message, data = cover(0, (0, 1, 2))
@@ -307,7 +308,7 @@ def test_a_host_sum_beside_a_push_of_its_own_is_given_up_and_the_others_are_aske
     assert kinds(bring(machine, 1, *cover(0, (0, 1, 2)))) == [(1, PushStaged), (0, Leads), (2, Leads)]
 
 
-def test_what_came_while_a_host_sum_came_in_is_noticed_when_it_is_whole():
+def test_a_separate_push_during_the_transfer_of_a_host_sum_is_detected():
     machine = make(((0, 1),), world=2)
     message, data = cover(0, (0, 1))
     where = machine.push_buffer_for(0, message, len(data))
@@ -317,7 +318,7 @@ def test_what_came_while_a_host_sum_came_in_is_noticed_when_it_is_whole():
     assert [machine.last_clock_of(0), machine.last_clock_of(1)] == [-1, 0]
 
 
-def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
+def test_bytes_arriving_for_a_dropped_push_change_no_value():
     machine = make(((0, 1),), world=3)
     late, data = push(0, 1)
     where = machine.push_buffer_for(1, late, len(data))
@@ -335,7 +336,7 @@ def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
     assert torch.equal(machine.state.values, clean.state.values)
 
 
-def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_down():
+def test_the_cut_of_a_lost_rank_excludes_revocable_host_sums():
     machine = make(((0, 1),), world=3)
     bring(machine, 0, *cover(0, (0, 1)))
     assert [machine.last_clock_of(1), machine.last_separate_clock_of(1)] == [0, -1]  # staged, or summed already
@@ -345,8 +346,8 @@ def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_do
     assert machine.last_separate_clock_of(0) == 0
 
 
-def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
-    """Rank 0 has not pushed, so the sum of 1 and 2 is staged; whoever of them is cut, the other is asked."""
+def test_a_staged_host_sum_is_dropped_with_each_of_its_ranks():
+    """Rank 0 has not pushed, so the sum of 1 and 2 is staged; when one of them is cut, the other is asked to push."""
     for cut, sender in ((1, 1), (2, 1), (1, 2), (2, 2)):
         machine = make(((1, 2),), world=3)
         bring(machine, sender, *cover(0, (1, 2)))
@@ -356,7 +357,7 @@ def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
         ends_clean(machine, ((1, 2),))
 
 
-def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_any_more():
+def test_a_staged_host_sum_is_dropped_when_a_covered_rank_leaves():
     machine = make(((1, 2, 3),), world=4)
     bring(machine, 1, *cover(0, (1, 2, 3)))
     fewer = Membership.initial(4, 0).changed(0, [0, 1, 2])
@@ -365,7 +366,7 @@ def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_
     assert kinds(bring(machine, 2, *cover(0, (1, 2)))) == [(1, PushStaged), (2, PushStaged)]
 
 
-def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads():
+def test_bytes_of_a_dropped_host_sum_are_received_into_an_unused_buffer():
     machine = make(((1, 2),), world=3)
     message, data = cover(0, (1, 2))
     where = machine.push_buffer_for(1, message, len(data))
@@ -378,8 +379,8 @@ def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads()
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_host_sums_are_handed_over_as_what_they_are(first):
-    """Staged (rank 0 has not pushed) and in the sum."""
+def test_host_sums_are_transferred_unchanged(first):
+    """Staged host sums (rank 0 has not pushed), and summed ones."""
     hosts = ((first, 2),)
     old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
     bring(old, first, *cover(0, (first, 2)))
@@ -390,7 +391,7 @@ def test_host_sums_are_handed_over_as_what_they_are(first):
 
 
 def ends_clean(machine, hosts) -> None:
-    """Whatever is still to be pushed is: the values are those of a shard to which each pushed for himself."""
+    """Finish all pushes; the values equal those after separate pushes."""
     clean = make(hosts, world=3)
     for one in (machine, clean):
         for rank in range(3):
@@ -401,14 +402,14 @@ def ends_clean(machine, hosts) -> None:
 
 
 @pytest.mark.parametrize("hosts", [((1, 2),), ()])
-def test_a_host_sum_of_other_ranks_than_those_of_the_host_is_never_taken(hosts):
+def test_a_host_sum_that_does_not_cover_its_host_is_refused(hosts):
     machine = make(hosts, world=4)
     assert kinds(bring(machine, 1, *cover(0, (1, 2, 3)))) == [(1, Leads), (2, Leads), (3, Leads)]
     assert [machine.last_clock_of(rank) for rank in range(4)] == [-1] * 4
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_host_sum_without_its_sender_is_refused_and_nothing_follows_from_it(leads):
+def test_a_host_sum_without_its_sender_is_refused_and_changes_no_state(leads):
     machine = make(((1, 2),), chain=(0,) if leads else (1, 0), started=leads, world=3)
     message, data = cover(0, (1, 2))
     for one in (message, replace(message, clock=-1), replace(message, present=b"\0\0")):
@@ -423,16 +424,16 @@ def test_a_host_sum_without_its_sender_is_refused_and_nothing_follows_from_it(le
         assert kinds(bring(machine, 1, message, data)) == [(1, PushStaged), (2, PushStaged)]
 
 
-def test_a_host_sum_is_not_lent():
+def test_a_host_sum_is_never_shared():
     machine = make(((1, 2),), world=3)
     _, data = cover(0, (1, 2))
-    lent = Push(0, 0, 2.0, b"\1\1", 0, at=SharedRange(0, 0, 76), covers=(1, 2))
+    shared = Push(0, 0, 2.0, b"\1\1", 0, at=SharedRange(0, 0, 76), covers=(1, 2))
     with pytest.raises(ProtocolError, match="worker/1"):
-        machine.on_push(1, lent, 0, memoryview(bytearray(data)))
+        machine.on_push(1, shared, 0, memoryview(bytearray(data)))
 
 
-def test_values_that_a_host_sum_says_have_landed_are_changed_in_place():
-    """But only for ranks that have spoken for themselves: of an older start's word nothing follows."""
+def test_values_reported_as_landed_by_a_host_sum_are_updated_in_place():
+    """Only for ranks that reported it themselves; reports of an older incarnation do not count."""
     machine = make(((0, 1),), world=2)
     for clock in range(3):
         before = machine.state.values.data_ptr()

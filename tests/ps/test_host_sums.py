@@ -1,4 +1,4 @@
-"""A host's ranks are summed first, the same to the last bit wherever it is done; nothing that is read is written."""
+"""Host sums: bitwise equal on workers and servers; gradients that are read are not written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def part(rank: int, weight: float, present: bytes, dtype: torch.dtype = torch.fl
 
 
 def by_hand(parts: list[RankGradients]) -> torch.Tensor:
-    """Piece by piece, whole tensors, rank after rank."""
+    """Sum whole tensors piece by piece, in rank order."""
     out = torch.zeros(SIZE, dtype=parts[0].gradients.dtype)
     for at, piece in enumerate(HELD):
         some = [one.gradients[piece.at : piece.at + piece.size] * one.weight for one in parts if one.present[at]]
@@ -51,7 +51,7 @@ def hosts_parts(draw: st.DrawFn) -> list[RankGradients]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(hosts_parts(), st.sampled_from(["apart", "in place", "onto"]))
-def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[RankGradients], way: str) -> None:
+def test_a_host_sum_adds_in_rank_order_and_leaves_its_parts_unchanged(parts: list[RankGradients], way: str) -> None:
     expected, dtype = by_hand(parts), parts[0].gradients.dtype
     before = [one.gradients.clone() for one in parts]
     out = parts[0].gradients if way == "in place" else torch.full((SIZE,), 7.0, dtype=dtype)
@@ -80,7 +80,7 @@ def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[RankGradients]
         (((0, 2, 4),), (1, 2, 4), ((1,), (2, 4))),
     ],
 )
-def test_hosts_come_in_the_order_of_their_first_ranks_that_are_there(hosts, ranks, turns) -> None:
+def test_hosts_are_ordered_by_their_first_member_ranks(hosts, ranks, turns) -> None:
     assert in_turn(hosts, ranks) == turns
 
 

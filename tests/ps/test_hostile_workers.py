@@ -1,4 +1,4 @@
-"""A worker that sends any message that its permits allow: servers refuse it or go on, and never fail otherwise."""
+"""Workers that send any permitted message: servers accept or refuse it, and fail in no other way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECTIONS = st.builds(
 )  # fmt: skip
 
 
-def said(permits: Any) -> st.SearchStrategy[Any]:
+def messages_of(permits: Any) -> st.SearchStrategy[Any]:
     kinds = [
         row.message
         for row in permits.to("server")["worker"].values()
@@ -43,7 +43,7 @@ def said(permits: Any) -> st.SearchStrategy[Any]:
 
 
 def of_this_store(message: Any, sections: list[UpdateSection], sequence: int) -> Any:
-    """Return a message as one of a session that is open, so that it gets past the first look."""
+    """Return a message with the fields of an open session, so that it passes the first check."""
     fields = {each.name for each in msgspec.structs.fields(message)}
     known = {"store": "s", "session": 1, "term": 4, "sequence": sequence, "at": None}
     known |= {"sections": sections} if type(message).__name__ == "Update" else {}
@@ -54,13 +54,13 @@ def of_this_store(message: Any, sections: list[UpdateSection], sequence: int) ->
 
 @BRIEF
 @given(
-    speech=st.lists(st.tuples(said(TABLES), st.lists(SECTIONS, max_size=2), st.binary(max_size=64)), max_size=10),
+    sent=st.lists(st.tuples(messages_of(TABLES), st.lists(SECTIONS, max_size=2), st.binary(max_size=64)), max_size=10),
     known=st.booleans(),
 )
-def test_tables_survive_anything_that_a_worker_may_say(speech: list[Any], known: bool) -> None:
+def test_table_servers_survive_any_permitted_message(sent: list[Any], known: bool) -> None:
     tables = Tables()
     rows = TABLES.to("server")["worker"]
-    for number, (message, sections, payload) in enumerate(speech):
+    for number, (message, sections, payload) in enumerate(sent):
         if known:
             message = of_this_store(message, sections, number)
         if why_refused(rows[type(message)], HOSTILE, message, NEW, len(payload)):
@@ -78,7 +78,7 @@ def test_tables_survive_anything_that_a_worker_may_say(speech: list[Any], known:
 
 
 def of_this_shard(message: Any, shard: int) -> Any:
-    """Return a message about a shard and near clocks, so that it gets past the first look."""
+    """Return a message about a held shard and near clocks, so that it passes the first check."""
     fields = {each.name for each in msgspec.structs.fields(message)}
     known = {"shard": shard, "shards": [shard], "have": [-1], "at": None, "covers": ()}
     return msgspec.structs.replace(message, **{name: value for name, value in known.items() if name in fields})
@@ -86,14 +86,14 @@ def of_this_shard(message: Any, shard: int) -> Any:
 
 @BRIEF
 @given(
-    speech=st.lists(st.tuples(said(PARAMETERS), st.integers(0, 2), st.integers(0, 600)), max_size=12),
+    sent=st.lists(st.tuples(messages_of(PARAMETERS), st.integers(0, 2), st.integers(0, 600)), max_size=12),
     known=st.booleans(),
 )
-def test_parameters_survive_anything_that_a_worker_may_say(speech: list[Any], known: bool) -> None:
+def test_dense_servers_survive_any_permitted_message(sent: list[Any], known: bool) -> None:
     world = World(seed=1, servers=1, workers=2, clocks=2)
     machine = world.servers[0]
     rows = PARAMETERS.to("server")["worker"]
-    for message, shard, size in speech:
+    for message, shard, size in sent:
         said_now = of_this_shard(message, shard) if known else message
         if why_refused(rows[type(said_now)], HOSTILE, said_now, NEW, size):
             size = 0

@@ -1,4 +1,4 @@
-"""What a wait misses: who is waited for, and how often what has landed is copied meanwhile."""
+"""Pending values of a wait: the servers that are waited for, and the number of copies meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class Mind:
-    """Stands in for a worker's machine: shards of one size, two servers, and what has landed."""
+    """Stands in for a worker's state machine: equal shards, two servers, and the landed versions."""
 
     def __init__(self, count: int, size: int) -> None:
         words = size // 4
@@ -25,7 +25,7 @@ class Mind:
         return [shard for shard in shards if shard not in self.landed]
 
 
-def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
+def test_a_short_wait_ends_when_all_shards_have_landed() -> None:
     machine = Mind(4, LEAST // 4)
     machine.landed.add(1)
     missing = PendingValues(machine, 7, [0, 1, 3], exact=True)
@@ -40,7 +40,7 @@ def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_a_long_one_each_shard_is_copied_once_in_few_goes_and_little_is_left_for_the_end(order: int) -> None:
+def test_a_long_wait_copies_each_shard_once_in_few_batches(order: int) -> None:
     machine = Mind(64, 3 * MIB // 2)
     missing = PendingValues(machine, 7, range(64), exact=True)
     copied, goes = [missing.newly_arrived()], 0

@@ -1,4 +1,4 @@
-"""Reductions on rows of tensors are those of the schedules' references; folding a push's own duplicates is the same."""
+"""Reductions on rows of tensors equal the references; folding duplicates of one push gives the same."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def same(one, other) -> bool:
     return math.isclose(one, other, rel_tol=1e-12) or one == other or (one != one and other != other)
 
 
-def test_the_names_are_those_of_the_schedules() -> None:
+def test_reduction_names_equal_those_of_the_references() -> None:
     assert set(reductions()) == set(operations())
 
 
 @pytest.mark.parametrize("name", sorted(set(operations()) - {"mean", "argmin"}))
-def test_every_pair_joins_as_the_reference_says(name: str) -> None:
+def test_every_reduction_combines_pairs_as_the_reference(name: str) -> None:
     reduction, reference = reductions()[name], operations()[name]
     for kind, samples, dtype in (("floats", FLOATS, torch.float64), ("integers", WHOLE, torch.int64)):
         if kind not in reference.kinds:
@@ -41,7 +41,7 @@ def test_every_pair_joins_as_the_reference_says(name: str) -> None:
                 assert math.copysign(1, found) == math.copysign(1, wanted), (one, other)
 
 
-def test_a_mean_counts_what_came() -> None:
+def test_a_mean_divides_by_the_number_of_values() -> None:
     mean = reductions()["mean"]
     lanes = mean.lanes(torch.tensor([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]]))
     folded = mean.fold(lanes, torch.tensor([0, 0, 0]), 1)
@@ -50,7 +50,7 @@ def test_a_mean_counts_what_came() -> None:
     assert folded.extra.tolist() == [[3]]
 
 
-def test_argmin_keeps_the_index_of_the_smallest_and_of_equal_ones_the_lowest() -> None:
+def test_argmin_keeps_the_lowest_index_of_the_smallest_value() -> None:
     argmin, reference = reductions()["argmin"], operations()["argmin"]
     pairs = [(value, index) for value in (1.0, 2.0, math.nan, -math.inf) for index in (3, 1)]
     for one, other in itertools.product(pairs, repeat=2):
@@ -63,7 +63,7 @@ def test_argmin_keeps_the_index_of_the_smallest_and_of_equal_ones_the_lowest() -
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "bitwise-xor", "logical-or"])
-def test_folding_duplicates_is_joining_them_one_by_one(name: str) -> None:
+def test_folding_duplicates_equals_combining_them_one_by_one(name: str) -> None:
     reduction, numbers = reductions()[name], random.Random(3)
     groups = sorted(numbers.choices(range(7), k=40))
     groups = [sorted(set(groups)).index(group) for group in groups]
@@ -79,7 +79,7 @@ def test_folding_duplicates_is_joining_them_one_by_one(name: str) -> None:
         assert found.values[group].tolist() == wanted.values[0].tolist()
 
 
-def test_a_reduction_says_what_it_takes() -> None:
+def test_a_reduction_refuses_unsupported_dtypes() -> None:
     with pytest.raises(UsageError, match=r"mean.*int64"):
         reductions()["mean"].check(torch.int64)
     with pytest.raises(UsageError, match=r"bitwise-or.*float32"):

@@ -1,4 +1,4 @@
-"""One shard's chain on a few servers, its messages carried by hand: what a server says it has, and what it keeps."""
+"""One shard's chain on a few servers, with messages delivered by the test: reported and kept entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ps.log import Log
 
 
 class Servers:
-    """Chains of some servers; what one says to another is delivered in order, unless one of them is cut off."""
+    """Chains of some servers; messages between two of them are delivered in order, unless one is in `deaf`."""
 
     def __init__(self, count: int, window: int = 1) -> None:
         self.alive = set(range(count))
@@ -25,8 +25,8 @@ class Servers:
             ReplicaChain(0, me, log, lambda other: other in self.alive, window=window, staged=log)
             for me, log in enumerate(self.logs)
         ]
-        self.told: list[ReplicaCaughtUp | LeadMoved] = []
-        self.deaf: set[int] = set()  # what they are told waits
+        self.outputs: list[ReplicaCaughtUp | LeadMoved] = []
+        self.deaf: set[int] = set()  # servers that receive no messages for now
         self._mail: deque[tuple[int, ToServer]] = deque()
 
     def assigned(self, epoch: int, chain: list[int], copies: tuple[int, ...] = ()) -> None:
@@ -54,7 +54,7 @@ class Servers:
             if isinstance(output, ToServer):
                 self._mail.append((source, output))
             else:
-                self.told.append(output)
+                self.outputs.append(output)
 
     def deliver(self) -> None:
         kept: deque[tuple[int, ToServer]] = deque()
@@ -75,7 +75,7 @@ class Servers:
         return [number for _, number in self.logs[server].entries]
 
 
-def test_an_entry_counts_when_the_tail_has_it() -> None:
+def test_an_entry_is_acknowledged_when_the_tail_has_it() -> None:
     servers = Servers(3)
     servers.assigned(1, [0, 1, 2])
     servers.begin(0)
@@ -91,22 +91,22 @@ def test_an_entry_counts_when_the_tail_has_it() -> None:
     assert servers.numbers(2) == [0]
 
 
-def test_a_server_that_is_filled_says_so_and_takes_over_by_hand_over() -> None:
+def test_a_filled_server_reports_it_and_becomes_primary_by_transfer() -> None:
     servers = Servers(2)
     servers.assigned(1, [0])
     servers.begin(0)
     servers.put(0, 0)
     servers.assigned(2, [0], (1,))
     servers.deliver()
-    assert servers.told == [ReplicaCaughtUp(2, 0, 1)]
+    assert servers.outputs == [ReplicaCaughtUp(2, 0, 1)]
     servers.assigned(3, [1])
     servers.deliver()
-    assert servers.told[1:] == [LeadMoved(3, 0)]
+    assert servers.outputs[1:] == [LeadMoved(3, 0)]
     assert (servers.chains[0].role, servers.chains[1].role) == ("none", "primary")
     assert servers.numbers(1) == [0]
 
 
-def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_acknowledged() -> None:
+def test_a_former_primary_leads_again_after_the_loss_of_its_successor() -> None:
     servers = Servers(3)
     servers.assigned(1, [0, 1, 2])
     servers.begin(0)
@@ -128,14 +128,14 @@ def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_ackno
     servers.deaf = {2}
     servers.deliver()
     assert servers.chains[0].role == "member"
-    assert not servers.chains[0].settled  # it says that it has nothing
+    assert not servers.chains[0].settled  # it reports that it has nothing
     servers.die(2)  # before it copied to 0
     servers.assigned(4, [0])
     assert servers.chains[0].leads
     assert servers.chains[0].acknowledged == len(servers.numbers(0)) >= 1
 
 
-def test_who_leads_next_makes_no_entry_before_all_of_the_chain_have_spoken() -> None:
+def test_a_new_primary_makes_no_entry_before_all_members_have_reported() -> None:
     servers = Servers(4, window=8)
     servers.assigned(1, [0, 1, 2, 3])
     servers.begin(0)
@@ -154,7 +154,7 @@ def test_who_leads_next_makes_no_entry_before_all_of_the_chain_have_spoken() -> 
     assert servers.chains[1].may_append
 
 
-def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
+def test_an_unexpected_copy_cancels_the_copy_before() -> None:
     servers = Servers(2)
     chain = servers.chains[1]
     servers.assigned(1, [1])
@@ -169,11 +169,11 @@ def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
     assert chain.receive_buffer_for(0, StatePart(0), 4) is None
 
 
-def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_the_same() -> None:
+def test_an_unacknowledged_version_of_a_lost_primary_is_overwritten_by_a_copy() -> None:
     servers = Servers(4, window=4)
     servers.assigned(1, [0, 1, 2])
     servers.deliver()
-    servers.deaf = {1}  # of what the primary begins with nothing comes to the others
+    servers.deaf = {1}  # the start values of the primary reach no other server
     servers.begin(0)
     servers.put(0, 7)
     servers.put(0, 8)
@@ -216,7 +216,7 @@ def test_the_buffer_of_a_dropped_entry_is_not_reused_while_bytes_arrive_in_it(en
     assert log.entries == [(0, 7)]
 
 
-def test_what_announces_more_than_the_state_can_have_is_refused_before_memory_is_taken() -> None:
+def test_a_too_large_announced_size_is_refused_before_memory_is_allocated() -> None:
     servers = Servers(2)
     servers.assigned(1, [0, 1])
     servers.begin(0)

@@ -1,4 +1,4 @@
-"""Whom a worker speaks to, and when a step order may leave."""
+"""Owners of shards, and the conditions under which a step order is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def opened(owners: list[int]) -> tuple[ShardRoutes, UnackedPushes]:
     return route, UnackedPushes(route)
 
 
-def test_an_order_leaves_for_a_server_when_all_pushes_to_others_are_taken():
+def test_a_step_order_is_sent_when_pushes_to_other_servers_are_staged():
     _, box = opened([0, 1, 1])
     for shard in range(3):
         box.add_push(push(0, shard))
@@ -32,7 +32,7 @@ def test_an_order_leaves_for_a_server_when_all_pushes_to_others_are_taken():
     assert box.ready_orders() == []
 
 
-def test_with_one_server_an_order_waits_for_nothing():
+def test_a_step_order_to_the_only_server_is_sent_immediately():
     _, box = opened([0, 0])
     box.add_push(push(0, 0))
     box.add_push(push(0, 1))
@@ -40,7 +40,7 @@ def test_with_one_server_an_order_waits_for_nothing():
     assert [server for server, _ in box.ready_orders()] == [0]
 
 
-def test_what_goes_in_a_host_sum_is_taken_before_any_order_leaves():
+def test_a_push_in_a_host_sum_is_staged_before_any_order_is_sent():
     _, box = opened([0, 1, 0])
     for shard in range(3):
         box.add_push(push(0, shard))
@@ -57,7 +57,7 @@ def test_what_goes_in_a_host_sum_is_taken_before_any_order_leaves():
     assert [server for server, _ in box.ready_orders()] == [1]
 
 
-def test_what_is_said_again_is_in_no_host_sum_any_more():
+def test_a_repeated_push_is_in_no_host_sum():
     _, box = opened([0, 0])
     for shard in range(2):
         box.add_push(push(0, shard))
@@ -69,7 +69,7 @@ def test_what_is_said_again_is_in_no_host_sum_any_more():
     assert [server for server, _ in box.ready_orders()] == [0]
 
 
-def test_where_workers_hold_the_values_nothing_is_ordered_and_a_clock_is_settled_when_all_of_it_is_pushed():
+def test_under_update_worker_no_order_is_sent_and_a_clock_is_settled_when_all_is_pushed():
     route, _ = opened([0, 1])
     box = UnackedPushes(route, ordered=False)
     box.add_push(push(0, 0))
@@ -84,7 +84,7 @@ def test_where_workers_hold_the_values_nothing_is_ordered_and_a_clock_is_settled
     assert not any(kept), "a clock that is settled is forgotten"
 
 
-def test_a_push_that_must_be_sent_again_is_not_taken_any_more_and_holds_the_order_back():
+def test_a_push_to_be_repeated_counts_as_not_staged_and_delays_the_order():
     route, box = opened([0, 1])
     box.add_push(push(0, 0))
     box.add_push(push(0, 1))
@@ -99,7 +99,7 @@ def test_a_push_that_must_be_sent_again_is_not_taken_any_more_and_holds_the_orde
     assert [server for server, _ in box.ready_orders()] == [0]
 
 
-def test_what_is_pushed_is_forgotten_up_to_its_clock():
+def test_acknowledged_pushes_are_removed_up_to_their_clock():
     _, box = opened([0, 0])
     for clock in range(2):
         for shard in range(2):
@@ -115,7 +115,7 @@ def test_what_is_pushed_is_forgotten_up_to_its_clock():
     assert box.to_resend(1) == [push(1, 1)]
 
 
-def test_a_shard_that_moved_opens_when_its_new_server_leads_by_that_assignment_whoever_speaks_first():
+def test_a_moved_shard_opens_when_its_new_server_leads_by_that_assignment():
     route, _ = opened([0, 0])
     assert route.on_leads(1, 1, [1]) == []
     assert route.on_assignment(1, [0, 1], [0, 1]) == ([1], [1])
@@ -126,7 +126,7 @@ def test_a_shard_that_moved_opens_when_its_new_server_leads_by_that_assignment_w
     assert route.closed_shards == set()
 
 
-def test_an_old_word_of_a_server_that_leads_again_does_not_open_its_shard():
+def test_leads_of_an_older_assignment_does_not_open_a_shard():
     route, _ = opened([0])
     route.on_assignment(1, [1], [0, 1])
     route.on_leads(1, 1, [0])
@@ -134,14 +134,14 @@ def test_an_old_word_of_a_server_that_leads_again_does_not_open_its_shard():
     assert route.on_leads(0, 2, [0]) == [0]
 
 
-def test_a_worker_that_was_not_told_of_an_assignment_between_takes_the_word_of_it():
+def test_a_worker_that_missed_an_assignment_accepts_leads_of_a_newer_one():
     route, _ = opened([0])
     route.on_assignment(2, [0], [0, 1])
     route.on_leads(1, 3, [0])
     assert route.on_assignment(4, [1], [0, 1]) == ([0], [0])
 
 
-def test_a_connection_that_breaks_shuts_its_shards():
+def test_a_broken_connection_closes_its_shards():
     route, _ = opened([0, 1])
     assert route.on_server_lost(1) == [1]
     assert route.closed_shards == {1}

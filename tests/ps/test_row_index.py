@@ -1,4 +1,4 @@
-"""The hash index on arrays finds what was added and nothing else; rows grow and keep their values."""
+"""The hash index on arrays finds exactly the keys that were added; rows grow and keep their values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def splitmix(key: int) -> int:
     return key ^ (key >> 31)
 
 
-def test_the_mixer_is_splitmix64s_finaliser() -> None:
+def test_the_hash_is_the_finaliser_of_splitmix64() -> None:
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF]
     right = [splitmix(key & (2**64 - 1)) for key in keys]
     assert mix(np.array(keys)).tolist() == right
     assert [mix_one(key) for key in keys] == right
 
 
-def test_an_index_is_a_dict() -> None:
+def test_an_index_equals_a_dict() -> None:
     index, known, numbers = KeyIndex(), {}, np.random.default_rng(1)
     for _ in range(20):
         keys = np.unique(numbers.integers(-50, 50, 30) * 2**40)
@@ -44,7 +44,7 @@ def test_shards_hold_equal_shares_of_hash_values() -> None:
     assert len({int(shard_of(name, np.zeros(1, dtype=np.int64), 8)[0]) for name in "abcdefghijk"}) > 3
 
 
-def test_one_key_is_in_the_shard_where_it_is_among_others() -> None:
+def test_the_shard_of_a_key_does_not_depend_on_other_keys() -> None:
     keys = np.random.default_rng(2).integers(-(2**63), 2**63, 500)
     for table, shards in (("", 8), ("w", 5), ("\u00fc", 1)):
         assert [shard_of_one(table, int(key), shards) for key in keys] == shard_of(table, keys, shards).tolist()

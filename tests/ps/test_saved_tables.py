@@ -1,4 +1,4 @@
-"""Checkpoints of tables: all that was pushed up to the cut and nothing after it, on any number of shards."""
+"""Checkpoints of tables: all updates up to the cut and none after it, on any number of shards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KEYS = np.arange(40)
 
 
 def saved(world: World, step: int) -> dict[str, tuple[TensorSlice, bytes]]:
-    """Ask all servers for their parts; return the checkpoint's tensors by name."""
+    """Save the parts of all servers; return the checkpoint's tensors by name."""
     for rank, machine in world.servers.items():
         world.follow(rank, machine.request_checkpoint(step))
     world.run()
-    parts = [output for _, output in world.told if isinstance(output, SaveSlices) and output.step == step]
+    parts = [output for _, output in world.reports if isinstance(output, SaveSlices) and output.step == step]
     assert len(parts) == len(world.servers)
     found = [copied for part in parts for copied in part.copied]
     assert len({copied.slice.name for copied in found}) == len(found)
@@ -29,9 +29,9 @@ def saved(world: World, step: int) -> dict[str, tuple[TensorSlice, bytes]]:
 
 
 def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
-    """A world whose servers begin with a checkpoint."""
+    """Return a world with servers that load a checkpoint."""
     world = World(**options, begins=True)
-    for rank, output in list(world.told):
+    for rank, output in list(world.reports):
         assert isinstance(output, LoadTables)
         names = [each.name for each in wanted([each for each, _ in tensors.values()], output.shard, world.store.shards)]
         found = {
@@ -42,14 +42,14 @@ def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
             if name in names
         }
         world.follow(rank, world.servers[rank].on_loaded(output.shard, found))
-    world.told.clear()
+    world.reports.clear()
     world.run()
     return world
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("staleness", [None, 0, 2])
-def test_a_checkpoint_has_all_before_the_mark_and_nothing_after(staleness: int | None, replicas: int) -> None:
+def test_a_checkpoint_has_all_updates_before_the_mark_and_none_after(staleness: int | None, replicas: int) -> None:
     for seed in range(4):
         numbers = random.Random(seed)
         world = World(workers=3, servers=2, staleness=staleness, replicas=replicas, random=numbers)
@@ -68,7 +68,7 @@ def test_a_checkpoint_has_all_before_the_mark_and_nothing_after(staleness: int |
         again = restored(checkpoint, workers=2, servers=3, shards=5, staleness=staleness)
         assert again.pull(1, spec(), KEYS).flatten().tolist() == [330.0] * 40
         assert again.pull(0, spec("m", (3,), reduce="mean"), [0]).flatten().tolist() == [1.0, 1.0, 1.5]
-        for rank in range(2):  # it goes on
+        for rank in range(2):  # training continues
             again.push(rank, spec(), KEYS, torch.ones(40), place=6)
             again.clock(rank, place=6)
         again.run()
@@ -76,7 +76,7 @@ def test_a_checkpoint_has_all_before_the_mark_and_nothing_after(staleness: int |
         assert again.pull(1, spec(), KEYS).flatten().tolist() == [332.0] * 40
 
 
-def test_what_waits_for_a_clock_is_in_the_checkpoint() -> None:
+def test_updates_that_wait_for_a_clock_are_in_the_checkpoint() -> None:
     functions = Functions(double=lambda keys, rows: rows * 2)
     world = World(workers=2, staleness=0, functions=functions)
     for rank in range(2):
@@ -94,7 +94,7 @@ def test_what_waits_for_a_clock_is_in_the_checkpoint() -> None:
     assert again.pull(0, spec(), KEYS).flatten().tolist() == [4.0] * 40
 
 
-def test_who_has_left_or_comes_later_holds_no_checkpoint_up() -> None:
+def test_workers_that_left_or_open_later_do_not_delay_a_checkpoint() -> None:
     world = World(workers=2)
     world.run()
     world.push(0, spec(), KEYS, torch.ones(40), place=2)
@@ -109,7 +109,7 @@ def test_who_has_left_or_comes_later_holds_no_checkpoint_up() -> None:
     assert restored(saved(world, 2), workers=1).pull(0, spec(), KEYS)[0].item() == 3.0
 
 
-def test_shards_are_ranges_of_hash_values_without_a_hole() -> None:
+def test_shards_are_ranges_of_hash_values_without_gaps() -> None:
     for shards in (1, 3, 8, 52):
         cuts = [hashes(shard, shards) for shard in range(shards)]
         assert [cut.start for cut in cuts[1:]] == [cut.stop for cut in cuts[:-1]]

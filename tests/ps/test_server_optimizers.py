@@ -1,4 +1,4 @@
-"""Which optimizers may step on servers, and what of them travels."""
+"""The optimizers that may step on servers, and the settings that are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parameter() -> torch.nn.Parameter:
 
 
 @pytest.mark.parametrize("name", FIT)
-def test_the_eleven_elementwise_optimizers_are_fit(name):
+def test_the_eleven_elementwise_optimizers_can_step_on_servers(name):
     assert fit_name(FIT[name]([parameter()])) == name
 
 
@@ -26,13 +26,13 @@ def test_there_are_eleven():
     }  # fmt: skip
 
 
-def test_what_mixes_elements_is_not():
+def test_an_optimizer_that_mixes_elements_is_refused():
     assert fit_name(torch.optim.LBFGS([parameter()])) == ""
     assert fit_name(torch.optim.Adafactor([parameter()])) == ""
     assert fit_name(torch.optim.SparseAdam([parameter()])) == ""
 
 
-def test_a_subclass_is_not_even_under_the_same_name():
+def test_a_subclass_is_refused_even_under_the_same_name():
     class Mine(torch.optim.Adam):
         pass
 
@@ -41,14 +41,14 @@ def test_a_subclass_is_not_even_under_the_same_name():
     assert fit_name(torch.optim.Muon([parameter()])) == ""
 
 
-def test_one_with_a_step_hook_is_not():
+def test_an_optimizer_with_a_step_hook_is_refused():
     before, after = torch.optim.SGD([parameter()]), torch.optim.SGD([parameter()])
     before.register_step_pre_hook(lambda *_: None)
     after.register_step_post_hook(lambda *_: None)
     assert fit_name(before) == fit_name(after) == ""
 
 
-def test_nor_is_any_while_all_optimizers_have_a_hook():
+def test_every_optimizer_is_refused_under_a_global_hook():
     handle = register_optimizer_step_post_hook(lambda *_: None)
     try:
         assert fit_name(torch.optim.SGD([parameter()])) == ""
@@ -56,17 +56,17 @@ def test_nor_is_any_while_all_optimizers_have_a_hook():
         handle.remove()
 
 
-def test_one_with_a_tensor_for_a_number_is_not():
+def test_an_optimizer_with_a_tensor_as_a_number_is_refused():
     assert fit_name(torch.optim.SGD([parameter()], lr=torch.tensor(0.1))) == ""
 
 
-def test_a_scheduler_does_not_make_one_unfit():
+def test_an_optimizer_with_a_scheduler_is_accepted():
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     assert fit_name(optimizer) == "SGD"
 
 
-def test_numbers_are_those_that_the_optimizer_knows_and_not_a_schedulers_notes():
+def test_numbers_exclude_keys_that_schedulers_add():
     optimizer = torch.optim.Adam([parameter()], lr=0.1, betas=(0.5, 0.9))
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     (group,) = numbers(optimizer)
@@ -75,7 +75,7 @@ def test_numbers_are_those_that_the_optimizer_knows_and_not_a_schedulers_notes()
     assert (group["lr"], group["betas"], group["fused"]) == (0.1, [0.5, 0.9], None)
 
 
-def test_settings_come_back_as_torch_takes_them_and_without_what_the_cpu_refuses():
+def test_settings_are_restored_for_torch_without_options_that_the_cpu_refuses():
     assert settings({"betas": [0.5, 0.9], "capturable": True, "foreach": True}) == {
         "betas": (0.5, 0.9),
         "capturable": False,
@@ -83,7 +83,7 @@ def test_settings_come_back_as_torch_takes_them_and_without_what_the_cpu_refuses
     }
 
 
-def test_state_from_the_constructor_is_untouched_and_state_after_a_step_is_not():
+def test_state_of_the_constructor_counts_as_fresh_and_state_after_a_step_does_not():
     one = parameter()
     optimizer = torch.optim.Adagrad([one])
     assert untouched(optimizer)
@@ -92,7 +92,7 @@ def test_state_from_the_constructor_is_untouched_and_state_after_a_step_is_not()
     assert not untouched(optimizer)
 
 
-def test_pieces_go_on_with_their_state_when_they_point_to_another_buffer():
+def test_pieces_keep_their_state_in_another_buffer():
     info = ParameterInfo("a", (6,), "float32", 0)
     layout = Layout((info,), "SGD", ({"lr": 1.0, "momentum": 0.5},))
     values = torch.zeros(6)
@@ -105,7 +105,7 @@ def test_pieces_go_on_with_their_state_when_they_point_to_another_buffer():
     assert other.eq(-2.5).all()  # -1 - (0.5 * 1 + 1)
 
 
-def test_parameters_of_no_group_stand_still():
+def test_parameters_without_a_group_do_not_change():
     layout = Layout((ParameterInfo("a", (6,), "float32", -1),), "SGD", ({"lr": 1.0},))
     values = torch.zeros(6)
     optimizer = PieceOptimizer(layout, [Piece(0, 0, 0, 6)], values)

@@ -1,4 +1,4 @@
-"""Shards cut the flat spaces exactly; pieces hold what they hold."""
+"""Shards divide the flat spaces exactly; pieces cover the parameters of their shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_shards_hold_every_element_of_every_space_exactly_once(parameters, serve
 
 
 @given(_parameters, st.integers(1, 5), st.integers(1, 5000))
-def test_pieces_hold_every_element_of_every_trainable_parameter_exactly_once(parameters, servers, target):
+def test_pieces_hold_each_element_of_trainable_parameters_exactly_once(parameters, servers, target):
     layout = layout_of(parameters)
     shards = cut(layout, servers, target)
     found: dict[int, list[Range]] = {}
@@ -57,7 +57,7 @@ def test_pieces_hold_every_element_of_every_trainable_parameter_exactly_once(par
 
 
 @given(_parameters, st.integers(1, 5), st.integers(1, 5000))
-def test_parameters_are_cut_only_where_vector_loops_do_not_notice(parameters, servers, target):
+def test_parameters_are_cut_at_aligned_elements(parameters, servers, target):
     layout = layout_of(parameters)
     shards = cut(layout, servers, target)
     for held in pieces(layout, shards):
@@ -71,7 +71,7 @@ def test_small_parameters_share_a_shard_and_a_large_one_is_cut():
     assert ranges == [Range(0, 30), Range(30, 30 + 384), Range(414, 414 + 384), Range(798, 1030)]
 
 
-def test_shards_are_in_the_models_order_over_all_dtypes():
+def test_shards_follow_the_order_of_the_model_over_all_dtypes():
     layout = layout_of([((9,), "float64", True), ((9,), "float32", True), ((9,), "float64", True)])
     assert [(s.dtype, s.range) for s in cut(layout, 1, 72)] == [
         ("float64", Range(0, 9)),
@@ -87,7 +87,7 @@ def test_by_default_shards_outnumber_servers_and_are_of_bounded_size():
     assert max(len(shard.range) * 4 for shard in shards) <= LARGEST
 
 
-def test_where_all_are_on_one_host_shards_are_fewer_and_every_server_still_has_some():
+def test_one_host_has_fewer_shards_and_at_least_one_for_each_server():
     layout = layout_of([((1000, 1000), "float32", True)] * 16)  # 64 MB
     away, near = cut(layout, 2), cut(layout, 2, near=True)
     assert (len(away), len(near)) == (32, 8)

@@ -1,4 +1,4 @@
-"""Pushes and reads of one row leave together while others are on their way, and each counts as if it had left alone."""
+"""Batches of pushes and reads of single rows: each counts as if it had been sent alone."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from psctl.ps.tables.table_kinds import TableKind
 from tests.ps.table_world import Functions, World, spec
 
 
-def said(world: World, kind: type) -> list:
-    """Messages of a kind that are on their way to servers."""
+def in_flight(world: World, kind: type) -> list:
+    """Return the messages of a kind in flight to servers."""
     name = f'"{kind.__name__}"'.replace('"', "")
     return [1 for queue in world.links.values() for encoded, _ in queue if name.encode() in encoded]
 
 
-def test_one_alone_leaves_at_once_and_what_comes_meanwhile_leaves_as_one_message() -> None:
+def test_the_first_push_is_sent_immediately_and_later_ones_as_one_message() -> None:
     world = World(workers=1, servers=1)
     world.run()
     tickets = [world.push_one(0, spec(), key, 1.0) for key in (3, 1, 3, 2)]
-    assert len(said(world, Update)) == 1
+    assert len(in_flight(world, Update)) == 1
     world.step()  # the first is taken in, and Done is on its way
     assert world.clients[0].finished == []
     world.step()
     assert world.clients[0].finished == tickets[:1]
-    assert len(said(world, Update)) == 1
+    assert len(in_flight(world, Update)) == 1
     world.run()
     assert world.clients[0].finished == tickets
     assert world.pull(0, spec(), [1, 2, 3]).flatten().tolist() == [1, 1, 2]
 
 
-def test_a_full_group_does_not_wait() -> None:
+def test_a_full_batch_is_sent_immediately() -> None:
     world = World(workers=1, servers=1)
     world.run()
     wide = spec(shape=(1024,), dtype="float32")
     for key in range(1 + BATCH_BYTES // 4096):
         world.push_one(0, wide, key, torch.ones(1024))
-    assert len(said(world, Update)) == 2
+    assert len(in_flight(world, Update)) == 2
 
 
-def test_reads_of_one_row_leave_together_and_each_is_its_own() -> None:
+def test_reads_of_one_row_are_batched_and_answered_separately() -> None:
     world = World(workers=1, servers=1)
     keys = [5, 9, 5, 2]
     for key in keys:
         world.push_one(0, spec(), key, float(key))
     world.run()
     tickets = [world.begin_one(0, spec(), key) for key in keys]
-    assert len(said(world, Fetch)) == 1
+    assert len(in_flight(world, Fetch)) == 1
     world.run()
     assert [float(world.clients[0].rows[ticket]) for ticket in tickets] == [10, 9, 10, 2]
 
 
-def test_what_must_come_after_a_push_does() -> None:
+def test_clocks_marks_and_reads_follow_earlier_pushes() -> None:
     for staleness in (None, 0, 1):
         world = World(workers=1, servers=2, staleness=staleness)
         world.run()
@@ -69,7 +69,7 @@ def test_what_must_come_after_a_push_does() -> None:
         assert world.pull(0, spec(), np.arange(8)).flatten().tolist() == [2, *[1] * 7]
 
 
-def test_a_group_is_of_the_clock_in_which_it_was_pushed() -> None:
+def test_a_batch_belongs_to_the_clock_of_its_pushes() -> None:
     world = World(workers=2, servers=1, staleness=0)
     world.run()
     for key in (1, 2, 3):
@@ -83,12 +83,12 @@ def test_a_group_is_of_the_clock_in_which_it_was_pushed() -> None:
     assert world.pull(0, spec(), [1, 2, 3]).flatten().tolist() == [21, 1, 1]
 
 
-@pytest.mark.parametrize("heard", range(6))
-def test_who_does_a_step_again_in_other_groups_pushes_nothing_twice_and_loses_nothing(heard: int) -> None:
+@pytest.mark.parametrize("received", range(6))
+def test_a_replayed_step_with_other_batches_applies_each_push_once(received: int) -> None:
     world = World(workers=1, servers=1, shards=2)
     world.run()
     keys = [4, 7, 4, 1, 7, 4]
-    for key in keys[:heard]:
+    for key in keys[:received]:
         world.push_one(0, spec(), key, 1.0, place=1)
     world.run()
     world.join(0)
@@ -112,7 +112,7 @@ def after(held: torch.Tensor, pushed: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_a_key_that_is_pushed_often_has_all_of_it_in_order(more: dict, right: float, dtype: str) -> None:
+def test_repeated_pushes_to_one_key_are_applied_in_order(more: dict, right: float, dtype: str) -> None:
     world = World(workers=1, servers=1, functions=Functions(after=after))
     world.run()
     table = spec(dtype=dtype, **more)
@@ -126,7 +126,7 @@ def test_a_key_that_is_pushed_often_has_all_of_it_in_order(more: dict, right: fl
     assert float(world.clients[0].rows[found]) == torch.tensor(right).to(getattr(torch, dtype))
 
 
-def test_replicas_have_groups_and_the_next_leader_goes_on_with_them() -> None:
+def test_replicas_hold_batches_and_the_next_primary_continues_with_them() -> None:
     world = World(workers=1, servers=2, replicas=1)
     world.run()
     for key in (1, 2, 1, 3):
@@ -145,7 +145,7 @@ def test_rounds_have_each_key_once_and_in_order() -> None:
     assert list(rounds(np.array([], dtype=np.int64))) == []
 
 
-def test_of_a_group_that_is_pushed_again_only_what_is_new_is_laid_over_reads() -> None:
+def test_of_a_repeated_batch_only_new_pushes_are_added_to_reads() -> None:
     kind = TableKind(spec(), Functions())
     pushes = PushBatch(lambda size: np.empty(size, dtype=np.uint8))
     for number, (key, value) in enumerate([(4, 1.0), (7, 2.0), (4, 4.0), (4, 8.0)]):

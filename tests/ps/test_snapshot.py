@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by parameter, and the check that they are of this model."""
+"""A checkpoint's tensors by parameter, and the check that they match the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_checkpoint_of_the_model_passes_and_frozen_parameters_need_no_tensor()
     check_shapes(layout(W, FROZEN), by_parameter(SAVED), "step-3")
 
 
-def test_optimizer_state_alone_is_no_parameter() -> None:
+def test_optimizer_state_without_values_is_not_a_parameter() -> None:
     with pytest.raises(UsageError, match=r"step-3 holds no parameter net\.w"):
         check_shapes(layout(W), by_parameter(SAVED[1:]), "step-3")
 

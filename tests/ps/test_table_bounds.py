@@ -1,4 +1,4 @@
-"""What a worker asks of tables is bounded before memory is taken, and a worker that exceeds it harms no other."""
+"""Requests to tables are bounded before memory is allocated; a worker that exceeds a bound affects no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDE = TableSpec("", (1 << 20,), "float32")
 
 
 class Tables:
-    """A server's tables with a store that workers 0 and 1 have opened."""
+    """A server's tables, with a store opened by workers 0 and 1."""
 
     def __init__(self) -> None:
         self.machine = TableServer(0, Functions(), SHARDS)
@@ -41,35 +41,35 @@ class Tables:
         self.machine.start_shards(restored=False)
         self.sequence = 0
         for worker in (0, 1):
-            self.say(worker, OpenStore(STORE, 1, -1))
+            self.send(worker, OpenStore(STORE, 1, -1))
         self.term = self.machine._term
 
-    def say(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
+    def send(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
         return list(self.machine.on_worker_message(worker, message, pack(arrays) if arrays else memoryview(b"")))
 
     def update(self, worker: int, *sections: UpdateSection, arrays: tuple[Any, ...] = ()) -> list[Any]:
         self.sequence += 1
-        return self.say(worker, Update("s", 1, self.term, self.sequence, 0, list(sections)), *arrays)
+        return self.send(worker, Update("s", 1, self.term, self.sequence, 0, list(sections)), *arrays)
 
     def fetch(self, worker: int, clock: int, count: int) -> list[Any]:
         keys = np.arange(count, dtype=np.int64)
-        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [ReadSection(0, "", count)]), keys)
+        return self.send(worker, Fetch("s", 1, self.term, 1, clock, [ReadSection(0, "", count)]), keys)
 
 
 def push(count: int = 1, spec: TableSpec | None = WIDE, **more: Any) -> UpdateSection:
     return UpdateSection(0, more.pop("table", ""), count, spec=spec, **more)
 
 
-def test_stores_are_few_and_of_this_jobs_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_stores_is_bounded_and_their_shards_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = Tables()
     with pytest.raises(MessageRefused, match="of 1000000 shards, where all have 4"):
-        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name="t", shards=1_000_000), 1, -1))
+        tables.send(0, OpenStore(msgspec.structs.replace(STORE, name="t", shards=1_000_000), 1, -1))
     monkeypatch.setattr(client_sessions, "STORES", 3)
     for name in "ab":
-        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name=name), 1, -1))
+        tables.send(0, OpenStore(msgspec.structs.replace(STORE, name=name), 1, -1))
     with pytest.raises(MessageRefused, match="more than 3 stores"):
-        tables.say(0, OpenStore(msgspec.structs.replace(STORE, name="c"), 1, -1))
-    assert tables.say(1, OpenStore(STORE, 2, -1))  # those that are there go on
+        tables.send(0, OpenStore(msgspec.structs.replace(STORE, name="c"), 1, -1))
+    assert tables.send(1, OpenStore(STORE, 2, -1))  # existing ones continue
 
 
 def test_tables_of_a_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_tables_of_a_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (push(1, table="other"), "the spec of '' for table 'other'"),
     ],
 )
-def test_sections_that_contradict_themselves_are_refused(section: UpdateSection, why: str) -> None:
+def test_contradictory_sections_are_refused(section: UpdateSection, why: str) -> None:
     tables = Tables()
     with pytest.raises(MessageRefused, match=why):
         tables.update(1, section)
@@ -103,25 +103,25 @@ def test_sections_that_contradict_themselves_are_refused(section: UpdateSection,
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "Tensor", "complex64", "__class__"])
-def test_a_dtype_that_no_store_takes_is_refused(dtype: str) -> None:
+def test_an_unsupported_dtype_is_refused(dtype: str) -> None:
     spec = TableSpec("t", (2,), dtype, "sum", "", None)
     with pytest.raises(UsageError, match=f"a store does not accept {dtype}"):
         TableKind(spec, Functions())
 
 
-def test_a_row_takes_no_terabytes() -> None:
+def test_the_size_of_a_row_is_bounded() -> None:
     with pytest.raises(UsageError, match=r"a row of shape \[1048576, 1048576\] has 4398046511104 bytes"):
         TableKind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())
     assert TableKind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row_bytes == 4 * 64 * 1024
 
 
-def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
+def test_the_size_of_a_read_of_absent_rows_is_bounded() -> None:
     tables = Tables()
     for worker in (0, 1):
         tables.update(worker, push(), arrays=(np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)))
     for worker in (0, 1):
         tables.sequence += 1
-        tables.say(worker, FinishClock("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
+        tables.send(worker, FinishClock("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
     with pytest.raises(MessageRefused, match="a read of 4194304000 bytes of store"):
         tables.fetch(1, 0, 1000)
 

@@ -1,4 +1,4 @@
-"""What a call's rows cost on their way: one copy into the message, and none where the message lies already."""
+"""Copies of a call's rows: one into the message, and none if they are in the message already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psctl.ps.tables.table_packing import PayloadReader, PayloadWriter, lanes_si
 from tests.ps.table_world import World, spec
 
 
-def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:
+def test_contiguous_arrays_of_a_writer_are_not_copied_again() -> None:
     lanes = Lanes(torch.arange(12.0, dtype=torch.float32).view(4, 3))
     writer = PayloadWriter(2 * lanes_size(lanes, 2))
     for rows in ([3, 1], [0, 2]):
@@ -25,7 +25,7 @@ def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:
     assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == [[0, 1, 2], [6, 7, 8]]
 
 
-def test_what_does_not_lie_in_a_row_is_copied_in_its_order() -> None:
+def test_separate_arrays_are_copied_in_order() -> None:
     whole = np.arange(32, dtype=np.uint8)
     for arrays in (
         [whole[16:32], whole[:16]],
@@ -37,7 +37,7 @@ def test_what_does_not_lie_in_a_row_is_copied_in_its_order() -> None:
     assert bytes(pack([])) == b""
 
 
-def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied() -> None:
+def test_a_repeated_key_list_is_sent_from_its_cached_copy() -> None:
     world = World(workers=1, servers=2)
     keys, client = np.arange(200), world.clients[0]
     world.push(0, spec(), keys, torch.ones(200))
@@ -54,7 +54,7 @@ def test_a_list_that_comes_again_leaves_in_the_memory_into_which_it_was_copied()
     assert world.pull(0, spec(), keys).flatten().tolist() == [2.0] * 200
 
 
-def test_a_route_has_one_servers_shards_together_and_any_order_of_keys_comes_back() -> None:
+def test_a_route_groups_shards_by_server_and_restores_the_order_of_keys() -> None:
     routes = KeyRoutes(8)
     routes.group_by_leader([0, 1] * 4)
     keys = np.random.default_rng(3).permutation(500)
@@ -71,7 +71,7 @@ def test_a_route_has_one_servers_shards_together_and_any_order_of_keys_comes_bac
     assert [stop.shard for stop in routes.route_of("", keys).stops] == list(range(8))
 
 
-def test_slots_of_a_list_that_comes_again_are_those_of_its_keys() -> None:
+def test_cached_slots_of_a_key_list_are_correct() -> None:
     rows = TableRows(1, torch.float32, 0)
     keys = np.array([5, 9, 2])
     keys.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Tables: every update once, visible when its consistency model says so, whatever the order of messages and losses."""
+"""Tables: each update is applied once and visible as its consistency model requires, under any order and loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ps.table_world import Functions, World, spec
 CLOCKS = 4
 
 
-def test_what_is_pushed_is_summed_over_workers_and_servers() -> None:
+def test_pushes_are_summed_over_workers_and_servers() -> None:
     world = World(workers=3, servers=2)
     keys = np.arange(0, 100, 7)
     for rank in range(3):
@@ -28,7 +28,7 @@ def test_what_is_pushed_is_summed_over_workers_and_servers() -> None:
     assert {len(machine.shards_here) for machine in world.servers.values()} == {2}
 
 
-def test_absent_keys_are_zero_or_what_they_begin_as() -> None:
+def test_absent_keys_read_as_zero_or_their_initial_value() -> None:
     functions = Functions(square=lambda keys, width: (keys * keys).double()[:, None].expand(-1, width))
     world = World(functions=functions)
     assert world.pull(0, spec(), [1, 2]).tolist() == [[0.0], [0.0]]
@@ -42,7 +42,7 @@ def test_absent_keys_are_zero_or_what_they_begin_as() -> None:
     assert world.pull(1, squares, [2, 3]).flatten().tolist() == [4.0, 10.0]
 
 
-def test_a_key_that_begins_nowhere_is_nothing_to_a_reduction() -> None:
+def test_an_absent_key_without_initial_value_takes_the_first_push() -> None:
     world = World()
     least = spec(reduce="min")
     world.push(0, least, [1], [5.0])
@@ -51,7 +51,7 @@ def test_a_key_that_begins_nowhere_is_nothing_to_a_reduction() -> None:
     assert world.pull(0, least, [1, 2]).flatten().tolist() == [5.0, 0.0]
 
 
-def test_mean_and_argmin_carry_their_whole_numbers() -> None:
+def test_mean_and_argmin_store_their_extra_integers() -> None:
     world = World(workers=3, staleness=1)
     mean, best = spec("m", reduce="mean"), spec("b", reduce="argmin")
     for rank, value in enumerate([1.0, 2.0, 6.0]):
@@ -67,7 +67,7 @@ def test_mean_and_argmin_carry_their_whole_numbers() -> None:
     assert lanes.extra.item() == 72
 
 
-def test_a_range_is_what_there_is_of_it_own_pushes_included() -> None:
+def test_a_range_returns_existing_rows_and_own_pushes() -> None:
     world = World(staleness=0)
     world.push(0, spec(), [3, 50, 900], [1.0, 2.0, 3.0])
     world.clock(0)
@@ -97,7 +97,7 @@ def test_the_users_function_is_applied_to_the_sum_of_a_clock() -> None:
     assert world.pull(0, w, [0]).tolist() == [[-1.0, -3.0, -5.0]]
 
 
-def test_start_sets_what_is_not_there_once() -> None:
+def test_start_sets_absent_rows_once() -> None:
     world = World()
     w = spec("w", (2,))
     world.push(0, w, [0], [1.0, 2.0], what="start")
@@ -106,7 +106,7 @@ def test_start_sets_what_is_not_there_once() -> None:
     assert world.pull(0, w, [0]).tolist() == [[1.0, 2.0]]
 
 
-def test_a_function_is_called_where_rows_lie() -> None:
+def test_a_function_runs_on_the_servers_of_its_rows() -> None:
     world = World(functions=Functions(shrink=lambda keys, rows, by: rows * by * (keys[:, None] > 1)))
     world.push(0, spec(), [1, 2, 3], [1.0, 2.0, 3.0])
     client = world.clients[0]
@@ -117,7 +117,7 @@ def test_a_function_is_called_where_rows_lie() -> None:
     assert world.pull(1, spec(), [1, 2, 3]).flatten().tolist() == [0.0, 4.0, 12.0]
 
 
-def test_who_says_otherwise_of_a_table_is_refused_with_both() -> None:
+def test_a_conflicting_declaration_is_refused_with_both_values() -> None:
     world = World()
     world.push(0, spec(), [1], [1.0])
     world.run()
@@ -131,7 +131,7 @@ def test_who_says_otherwise_of_a_table_is_refused_with_both() -> None:
         world.clients[0].resolve_kind(spec(reduce="max"))
 
 
-def test_a_failing_function_is_told_to_all() -> None:
+def test_an_error_of_a_function_is_sent_to_all_workers() -> None:
     def fails(held, pushed):
         raise ValueError("no such luck")
 
@@ -141,7 +141,7 @@ def test_a_failing_function_is_told_to_all() -> None:
     assert all(client.refused is not None and "no such luck" in client.refused.reason for client in world.clients)
 
 
-def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
+def test_key_lists_are_sent_once_and_again_when_a_server_lacks_them() -> None:
     world = World(servers=1)
     keys = np.arange(1000)
     world.push(0, spec(), keys, torch.ones(1000))
@@ -153,12 +153,12 @@ def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
     world.servers[0].stores["s"].sessions[0].lists.__init__()
     for _ in range(3):
         world.push(0, spec(), keys, torch.ones(1000))
-        world.push(0, spec(), [5], [1.0])  # its key is told: it must not overtake
+        world.push(0, spec(), [5], [1.0])  # its key list is unknown: it must not overtake
     assert world.pull(0, spec(), keys).flatten().tolist() == [8.0 if key == 5 else 5.0 for key in range(1000)]
     assert world.clients[0].outstanding.bytes_in_flight == 0
 
 
-def test_a_list_that_differs_behind_an_equal_beginning_is_another() -> None:
+def test_key_lists_with_an_equal_beginning_are_distinguished() -> None:
     world = World(servers=1, shards=1)
     one, other = np.arange(1000), np.append(np.arange(999), 5000)
     world.push(0, spec(), one, torch.ones(1000))
@@ -167,7 +167,7 @@ def test_a_list_that_differs_behind_an_equal_beginning_is_another() -> None:
     assert world.pull(0, spec(), [998, 999, 5000]).flatten().tolist() == [2.0, 1.0, 1.0]
 
 
-def test_what_is_larger_than_a_message_travels_in_several() -> None:
+def test_a_large_update_is_sent_in_several_messages() -> None:
     world = World(servers=2)
     rows = 132
     table = spec("", (64 * 1024,), "float32")
@@ -179,9 +179,9 @@ def test_what_is_larger_than_a_message_travels_in_several() -> None:
 
 
 def tagged(world: World, seed: int, cuts: int) -> None:
-    """Play a random run in which worker w adds 1 to place (w, c) of one row in its clock c, twice over two tables.
+    """Run worker w adding 1 to place (w, c) of one row in its clock c, in random order, over two tables.
 
-    What each read sees is checked: every update at most once; all that the model promises; its own always.
+    Each read is checked: every update at most once, all that the model guarantees, and its own always.
     """
     numbers, workers = random.Random(seed), len(world.clients)
     width, s = workers * CLOCKS, world.store.staleness
@@ -227,7 +227,7 @@ def tagged(world: World, seed: int, cuts: int) -> None:
 
 @pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
 @pytest.mark.parametrize("staleness", [None, 0, 1, 3], ids=["asp", "bsp", "ssp1", "ssp3"])
-def test_tagged_updates_are_seen_as_promised(staleness: int | None, eager: bool) -> None:
+def test_reads_see_each_update_as_the_consistency_model_requires(staleness: int | None, eager: bool) -> None:
     for seed in range(4):
         numbers = random.Random(seed)
         world = World(workers=3, staleness=staleness, eager=eager, random=numbers)
@@ -235,7 +235,7 @@ def test_tagged_updates_are_seen_as_promised(staleness: int | None, eager: bool)
 
 
 def play(staleness: int, seed: int) -> list[int]:
-    """A run of float sums that round differently in each order; what all workers read in the end, as bits."""
+    """Run float sums that round differently in each order; return the last reads of all workers, as bits."""
     numbers = random.Random(seed)
     world = World(workers=3, staleness=staleness, random=numbers)
     for clock in range(4):
@@ -246,11 +246,11 @@ def play(staleness: int, seed: int) -> list[int]:
     return world.pull(0, spec(dtype="float32"), [1, 2]).view(torch.int32).flatten().tolist()
 
 
-def test_bsp_repeats_to_the_bit_in_any_order_of_messages() -> None:
+def test_bsp_is_bitwise_repeatable_in_any_message_order() -> None:
     assert len({tuple(play(0, seed)) for seed in range(10)}) == 1
 
 
-def test_eager_reads_are_fresher_and_lazy_ones_send_less() -> None:
+def test_eager_reads_are_newer_and_lazy_reads_send_fewer_bytes() -> None:
     moved, ages = {}, {}
     keys = np.arange(64)
     for eager in (False, True):
@@ -267,7 +267,7 @@ def test_eager_reads_are_fresher_and_lazy_ones_send_less() -> None:
     assert ages[True] < ages[False]
 
 
-def test_the_fastest_waits_for_the_slowest_and_a_worker_that_left_for_nobody() -> None:
+def test_the_fastest_worker_waits_for_the_slowest_and_not_for_one_that_left() -> None:
     world = World(workers=2, staleness=1)
     world.clock(0)
     world.run()
@@ -284,7 +284,7 @@ def test_the_fastest_waits_for_the_slowest_and_a_worker_that_left_for_nobody() -
     assert world.clients[1].clock == FOREVER
 
 
-def test_a_server_answers_a_read_when_all_have_come_so_far() -> None:
+def test_a_read_is_answered_when_all_workers_have_finished_its_clock() -> None:
     world = World(workers=2, staleness=0)
     world.push(1, spec(), [1], [1.0])
     world.run()
@@ -313,14 +313,14 @@ def test_a_replayed_step_of_a_new_incarnation_counts_once() -> None:
     world.push(0, spec(), [1], [10.0], place=4)
     world.run()
     world.join(0)
-    for value in (1.0, 10.0, 100.0):  # the step says the same again, and goes on
+    for value in (1.0, 10.0, 100.0):  # the replayed step repeats its pushes and continues
         world.push(0, spec(), [1], [value], place=4)
     world.push(0, spec(), [1], [1000.0], place=5)
     world.run()
     assert world.pull(1, spec(), [1]).item() == 1111.0
 
 
-def test_a_worker_that_takes_the_place_of_another_is_in_its_clock() -> None:
+def test_a_replacement_resumes_at_the_clock_of_the_lost_worker() -> None:
     world = World(workers=2, staleness=0)
     for rank in range(2):
         world.push(rank, spec(), [1], [1.0], place=1)
@@ -329,7 +329,7 @@ def test_a_worker_that_takes_the_place_of_another_is_in_its_clock() -> None:
     world.push(0, spec(), [1], [10.0], place=2)
     world.clock(0, place=2)
     world.run()
-    again = world.join(0)  # it dies in the step of place 2, whose clock has ended, and the step is done again
+    again = world.join(0)  # it is lost in the step of place 2, after its clock; the step is replayed
     world.run()
     assert again.clock == 2
     world.push(0, spec(), [1], [10.0], place=2)
@@ -343,7 +343,7 @@ def test_a_worker_that_takes_the_place_of_another_is_in_its_clock() -> None:
     assert world.pull(0, spec(), [1]).item() == 112.0
 
 
-def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
+def test_a_shard_equals_its_entries_and_its_snapshot() -> None:
     world = World(workers=2, servers=1, shards=1, staleness=0)
     for clock in range(3):
         for rank in range(2):
@@ -365,7 +365,7 @@ def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
 
 
 @pytest.mark.parametrize("staleness", [None, 0, 1])
-def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) -> None:
+def test_acknowledged_updates_survive_the_loss_of_a_server(staleness: int | None) -> None:
     for seed in range(6):
         numbers = random.Random(seed)
         world = World(workers=2, servers=3, staleness=staleness, replicas=1, random=numbers)
@@ -389,7 +389,7 @@ def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) ->
 @pytest.mark.parametrize(
     ("replicas", "counts", "sums"), [(0, FOREVER, 3.0), (1, last_sequence_at(0), 3.0), (1, -1, 2.0)]
 )
-def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: int, sums: float) -> None:
+def test_a_removed_worker_delays_no_other(replicas: int, counts: int, sums: float) -> None:
     world = World(workers=3, staleness=0, replicas=replicas)
     for rank in range(3):
         world.push(rank, spec(), [1], [1.0])
@@ -409,7 +409,7 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: i
     assert world.pull(1, spec(), [1]).item() == sums
 
 
-def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_and_replicas() -> None:
+def test_pushes_of_a_lost_worker_after_the_cut_are_dropped_on_all_replicas() -> None:
     world = World(workers=2, staleness=0, replicas=1, shards=4)
     keys = np.arange(16)
     for place in (1, 2, 3):  # its clock spans three places of the run, of which the first two count
@@ -427,7 +427,7 @@ def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_a
     assert world.pull(0, spec(), keys).flatten().tolist() == [111.0] * 16
 
 
-def test_who_leads_later_does_not_bring_back_a_worker_that_has_left() -> None:
+def test_a_later_primary_keeps_removed_workers_removed() -> None:
     world = World(workers=2, replicas=1)
     world.mark(0, 1, place=1)
     world.run()
@@ -443,10 +443,10 @@ def test_who_leads_later_does_not_bring_back_a_worker_that_has_left() -> None:
     world.mark(1, 2, place=2)
     world.push(1, spec(), [1], [1.0], place=3)
     world.run()
-    assert world.clients[1].outstanding.bytes_in_flight == 0, "it waits for a mark of who has left"
+    assert world.clients[1].outstanding.bytes_in_flight == 0, "it waits for the mark of a worker that has left"
 
 
-def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() -> None:
+def test_a_reopened_store_takes_part_again() -> None:
     world = World(workers=2, replicas=1)
     world.push(0, spec(), [1], [1.0], place=1)
     world.put(0, world.clients[0].leave(1, world.ticket()))
@@ -461,7 +461,7 @@ def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() 
     world.mark(1, 1, place=2)
     world.push(1, spec(), [1], [100.0], place=3)
     world.run()
-    assert world.clients[1].outstanding.bytes_in_flight, "it waits for the mark of who takes part again"
+    assert world.clients[1].outstanding.bytes_in_flight, "it waits for the mark of the reopened store"
     world.mark(0, 1, place=2)
     world.run()
     assert not world.clients[1].outstanding.bytes_in_flight

@@ -1,7 +1,7 @@
-"""Server and client machines wired in memory: every message is delivered in an order that a seed draws.
+"""Server and client state machines connected in memory: a seed draws the order of all messages.
 
-Connections are queues, in order each, in any order among one another. A payload is read when it is delivered, so bytes
-that were overwritten before they left arrive torn. The coordinator is played by hand: `assign`, `kill`, `move`.
+Each connection keeps the order of its messages; connections are independent. A payload is read when it is delivered,
+so bytes that were overwritten before arrive torn. Tests act as the coordinator: `assign`, `kill`, `move`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SHARDS = cut(LAYOUT, 2, target_bytes=256)
 
 
 class Stuck(AssertionError):
-    """No message is under way and not all is done."""
+    """No message is in flight, and the run has not ended."""
 
 
 class Worker:
-    """A worker that computes a gradient from the values it sees, its rank and the clock."""
+    """A worker that computes a gradient from the values it reads, its rank and the clock."""
 
     def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
         self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
@@ -46,7 +46,7 @@ class Worker:
             self.world.out(self, self.machine.send_start_values(values))
 
     def act(self) -> bool:
-        """Do what can be done now; tell whether anything was."""
+        """Execute what can be done now; return whether there was anything."""
         machine, clock = self.machine, self.clock
         if self.phase == "pull":
             machine.copy_to_front()
@@ -132,7 +132,7 @@ class World:
         self.assign()
 
     def connect(self, rank: int, server: int | None = None) -> None:
-        """Break a worker's connection to one server (None: to all) and make a new one."""
+        """Break a worker's connection to one server (None: all servers) and make a new one."""
         for one in self.servers if server is None else [server]:
             self.queues.pop((("w", rank), ("s", one)), None)
             self.queues.pop((("s", one), ("w", rank)), None)
@@ -173,7 +173,7 @@ class World:
         self.connect(rank)
 
     def caught_up(self, server: int) -> bool:
-        """Whether a server that is being filled has all of its shards, by this assignment."""
+        """Return whether a server has been filled with all of its shards of this assignment."""
         done = {one.shard for one in self.instructions if isinstance(one, ReplicaCaughtUp) and one.server == server}
         return done >= {shard for shard, copies in enumerate(self.copies) if server in copies}
 
@@ -192,7 +192,7 @@ class World:
         self.assign()
 
     def move(self, server: int) -> None:
-        """Let it lead what it was filled with; workers are told when all is handed over."""
+        """Make the server the primary of its shards; workers get the assignment after all transfers."""
         moving = [shard for shard, copies in enumerate(self.copies) if server in copies]
         for shard in moving:
             self.copies[shard] = []
@@ -251,7 +251,7 @@ class World:
         )
 
     def step(self) -> bool:
-        """One message, or one act of a worker; False when there is neither."""
+        """Deliver one message or execute one act of a worker; return False when there is neither."""
         chances: list = [*self.queues, *self.workers]
         self.random.shuffle(chances)
         for chance in chances:
@@ -263,7 +263,7 @@ class World:
         return False
 
     def run(self, steps: int | None = None, until=None) -> None:
-        """Go on for some steps, or until something is so, or to the end."""
+        """Run for some steps, until a condition holds, or to the end."""
         taken = 0
         while steps is None or taken < steps:
             if until is not None and until():
@@ -277,11 +277,11 @@ class World:
             raise Stuck({rank: (one.clock, one.phase) for rank, one in self.workers.items()})
 
     def values(self) -> torch.Tensor:
-        """The values of all shards at their primaries, one after the other."""
+        """Return the concatenated values of all shards at their primaries."""
         return torch.cat([self.servers[self.chains[s.index][0]].shards[s.index].state.values for s in SHARDS])
 
     def copies_agree(self) -> None:
-        """Every member of each chain has the same state, to the bit."""
+        """Check that all members of each chain have bitwise equal state."""
         for shard, chain in enumerate(self.chains):
             states = [self.servers[one].shards[shard].state for one in chain]
             for other in states[1:]:

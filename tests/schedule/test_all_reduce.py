@@ -1,4 +1,4 @@
-"""Every strategy's schedule is right, and no broken one passes: the proof against a second opinion."""
+"""Every strategy's schedule is proven, and no damaged one passes; a second checker compares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = tuple(name for name in STRATEGIES if name != "native")
 
 
 def options(world: int, **more: object) -> ScheduleOptions:
-    """What every strategy needs, for any world."""
+    """Return options that suit every strategy in any world."""
     ranks = tuple(range(world))
     half = max(1, world // 2)
     given = {
@@ -48,7 +48,7 @@ def test_every_strategy_but_the_engines_own_is_a_schedule() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world", range(1, 10))
-def test_small_worlds(name: str, world: int) -> None:
+def test_every_strategy_is_proven_for_small_worlds(name: str, world: int) -> None:
     for pieces in (1, 2, 3):
         schedule = catalog.build(name, world, options(world, pieces=pieces))
         assert schedule.name == name and schedule.world == world
@@ -58,7 +58,9 @@ def test_small_worlds(name: str, world: int) -> None:
 
 @settings(max_examples=examples(200))
 @given(st.sampled_from(NAMES), st.integers(10, 33), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_larger_worlds_in_any_order(name: str, world: int, chunks: int, dice: random.Random) -> None:
+def test_every_strategy_is_proven_for_larger_worlds_in_any_order(
+    name: str, world: int, chunks: int, dice: random.Random
+) -> None:
     order = list(range(world))
     dice.shuffle(order)
     cuts = sorted(dice.sample(range(1, world), dice.randint(1, 4)))
@@ -74,7 +76,7 @@ def test_larger_worlds_in_any_order(name: str, world: int, chunks: int, dice: ra
 
 @settings(max_examples=examples(100))
 @given(st.sampled_from(NAMES), st.permutations(range(9)), st.integers(1, 9))
-def test_among_a_group_of_a_world(name: str, ranks: list[int], size: int) -> None:
+def test_every_algorithm_works_among_a_group_of_ranks(name: str, ranks: list[int], size: int) -> None:
     group = Group(tuple(ranks[:size]))
     schedule = within(catalog.build(name, size, options(size)), group, 9)
     start = vectors(9, len(schedule.shares))
@@ -123,7 +125,7 @@ def test_dropping_any_transfer_is_refused(name: str) -> None:
             prove(name, 5, rest, schedule.shares, nodes=schedule.nodes)
 
 
-def test_bits_are_equal_even_where_operands_may_not_change_places() -> None:
+def test_all_ranks_get_equal_bits_without_commutativity() -> None:
     """Nodes of a pair add in the order of their numbers, so even an operation that is not commutative agrees."""
     for name in NAMES:
         for world in (2, 3, 6, 8):
@@ -153,14 +155,14 @@ def test_a_pipeline_of_pieces_keeps_the_bytes() -> None:
         assert cut == pytest.approx(whole)
 
 
-def test_servers_are_refused_where_they_do_not_fit() -> None:
+def test_invalid_servers_are_refused() -> None:
     for servers, shares in [((), ()), ((4, 4), (1, 1)), ((4, 5), (1,))]:
         with pytest.raises(ValueError, match="servers"):
             parameter_server.parameter_server(4, servers, shares)
 
 
-def test_a_strategy_is_told_what_is_wrong() -> None:
-    for name, told, why in [
+def test_invalid_options_are_refused_with_the_reason() -> None:
+    for name, chosen, why in [
         ("root", ScheduleOptions(root=4), "no rank 4"),
         ("ring", ScheduleOptions(order=(0, 1, 1, 2)), "order"),
         ("chain", ScheduleOptions(order=(0, 1, 2)), "order"),
@@ -176,4 +178,4 @@ def test_a_strategy_is_told_what_is_wrong() -> None:
         ("pipelined-chain", ScheduleOptions(chunks=0), "at least one"),
     ]:
         with pytest.raises(ValueError, match=why):
-            catalog.build(name, 4, told)
+            catalog.build(name, 4, chosen)

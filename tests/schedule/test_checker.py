@@ -1,4 +1,4 @@
-"""The proof refuses each kind of wrong schedule, and says where."""
+"""The proof refuses each kind of wrong schedule, with its place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refused(
 EXCHANGE = [move(0, 0, 1, add=True), move(0, 1, 0, add=True)]
 
 
-def test_the_right_one_passes() -> None:
+def test_a_correct_schedule_passes() -> None:
     schedule = checker.prove("pair", 2, EXCHANGE[::-1])
     assert schedule.transfers == tuple(EXCHANGE) and schedule.steps == 1 and schedule.sent(8.0) == (8.0, 8.0)
 
@@ -72,7 +72,7 @@ def test_a_step_reads_what_its_senders_hold_when_it_begins() -> None:
     prove("chain", "broadcast", 3, [move(0, 0, 1), move(1, 1, 2)])
 
 
-def test_a_copy_leaves_nothing_beside_it_in_its_step() -> None:
+def test_a_copy_must_be_the_only_write_of_its_step() -> None:
     both = [move(0, 0, 1), move(0, 2, 1, add=True)]
     assert "written at once by 0, 2" in str(refused("reduce", 3, both))
     twice = [move(0, 0, 1), move(1, 0, 2), move(1, 1, 2)]
@@ -80,7 +80,7 @@ def test_a_copy_leaves_nothing_beside_it_in_its_step() -> None:
     assert (error.step, error.rank) == (1, 2)
 
 
-def test_a_helper_has_nothing_to_send_at_first() -> None:
+def test_a_helper_that_holds_nothing_cannot_send() -> None:
     error = refused("all-reduce", 2, [move(0, 2, 0)], nodes=3)
     assert "helper 0" in str(error) and "does not hold" in str(error)
 
@@ -96,8 +96,8 @@ def test_the_same_sum_in_another_order_is_refused() -> None:
     assert "another order than rank 0" in str(error) and error.rank == 1
 
 
-def test_three_operands_in_another_order_are_another_sum() -> None:
-    """Rank 0 adds (0, 1, 2); helper 0 adds (1, 2, 0), for 0's value comes to it through helper 1."""
+def test_three_operands_in_another_order_are_a_different_sum() -> None:
+    """Rank 0 adds (0, 1, 2); helper 0 adds (1, 2, 0), because it receives 0's value through helper 1."""
     transfers = [
         move(0, 0, 4), move(1, 1, 0, add=True), move(1, 2, 0, add=True),
         move(1, 1, 3, add=True), move(1, 2, 3, add=True), move(1, 4, 3, add=True),
@@ -108,7 +108,7 @@ def test_three_operands_in_another_order_are_another_sum() -> None:
     prove("one of them", "all-reduce", 3, [*transfers[:-2], move(2, 3, 0), move(2, 3, 1), move(2, 3, 2)], nodes=5)
 
 
-def test_three_operands_in_one_step_are_not_the_same_as_two_and_then_one() -> None:
+def test_three_operands_in_one_step_differ_from_two_and_then_one() -> None:
     at_once = [move(0, a, b, add=True, lane=b) for a in range(3) for b in range(3) if a != b]
     prove("at once", "all-reduce", 3, at_once)
     late = [one if (one.source, one.destination) != (0, 2) else move(1, 0, 2, add=True) for one in at_once]
@@ -123,7 +123,7 @@ def test_a_barrier_may_count_a_rank_twice_but_must_count_each() -> None:
     assert "lacks" in str(error)
 
 
-def test_numbers_that_make_no_schedule() -> None:
+def test_invalid_world_and_share_numbers_are_refused() -> None:
     for world, shares in [(0, (1,)), (2, ()), (2, (1, 0)), (2, (-1,))]:
         with pytest.raises(ScheduleError, match="make no schedule"):
             checker.prove("none", world, [], shares)
@@ -133,7 +133,7 @@ def test_numbers_that_make_no_schedule() -> None:
         prove("none", "broadcast", 2, [], root=5)
 
 
-def test_nobody_but_the_proof_makes_a_schedule() -> None:
+def test_only_the_proof_builds_schedules() -> None:
     for path in PSCTL.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Schedule":

@@ -1,4 +1,4 @@
-"""Steps and bytes of every algorithm are the textbooks', and the pictures of the seeds come out."""
+"""Steps and bytes of every algorithm equal those of the literature."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_steps_and_bytes_of_all_reduce(p: int) -> None:
 
 
 @pytest.mark.parametrize("p", [3, 5, 6, 7, 12, 24])
-def test_folding_costs_two_vectors_at_most(p: int) -> None:
-    """2(p'-1)/p' + 1 vectors leave a rank that takes another in (p' the power of two below); the table has one more."""
+def test_folding_sends_two_vectors_at_most(p: int) -> None:
+    """2(p'-1)/p' + 1 vectors leave a rank that folds another (p' is the power of two below); the table has one more."""
     core = 1 << floor(log2(p))
     assert max(catalog.build("halving-doubling", p).sent(1.0)) == pytest.approx(2 * (core - 1) / core + 1)
     assert max(catalog.build("recursive-doubling", p).sent(1.0)) == floor(log2(p)) + 1
@@ -98,8 +98,8 @@ def test_senders_of_a_tree_double_in_every_round() -> None:
         assert [len({one.source for one in transfers}) for _, transfers in schedule.by_step()] == counts
 
 
-def test_the_slides_ring_of_five() -> None:
-    """GPU i sends chunk i first and gets chunk i - 1; in the last step of the first lap chunk i + 1 is whole at i."""
+def test_a_ring_of_five_moves_chunks_as_in_the_literature() -> None:
+    """GPU i sends chunk i first and receives chunk i - 1; after the first lap chunk i + 1 is complete at i."""
     schedule = ring.ring(5)
     by_step = dict(schedule.by_step())
     for step in range(4):
@@ -118,7 +118,7 @@ def test_every_step_of_a_ring_keeps_every_link_busy() -> None:
             assert sorted(one.source for one in transfers) == list(range(7))
 
 
-def test_both_directions_halve_what_one_link_carries() -> None:
+def test_both_directions_halve_the_bytes_of_each_link() -> None:
     one_way, both = ring.ring(6), ring.bidirectional(6)
     load = {}
     for schedule in (one_way, both):
@@ -133,7 +133,7 @@ def test_both_directions_halve_what_one_link_carries() -> None:
     assert lanes == {(True, 0), (False, 1)}
 
 
-def test_two_rings_of_a_dgx1_share_two_to_one_and_load_each_link_alike() -> None:
+def test_two_rings_of_a_dgx1_load_each_link_equally() -> None:
     """The document's rings: double links round 1-2-...-8, single ones round 1-4-6-3-5-8-2-7; 14/48 N on every link."""
     double, single = (0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6)
     schedule = catalog.build("multi-ring", 8, ScheduleOptions(rings=((double, 2), (single, 1))))
@@ -148,7 +148,7 @@ def test_two_rings_of_a_dgx1_share_two_to_one_and_load_each_link_alike() -> None
 
 
 @pytest.mark.parametrize("p", range(2, 130))
-def test_double_tree_has_nobody_inside_both(p: int) -> None:
+def test_no_rank_is_an_inner_node_of_both_trees(p: int) -> None:
     inside = [{parent for parent, _ in edges} for _, edges, _ in trees.double_trees(p)]
     assert inside[0] & inside[1] == (set() if p % 2 == 0 else {0})
     depth = [_depth(root, {child: parent for parent, child in edges}) for root, edges, _ in trees.double_trees(p)]
@@ -163,12 +163,12 @@ def _depth(root: int, parents: dict[int, int]) -> int:
 
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
-def test_double_tree_carries_two_vectors_at_most(p: int) -> None:
+def test_double_tree_sends_two_vectors_at_most(p: int) -> None:
     schedule = catalog.build("double-tree", p, ScheduleOptions(chunks=4))
     assert max(schedule.sent(1.0)) <= 2 and max(received(schedule)) <= 2
 
 
-def test_a_slow_rank_that_owns_nothing_sends_once_and_gets_once() -> None:
+def test_a_slow_rank_without_a_share_sends_once_and_receives_once() -> None:
     schedule = sharded.sharded(4, (1, 1, 1, 0), pieces=8)
     assert schedule.sent(1.0)[3] == pytest.approx(1) and received(schedule)[3] == pytest.approx(1)
     assert schedule.sent(1.0)[0] == pytest.approx(5 / 3)
@@ -180,11 +180,11 @@ def test_a_slow_rank_that_owns_nothing_sends_once_and_gets_once() -> None:
 
 
 def test_racks_carry_one_vector_each_way_between_them() -> None:
-    """Two racks of two: over the one link between them S goes out of each rack, whatever is inside."""
+    """Two racks of two: each rack sends S over the link between them, for every algorithm inside."""
     for inner in ("ring", "sharded", "halving-doubling", "root", "tree", "chain"):
         for outer in ("ring", "recursive-doubling", "sharded", "tree", "double-tree"):
-            told = ScheduleOptions(groups=((0, 1), (2, 3)), inner=inner, outer=outer, pieces=3)
-            schedule = catalog.build("hierarchical", 4, told)
+            chosen = ScheduleOptions(groups=((0, 1), (2, 3)), inner=inner, outer=outer, pieces=3)
+            schedule = catalog.build("hierarchical", 4, chosen)
             out = [0.0, 0.0]
             for one in schedule.transfers:
                 if one.source // 2 != one.destination // 2:
@@ -205,8 +205,8 @@ def test_bytes_between_hosts_do_not_grow_with_the_ranks_inside(inside: int) -> N
 
 
 def test_levels_of_pieces_overlap_and_their_lanes_differ() -> None:
-    told = ScheduleOptions(groups=((0, 1), (2, 3)), pieces=4)
-    schedule = catalog.build("hierarchical", 4, told)
+    chosen = ScheduleOptions(groups=((0, 1), (2, 3)), pieces=4)
+    schedule = catalog.build("hierarchical", 4, chosen)
     levels: dict[int, set[str]] = {}
     lanes: dict[str, set[int]] = {"in": set(), "across": set(), "back": set()}
     for one in schedule.transfers:
@@ -218,11 +218,11 @@ def test_levels_of_pieces_overlap_and_their_lanes_differ() -> None:
     assert not lanes["in"] & lanes["across"] and not lanes["in"] & lanes["back"] and not lanes["across"] & lanes["back"]
 
 
-def test_three_levels() -> None:
+def test_three_levels_are_hierarchical_twice() -> None:
     across = ScheduleOptions(groups=((0, 1), (2, 3)), pieces=2)
     groups = tuple((first, first + 1) for first in range(0, 8, 2))
-    told = ScheduleOptions(groups=groups, outer="hierarchical", across=across, pieces=3)
-    schedule = catalog.build("hierarchical", 8, told)
+    chosen = ScheduleOptions(groups=groups, outer="hierarchical", across=across, pieces=3)
+    schedule = catalog.build("hierarchical", 8, chosen)
     assert sums_everywhere(8, len(schedule.shares), schedule.transfers)
 
 
@@ -239,7 +239,7 @@ def test_the_split_of_bytes_between_gpu_and_cpu_machines(k: int, time: float) ->
     assert schedule.nodes == n + k
 
 
-def test_more_helpers_than_ranks_only_lighten_each_other() -> None:
+def test_helpers_beyond_the_number_of_ranks_only_share_load() -> None:
     assert parameter_server.balanced_shares(4, 6) == (tuple(range(4, 10)), (1,) * 6)
     assert parameter_server.balanced_shares(4, 0) == ((0, 1, 2, 3), (4,) * 4)
     assert parameter_server.balanced_shares(1, 3) == ((0,), (1,))
@@ -263,10 +263,14 @@ def test_each_tree_and_each_direction_has_lanes_of_its_own() -> None:
         assert len(lanes) == 2 * count and sum(map(len, lanes.values())) == len(set().union(*lanes.values()))
 
 
-def test_who_speaks_to_many_at_once_has_a_lane_for_each() -> None:
+def test_concurrent_transfers_of_a_rank_have_separate_lanes() -> None:
     star_of_five = ScheduleOptions(trees=((0, tuple((0, rank) for rank in range(1, 5)), 1),), chunks=1)
-    for name, told in [("sharded", ScheduleOptions()), ("one-shot", ScheduleOptions()), ("packed-trees", star_of_five)]:
-        schedule = catalog.build(name, 5, told)
+    for name, chosen in [
+        ("sharded", ScheduleOptions()),
+        ("one-shot", ScheduleOptions()),
+        ("packed-trees", star_of_five),
+    ]:
+        schedule = catalog.build(name, 5, chosen)
         for _, transfers in schedule.by_step():
             for ends in ("source", "destination"):
                 assert len({(getattr(one, ends), one.lane) for one in transfers}) == len(transfers), name
@@ -277,11 +281,11 @@ def test_pieces_of_a_ring_keep_their_order_in_both_laps() -> None:
         assert {one.chunk % 3 for one in transfers} == {transfers[0].step % 3}
 
 
-def test_lanes_do_not_travel_together() -> None:
+def test_different_lanes_are_different_messages() -> None:
     assert len(ring.bidirectional(2).messages()) == 8 and len(ring.ring(2).messages()) == 4
 
 
-def test_what_travels_together_is_one_message() -> None:
+def test_chunks_of_one_step_and_lane_are_one_message() -> None:
     schedule = catalog.build("halving-doubling", 8)
     messages = schedule.messages()
     assert len(messages) == 8 * 6, "one for each rank and step"
@@ -290,14 +294,14 @@ def test_what_travels_together_is_one_message() -> None:
     assert sum(len(one.chunks) for one in messages) == len(schedule.transfers)
 
 
-def test_paced_shards_send_and_get_one_chunk_a_step() -> None:
+def test_paced_shards_send_and_receive_one_chunk_a_step() -> None:
     schedule = sharded.sharded(6, paced=True)
     assert schedule.steps == 10
     for _, transfers in schedule.by_step():
         assert sorted(one.source for one in transfers) == sorted(one.destination for one in transfers) == list(range(6))
 
 
-def test_changing_one_step_changes_what_is_sent() -> None:
+def test_the_order_of_a_ring_changes_its_transfers() -> None:
     """Proof, prediction and execution read one object: here the bytes, by rank, follow the ring's order."""
     plain, turned = ring.ring(4), ring.ring(4, order=(0, 2, 1, 3))
     pairs = [{(one.source, one.destination) for one in given.transfers} for given in (plain, turned)]

@@ -1,4 +1,4 @@
-"""Reductions: their algebra, and the trial of a user's own."""
+"""Reductions: their algebra, and the check of user functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOOLS = [False, True]
 
 
 @pytest.mark.parametrize("name", operations())
-def test_each_is_associative_and_commutative_on_what_it_takes(name: str) -> None:
+def test_each_reduction_is_associative_and_commutative_on_its_types(name: str) -> None:
     one = operation(name)
     samples: dict[str, list[Any]] = {"integers": WHOLE, "floats": FRACTIONS, "bools": BOOLS}
     if name == "argmin":
@@ -53,7 +53,7 @@ def test_each_is_associative_and_commutative_on_what_it_takes(name: str) -> None
         ("argmin", [[(2, 0), (0, 0)], [(1, 1), (0, 1)]], [(1, 1), (0, 0)]),
     ],
 )
-def test_results(name: str, values: list[Any], result: Any) -> None:
+def test_reductions_return_the_expected_results(name: str, values: list[Any], result: Any) -> None:
     assert operation(name).reduce(values) == result
 
 
@@ -65,7 +65,7 @@ def test_logsumexp_neither_overflows_nor_vanishes() -> None:
     assert one.reduce([math.inf, 3.0, math.inf]) == math.inf and math.isnan(one.reduce([math.nan, 1.0]))
 
 
-def test_an_identity_changes_nothing() -> None:
+def test_an_identity_leaves_values_unchanged() -> None:
     for one in operations().values():
         if one.identity is None:
             continue
@@ -75,20 +75,20 @@ def test_an_identity_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["min", "max"])
-def test_zeros_of_both_signs_and_blanks_give_the_same_bits_in_any_order(name: str) -> None:
+def test_signed_zeros_and_nan_give_the_same_bits_in_any_order(name: str) -> None:
     join = operation(name).join
     assert math.copysign(1, join(0.0, -0.0)) == math.copysign(1, join(-0.0, 0.0)) == (-1 if name == "min" else 1)
     assert all(math.isnan(join(*pair)) for pair in [(math.nan, 1.0), (1.0, math.nan)])
 
 
-def test_a_blank_is_least_and_of_two_the_lower_index() -> None:
+def test_nan_is_smallest_and_the_lower_index_wins() -> None:
     one = operation("argmin")
     for values in ([(1.0, 0), (math.nan, 4), (math.nan, 2)], [(math.nan, 2), (math.nan, 4), (1.0, 0)]):
         found = one.reduce(values)
         assert math.isnan(found[0]) and found[1] == 2
 
 
-def test_nothing_and_uneven_lists_are_refused() -> None:
+def test_empty_and_uneven_lists_are_refused() -> None:
     with pytest.raises(ValueError, match="sum of nothing"):
         operation("sum").reduce([])
     with pytest.raises(ValueError, match="shorter|longer"):  # noqa: RUF043
@@ -98,7 +98,7 @@ def test_nothing_and_uneven_lists_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "samples", "law", "words"),
+    ("function", "samples", "law", "text"),
     [
         (lambda a, b: a - b, WHOLE, "commutative", "f(-3, -2) is -1, but f(-2, -3) is 1"),
         (lambda a, b: (a + b) / 2, WHOLE, "associative", "f(f(-3, -3), -2) is -2.5, but f(-3, f(-3, -2)) is -2.75"),
@@ -110,11 +110,11 @@ def test_nothing_and_uneven_lists_are_refused() -> None:
         (lambda a, b: round(a + b, 1), FRACTIONS, "associative", "f("),
     ],
 )
-def test_a_function_that_is_no_reduction_is_refused_with_the_counterexample(
-    function: Any, samples: list[Any], law: str, words: str
+def test_a_function_that_is_not_a_reduction_is_refused_with_the_counterexample(
+    function: Any, samples: list[Any], law: str, text: str
 ) -> None:
     found = check_operation(function, samples)
-    assert found is not None and found.law == law and words in str(found)
+    assert found is not None and found.law == law and text in str(found)
     if law == "commutative":
         assert (function(*found.operands), function(*found.operands[::-1])) == (found.left, found.right)
     else:
@@ -122,7 +122,7 @@ def test_a_function_that_is_no_reduction_is_refused_with_the_counterexample(
         assert (function(function(a, b), c), function(a, function(b, c))) == (found.left, found.right)
 
 
-def test_rounding_is_allowed_on_floats_and_nothing_on_integers() -> None:
+def test_floats_may_round_and_integers_must_be_exact() -> None:
     assert (0.1 + 0.2) + 0.3 != 0.1 + (0.2 + 0.3)
     assert check_operation(lambda a, b: a + b, [0.1, 0.2, 0.3]) is None
     assert check_operation(lambda a, b: a + b, [0.1, 0.2, 0.3], roundings=0.0) is not None
@@ -131,7 +131,7 @@ def test_rounding_is_allowed_on_floats_and_nothing_on_integers() -> None:
     assert tiny is not None and tiny.law == "commutative"
 
 
-def test_own_reductions_on_own_values() -> None:
+def test_user_reductions_work_on_user_values() -> None:
     """Union of sets, (min, +) on lists, the sum of complex pairs with a measure of their own."""
     assert check_operation(lambda a, b: a | b, [frozenset({1}), frozenset({2, 3}), frozenset()]) is None
     assert (
@@ -146,7 +146,7 @@ def test_own_reductions_on_own_values() -> None:
     assert measure_of([1, 2.0]).eps > 0 and measure_of([1, (2, 3)]).eps == 0
 
 
-def test_not_a_number_and_infinities_compare() -> None:
+def test_nan_and_infinities_compare() -> None:
     assert check_operation(lambda a, b: math.nan, FRACTIONS) is None
     assert check_operation(lambda a, b: math.nan if a > b else 0.0, FRACTIONS) is not None
     assert check_operation(lambda a, b: math.inf if a > b else 0.0, FRACTIONS) is not None
@@ -154,7 +154,7 @@ def test_not_a_number_and_infinities_compare() -> None:
 
 @given(st.sampled_from(sorted(operations())), st.integers(2, 9), st.randoms(use_true_random=False))
 def test_every_schedule_gives_the_reference(name: str, world: int, dice: random.Random) -> None:
-    """On integers, exactly, whatever the order in which a schedule joins them."""
+    """Exactly, on integers, in the order of every schedule."""
     one = operation(name)
     values: list[Any] = [dice.choice(WHOLE) for _ in range(world)]
     if name == "argmin":

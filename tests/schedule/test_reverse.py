@@ -1,4 +1,4 @@
-"""The law: an all-gather in reverse is a reduction, and reversed twice it is itself."""
+"""The reverse of an all-gather is a reduction; reversing twice restores it."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def test_an_all_gather_in_reverse_adds_each_contribution_once(world: int) -> Non
 
 
 @pytest.mark.parametrize("world", range(1, 10))
-def test_reversed_twice_is_the_same(world: int) -> None:
+def test_reversing_twice_restores_the_transfers(world: int) -> None:
     for name, gather in all_gathers(world).items():
         again = [msgspec.structs.replace(one, action="copy") for one in reverse(reverse(gather.transfers))]
         assert sorted(again) == sorted(gather.transfers), name
 
 
-def test_a_rank_that_gets_a_chunk_twice_makes_no_reduction() -> None:
+def test_a_chunk_received_twice_cannot_be_reversed() -> None:
     twice = [Transfer(0, 0, 1, 0, "copy"), Transfer(0, 0, 2, 0, "copy"), Transfer(1, 1, 2, 0, "copy")]
     prove("wasteful", "broadcast", 3, twice)
     with pytest.raises(ScheduleError, match="twice"):
         prove("wasteful, reversed", "reduce", 3, reverse(twice))
 
 
-def test_shifting_and_reordering_keep_the_rest() -> None:
+def test_shifting_and_reordering_change_only_their_fields() -> None:
     one = Transfer(1, 2, 3, 4, "reduce", 5)
     assert shifted([one], step=10, chunk=20, lane=30) == [Transfer(11, 2, 3, 24, "reduce", 35)]
     with pytest.raises(ValueError, match="order"):

@@ -1,4 +1,4 @@
-"""`python -m psctl.server.main` as a real process over TCP: orders, join, serve, leave."""
+"""`python -m psctl.server.main` as a real process over TCP: orders, start, steps, end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Coordinator:
 
 @pytest.fixture
 def started(tmp_path):
-    """A server process that has joined: (coordinator, its process, where it listens)."""
+    """Return a registered server process: (coordinator, process, address)."""
     coordinator = Coordinator()
     acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
     me = credentials(Member("server", 0))
@@ -67,16 +67,16 @@ def started(tmp_path):
         bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
         preauth_secret=me.preauth_secret, congestion="auto", error_file="", segments=None,
     )  # fmt: skip
-    with sealed_memory.holding(msgspec.json.encode(orders)) as told:
+    with sealed_memory.holding(msgspec.json.encode(orders)) as descriptor:
         process = subprocess.Popen(
             [sys.executable, "-m", "psctl.server.main"],
             env={
-                **os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{told}", "OMP_NUM_THREADS": "1",
+                **os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{descriptor}", "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]),
             },
             stderr=subprocess.PIPE,
             text=True,
-            pass_fds=[told],
+            pass_fds=[descriptor],
         )  # fmt: skip
     try:
         assert coordinator.next(Join)[0].pid == process.pid
@@ -91,7 +91,7 @@ def started(tmp_path):
             coordinator.peer.join(5)
 
 
-def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
+def test_a_server_process_applies_a_step_saves_it_and_exits(started):
     coordinator, process, address = started
     assert isinstance(address, Address)
     layout = make_layout([((70, 70), "float32", 0)], "AdamW", [{"lr": 0.1}])
@@ -144,7 +144,7 @@ def test_a_server_process_ends_when_its_coordinator_is_lost(started):
     assert "server/0 ends: the coordinator is lost" in errors
 
 
-def test_strangers_at_its_port_are_one_line_of_its_log(started):
+def test_unauthenticated_connections_are_one_line_of_the_log(started):
     coordinator, process, address = started
     for _ in range(3):
         with socket.create_connection((address.host, address.port), timeout=10) as stranger:
@@ -159,7 +159,7 @@ def test_strangers_at_its_port_are_one_line_of_its_log(started):
     assert line.endswith("it did not prove this job's secret: it is not a process of this job")
 
 
-def test_a_server_is_not_started_by_hand():
+def test_a_server_refuses_to_start_without_orders():
     environment = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
     found = subprocess.run(
         [sys.executable, "-m", "psctl.server.main"], env=environment, capture_output=True, text=True, timeout=60

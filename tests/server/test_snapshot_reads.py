@@ -1,4 +1,4 @@
-"""A reader outside the job: it sees what is applied and on all replicas, and changes nothing."""
+"""Readers outside the job: they see updates that are on all replicas, and change no state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = spec("", (2,), "float64")
 
 
 def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[ReadRows, bytes]]:
-    """Ask one server; return the answers that it may send at once."""
+    """Query one server; return its immediate answers."""
     outputs = SnapshotReads(world.servers[server]).on_read(ReadWanted(1, store, list(names), list(keys)))
     return answers_of(world, server, outputs)
 
@@ -30,7 +30,7 @@ def answers_of(world: World, server: int, outputs) -> list[tuple[ReadRows, bytes
 
 
 def values(answers: list[tuple[ReadRows, bytes]]) -> dict[tuple[str, int], list[float]]:
-    """Lay answers out by (table, key)."""
+    """Return answers by (table, key)."""
     found = {}
     for seen, payload in answers:
         at = 0
@@ -45,7 +45,7 @@ def values(answers: list[tuple[ReadRows, bytes]]) -> dict[tuple[str, int], list[
 
 @pytest.fixture
 def behind() -> World:
-    """A world whose server 0 has applied what its replica has not."""
+    """Return a world in which the replica of server 0 lacks an update."""
     world = World(workers=1, servers=2, replicas=1)
     world.run()
     world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
@@ -56,7 +56,7 @@ def behind() -> World:
     return world
 
 
-def test_a_reader_sees_named_and_integer_keys_over_all_servers() -> None:
+def test_a_reader_reads_named_and_integer_keys_over_all_servers() -> None:
     world = World(servers=2)
     world.push(0, W, [0], [1.0, 2.0, 3.0])
     world.push(1, ROWS, [4, 5, 6], torch.arange(6.0).view(3, 2))
@@ -87,7 +87,7 @@ def is_reader(each) -> bool:
     return isinstance(each, ToWorker) and each.rank == READERS
 
 
-def test_under_bsp_a_clock_is_seen_whole_or_not() -> None:
+def test_under_bsp_a_reader_sees_whole_clocks_only() -> None:
     world = World(workers=2, servers=1, staleness=0)
     world.push(0, W, [0], [1.0, 1.0, 1.0])
     world.clock(0)
@@ -112,7 +112,7 @@ def test_a_reader_changes_no_version_and_no_session() -> None:
     assert sorted(machine.stores["s"].sessions) == [0, 1]
 
 
-def test_what_is_too_long_is_refused_and_types_that_only_torch_knows_are_widened() -> None:
+def test_too_long_answers_are_refused_and_torch_only_dtypes_are_widened() -> None:
     world = World(servers=1)
     world.push(0, spec("long", (200_000,), "float32"), range_of(200_000), torch.zeros(4 * 65536))
     world.push(0, spec("half", (2,), "bfloat16"), [0], [1.5, 2.5])
@@ -127,7 +127,7 @@ def range_of(elements: int) -> list[int]:
     return list(range(-(-elements // 65536)))
 
 
-def test_readers_that_replicas_keep_waiting_are_few(behind: World) -> None:
+def test_the_number_of_waiting_readers_is_bounded(behind: World) -> None:
     for _ in range(AT_ONCE + 3):
         assert look(behind, 0, keys=[1]) == []
     queue = behind.servers[0].held_answers

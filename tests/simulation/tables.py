@@ -72,7 +72,7 @@ class Chaos(World):
         self.placement = ShardPlacement([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
         super().__init__(
             workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
-            replicas=replicas, lends=numbers.random() < 0.5,
+            replicas=replicas, shares=numbers.random() < 0.5,
         )  # fmt: skip
         self.right = np.zeros(KEYS)
         self.own = np.zeros((workers, KEYS))
@@ -98,20 +98,20 @@ class Chaos(World):
         return super().start(rank)
 
     def meet(self, rank: int) -> None:
-        """Two servers connect when both were told of each other's incarnation."""
+        """Two servers connect when both have received each other's incarnation."""
         for other in self.servers:
-            told = [self.known[one].get(another) for one, another in ((rank, other), (other, rank))]
-            if told == [self.incarnations[other], self.incarnations[rank]] and rank != other:
+            known = [self.known[one].get(another) for one, another in ((rank, other), (other, rank))]
+            if known == [self.incarnations[other], self.incarnations[rank]] and rank != other:
                 self.connect(("server", rank), ("server", other))
 
     def hear(self) -> None:
         """Tell the coordinator what servers reported; send what follows from it."""
-        for rank, output in self.told:
+        for rank, output in self.reports:
             if isinstance(output, ReplicaCaughtUp):
                 self.placement.on_caught_up(output.epoch, output.shard, output.server)
             elif isinstance(output, LeadMoved):
                 self.placement.on_transferred(output.shard, rank)
-        self.told.clear()
+        self.reports.clear()
         self.placement.advance(patient=self.numbers.random() < 0.5)
         self.tell()
         for rank in self.placement.forget_released():

@@ -19,14 +19,14 @@ GROUPS = 4
 
 @pytest.mark.parametrize("group", range(GROUPS))
 @pytest.mark.parametrize("what", sorted(PLAYS))
-def test_every_invariant_holds_after_every_run(what: str, group: int) -> None:
+def test_every_invariant_holds_in_every_run(what: str, group: int) -> None:
     for seed in range(group, SEEDS[what], GROUPS):
         outcome = PLAYS[what](seed)
         replay = f"python -m tests.simulation --what {what} --replay {seed}"
         assert not outcome.broken, f"seed {seed}: {outcome.text}\nreplay: {replay}"
 
 
-def test_a_seed_is_a_whole_run_to_the_last_message() -> None:
+def test_a_seed_determines_the_whole_run() -> None:
     for seed in (3, 8, 21):
         first, second = play(seed, traced=True), play(seed, traced=True)
         assert first.trace == second.trace

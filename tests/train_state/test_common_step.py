@@ -1,4 +1,4 @@
-"""A common step is agreed on so that every worker knows of it before it ends."""
+"""Workers agree on a common step before that step ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psctl.errors import TimedOut
 from psctl.train_state.common_step import StepActions, StepAgreement
 
 
-def test_a_step_that_no_cut_names_ends_with_nothing_to_do() -> None:
+def test_a_step_without_a_cut_ends_without_action() -> None:
     cuts = StepAgreement(0)
     assert cuts.begin_end(1) == StepActions()
 
@@ -26,7 +26,7 @@ def test_the_answer_is_the_step_in_progress() -> None:
     assert cuts.position(3) == 6
 
 
-def test_a_worker_that_answered_ends_that_step_and_waits_in_the_next() -> None:
+def test_a_worker_that_answered_ends_its_step_and_waits_in_the_next() -> None:
     cuts = StepAgreement(4, patience=0.01)
     cuts.position(1)
     assert cuts.begin_end(5) == StepActions()
@@ -35,7 +35,7 @@ def test_a_worker_that_answered_ends_that_step_and_waits_in_the_next() -> None:
         cuts.begin_end(6)
 
 
-def test_the_cut_is_heard_where_it_was_named() -> None:
+def test_the_cut_is_returned_at_its_step() -> None:
     cuts = StepAgreement(4)
     cuts.position(1)
     threading.Timer(0.02, cuts.add_cut, (1, 6, StepActions(save=True, stop=True))).start()
@@ -44,7 +44,7 @@ def test_the_cut_is_heard_where_it_was_named() -> None:
     assert cuts.begin_end(6) == StepActions(save=True, stop=True)
 
 
-def test_two_cuts_at_one_step_are_both_done() -> None:
+def test_two_cuts_at_one_step_are_both_returned() -> None:
     cuts = StepAgreement(0)
     cuts.add_cut(1, 2, StepActions(save=True))
     cuts.add_cut(2, 2, StepActions(stop=True))
@@ -54,8 +54,8 @@ def test_two_cuts_at_one_step_are_both_done() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 3))
-def test_every_worker_knows_of_the_cut_before_that_step_ends(ahead, more) -> None:
-    """Workers stand at different steps when asked, and walk on as far as they may before they hear."""
+def test_every_worker_receives_the_cut_before_its_step_ends(ahead, more) -> None:
+    """Workers answer at different steps, and continue as far as they may before they receive the cut."""
     workers = []
     for steps in ahead:
         cuts = StepAgreement(0, patience=0.0)

@@ -1,4 +1,4 @@
-"""Who shares what: shares part a clock's examples, and whatever is lost when, each is in one batch that counts."""
+"""Shares of a clock's examples: with any loss of workers each example is in one batch that counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def places(ranges) -> list[int]:
 
 
 @given(RANGES, st.sets(st.integers(0, 9), min_size=1))
-def test_shares_part_the_examples_in_rank_order_and_evenly(ranges, ranks) -> None:
+def test_shares_divide_the_examples_evenly_in_rank_order(ranges, ranks) -> None:
     batch = Batch(0, 0, ranges, tuple(sorted(ranks)))
     shares = [places(batch.of(rank)) for rank in sorted(ranks)]
     assert [place for share in shares for place in share] == places(ranges)
@@ -32,13 +32,13 @@ def test_shares_part_the_examples_in_rank_order_and_evenly(ranges, ranks) -> Non
 
 
 @given(RANGES, st.integers(0, 20), st.integers(0, 20))
-def test_a_part_of_ranges_laid_end_to_end(ranges, start, more) -> None:
+def test_a_slice_of_ranges_is_the_slice_of_their_elements(ranges, start, more) -> None:
     assert places(slice_ranges(ranges, start, start + more)) == places(ranges)[start : start + more]
 
 
 @given(st.data())
-def test_every_example_is_in_one_batch_that_counts(data) -> None:
-    """Clocks 0 .. 11 of six examples each; ranks are lost at any clock and the others are ahead by up to three."""
+def test_every_example_is_in_exactly_one_batch_that_counts(data) -> None:
+    """Clocks 0 .. 11 of six examples each; ranks are lost at any clock, the others are up to three clocks ahead."""
     left, gone = list(range(data.draw(st.integers(2, 5)))), dict[int, int]()
     changes: list[ExamplesShared] = []
     clock = 0
@@ -66,7 +66,7 @@ def test_every_example_is_in_one_batch_that_counts(data) -> None:
     assert sorted(counted) == list(range(72))
 
 
-def test_what_was_promised_is_waited_for_and_no_more() -> None:
+def test_an_announced_change_is_waited_for_and_nothing_else() -> None:
     division = ExampleShare(3, first=5, elastic=True)
     assert division.begin_clock(5) == []
     assert division.next_clock(1) == 6
@@ -83,7 +83,7 @@ def test_what_was_promised_is_waited_for_and_no_more() -> None:
     assert division.members() == (0, 2)
 
 
-def test_a_promise_that_is_not_kept_is_told() -> None:
+def test_a_missing_announced_change_times_out() -> None:
     division = ExampleShare(2, patience=0.01)
     division.next_clock(1)
     with pytest.raises(TimedOut, match="which clocks are begun"):

@@ -1,4 +1,4 @@
-"""The script's own random numbers: untouched outside of steps, saved, and gone on with; those of steps are psctl's."""
+"""Random generators of the script: unchanged outside of steps, saved and restored; psctl seeds those of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.job_world import Job
 
 
 def drawn() -> tuple[float, float, float]:
-    """One number of each generator."""
+    """Return one number of each generator."""
     return random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class Log:
-    """What a script drew: before its loop, in steps, after steps, between epochs."""
+    """The numbers that a script drew: before its loop, in steps, after steps, between epochs."""
 
     def __init__(self) -> None:
         self.split: list[int] = []
@@ -76,7 +76,7 @@ def script(run, log: Log, *, epochs=3, own_loader=False) -> None:
 
 @pytest.mark.parametrize("strategy", ["ps", "alone"])
 @pytest.mark.parametrize("at", [4, 6, 8])
-def test_a_resumed_script_draws_what_the_undisturbed_one_would_have(strategy, at) -> None:
+def test_a_resumed_script_draws_the_same_random_numbers(strategy, at) -> None:
     whole, rest = Log(), Log()
     first = Job(1, 1, strategy, every=2)
     first.run(lambda run: script(run, whole))
@@ -88,7 +88,7 @@ def test_a_resumed_script_draws_what_the_undisturbed_one_would_have(strategy, at
     assert len({found[1:] for found in whole.steps.values()}) == 12
 
 
-def test_an_own_loader_shuffles_by_the_scripts_generator_and_a_repeated_epoch_as_before() -> None:
+def test_a_script_loader_shuffles_by_the_script_generator_and_repeats_an_epoch_equally() -> None:
     plain, whole, rest = [], Log(), Log()
     first = Job(1, 1, every=2)
     first.run(lambda run: script(run, whole, own_loader=True))
@@ -108,7 +108,7 @@ def test_an_own_loader_shuffles_by_the_scripts_generator_and_a_repeated_epoch_as
     assert rest.epochs == {epoch: whole.epochs[epoch] for epoch in (1, 2)}
 
 
-def test_a_step_begins_with_the_forward_of_a_model_in_training_alone() -> None:
+def test_a_step_begins_only_with_a_forward_in_training_mode() -> None:
     def act(run):
         model, optimizer = run.prepare(net := Net(), torch.optim.SGD(net.parameters(), lr=0.1))
         seed(5)
@@ -132,7 +132,7 @@ def test_a_step_begins_with_the_forward_of_a_model_in_training_alone() -> None:
     Job(1, 1, update="worker").run(act)
 
 
-def test_leaving_a_pass_early_gives_the_generators_back() -> None:
+def test_leaving_a_pass_early_restores_the_generators() -> None:
     def act(run):
         run.prepare(net := Net(), torch.optim.SGD(net.parameters(), lr=0.1))
         loader = run.loader(TensorDataset(torch.arange(16.0)), batch_size=4)
@@ -154,7 +154,7 @@ def test_leaving_a_pass_early_gives_the_generators_back() -> None:
     Job(1, 1).run(act)
 
 
-def test_states_are_the_same_when_they_come_back_from_tensors() -> None:
+def test_generator_states_survive_conversion_to_tensors() -> None:
     seed(1)
     random.gauss(), np.random.standard_normal(), torch.randn(3)  # the second numbers of pairs are kept too
     states = GeneratorStates.now()
@@ -169,7 +169,7 @@ def test_states_are_the_same_when_they_come_back_from_tensors() -> None:
 
 
 def loop(generators: RandomGenerators, steps: int) -> list[tuple]:
-    """What a script draws after each step, with a number drawn before."""
+    """Return the numbers drawn after each step, with one drawn before."""
     found = []
     for step in range(steps):
         generators.begin_step()
@@ -181,7 +181,7 @@ def loop(generators: RandomGenerators, steps: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_rank_that_takes_anothers_place_goes_on_as_rank_0_unless_the_script_seeds_ranks_apart(apart) -> None:
+def test_a_replacement_continues_as_rank_0_unless_the_script_seeds_each_rank(apart) -> None:
     seed(1)
     zero = RandomGenerators()
     loop(zero, 3)
@@ -192,7 +192,7 @@ def test_a_rank_that_takes_anothers_place_goes_on_as_rank_0_unless_the_script_se
     assert loop(taking, 1)[0] == (expected if not apart else (own.apply(), drawn())[1])
 
 
-def test_a_process_that_goes_on_between_two_epochs_begins_the_next_as_the_undisturbed_one() -> None:
+def test_a_process_resumed_between_epochs_begins_the_next_equally() -> None:
     seed(1)
     zero = RandomGenerators()
     zero.begin_epoch(resumed=False, again=True)
@@ -206,7 +206,7 @@ def test_a_process_that_goes_on_between_two_epochs_begins_the_next_as_the_undist
     assert drawn() == expected
 
 
-def test_a_script_that_draws_nothing_in_its_loop_leaves_nothing() -> None:
+def test_a_script_without_draws_saves_no_state() -> None:
     seed(1)
     generators = RandomGenerators()
     generators.begin_epoch(resumed=False, again=True)
@@ -215,7 +215,7 @@ def test_a_script_that_draws_nothing_in_its_loop_leaves_nothing() -> None:
     assert generators.for_replacement() == ({}, {}, {})
 
 
-def test_a_rank_takes_its_own_states_of_a_checkpoint_and_a_new_one_rank_0s() -> None:
+def test_a_rank_loads_its_own_states_and_a_new_rank_those_of_rank_0() -> None:
     found = {}
     for rank in range(2):
         seed(rank)

@@ -1,4 +1,4 @@
-"""State is written as JSON beside named tensors and comes back as it was."""
+"""State is saved as JSON and named tensors, and restored equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def through_json(packed):
 
 
 @given(TREES)
-def test_what_was_packed_comes_back_through_json(tree) -> None:
+def test_packed_state_is_restored_through_json(tree) -> None:
     packed, tensors = pack(tree, "x")
     assert unpack(through_json(packed), tensors) == tree
     assert not tensors
@@ -47,18 +47,18 @@ def test_tensors_are_named_by_their_path() -> None:
 @pytest.mark.parametrize(
     "value", [math.inf, -math.inf, Counter({3: 2}), OrderedDict(b=1, a=2), {"$tuple": 1}, (1, (2,))]
 )
-def test_values_that_json_lacks_come_back(value) -> None:
+def test_values_that_json_lacks_are_restored(value) -> None:
     packed, tensors = pack({"value": value}, "x")
     back = unpack(through_json(packed), tensors)["value"]
     assert back == value
     assert type(back) is type(value)
 
 
-def test_not_a_number_comes_back() -> None:
+def test_nan_is_restored() -> None:
     assert math.isnan(unpack(through_json(pack(math.nan, "x")[0]), {}))
 
 
-def test_other_values_are_named_by_their_path_or_dropped() -> None:
+def test_unsupported_values_are_refused_with_their_path_or_dropped() -> None:
     with pytest.raises(UsageError, match="track/ema/model/0 is a object"):
         pack({"model": [object()]}, "track/ema")
     packed, _ = pack({"keep": 1, "leave": object(), "rate": torch.tensor(0.5)}, "scheduler", drop=True)
