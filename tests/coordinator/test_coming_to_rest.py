@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import CheckpointCommitted, CommitCheckpoint, Connected
-from psctl.job.checkpoint_messages import ProposeCut, SaveBegin, SaveEnd
+from psctl.job.checkpoint_messages import CheckpointSaved, ProposeCut, SaveBegin, SaveEnd
 from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import StopProcesses, StopWanted
 from psctl.job.training_messages import Join, Leave, MemberReady, Prepare
@@ -176,3 +176,13 @@ def test_a_move_makes_senders_of_those_that_lead_now() -> None:
     asks(job, servers=2)
     move(job)
     assert commits(sends(job, 9, W0, W1, S[0], S[1])) == [9]
+
+
+def test_a_part_of_a_checkpoint_that_failed_is_answered_to_workers_only() -> None:
+    """A server that receives the result of a checkpoint refuses it, and is lost."""
+    job = training()
+    job.receive(W0, SaveBegin(40, []))
+    job.handle(CheckpointCommitted(40, problem="Read-only file system"))
+    assert not sent(job.receive(S[0], SaveBegin(40, [])), CheckpointSaved)
+    ((member, saved),) = sent(job.receive(W0, SaveBegin(40, [])), CheckpointSaved)
+    assert (member, saved.problem) == (W0, "it was given up")

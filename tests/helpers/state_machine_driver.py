@@ -21,6 +21,7 @@ from psctl.coordinator.state.instructions import (
     Instruction,
     MessageReceived,
     PlanMade,
+    SendMessage,
     ShardsMade,
     Tick,
 )
@@ -28,6 +29,7 @@ from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import ConnectionFailed
 from psctl.job import events
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
+from psctl.job.job_permits import COORDINATION
 from psctl.job.membership_messages import CountUntil
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, ProcessExited, ProcessFailure, ProcessStarted, Register
@@ -44,6 +46,15 @@ GRACE = 5.0
 
 WALL = 1000.0
 """Seconds since the epoch at time 0."""
+
+
+_PERMITTED = {role: set(COORDINATION.to(role)["coordinator"]) for role in ("agent", "server", "worker")}
+
+
+def check_permitted(instruction: SendMessage) -> None:
+    """Check that the receiver admits the message: else it would end its connection and itself."""
+    kind, role = type(instruction.message), instruction.member.role
+    assert kind in _PERMITTED[role], f"the coordinator sends {kind.__name__} to a {role}, which refuses it"
 
 
 class StateMachineDriver:
@@ -83,6 +94,8 @@ class StateMachineDriver:
 
     def _carry_all_out(self, found: list[Instruction]) -> list[Instruction]:
         for instruction in found:
+            if isinstance(instruction, SendMessage):
+                check_permitted(instruction)
             self.carry_out(instruction)
         return found
 

@@ -156,7 +156,8 @@ def on_part_begun(job: JobState, rank: Rank, step: int) -> None:
     if member not in state.senders and not (servers_send and member.role == "server"):
         job.notice(f"{member} sent a part of a checkpoint that was not requested from it")
     elif step in state.dropped:  # a replacement was not there when the checkpoint was dropped
-        job.send(member, CheckpointSaved(step, "it was given up"))
+        if member.role == "worker":  # it may wait for the result; servers do not
+            job.send(member, CheckpointSaved(step, "it was given up"))
     elif step not in state.committed:  # else it is an empty part of a checkpoint that is whole
         state.open.setdefault(step, PendingCheckpoint(step)).begun.add(member)
         state.due_at = job.now + state.every_seconds
