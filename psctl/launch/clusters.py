@@ -64,11 +64,6 @@ class ClusterRow(msgspec.Struct, frozen=True):
     state: str
 
 
-def is_path(reference: str) -> bool:
-    """Return whether a CLUSTER on a command line is a path; else it is a name."""
-    return reference.endswith((".yaml", ".yml")) or "/" in reference
-
-
 def choose_cluster(
     home: Home,
     asked: str | None,
@@ -217,7 +212,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _named(home: Home, reference: str, folder: Path) -> ChosenCluster:
-    if is_path(reference):
+    if reference.endswith((".yaml", ".yml")) or "/" in reference:  # a path; else it is a name
         return _load(folder / Path(reference).expanduser())
     if reference == LOCAL and reference not in home.clusters():
         return embedded_cluster(home)

@@ -47,12 +47,8 @@ def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: i
         return []
     size = round(math.sqrt(low.size * high.size))
     if not more:
-        return [SizeRange(_round(size), high.chosen)]
+        return [
+            SizeRange(round(size, min(0, 2 - len(str(size)))), high.chosen)
+        ]  # two digits, as precise as predictions
     middle = winner(size)
     return [*_between(winner, low, middle, more - 1), *_between(winner, middle, high, more - 1)]
-
-
-def _round(size: int) -> int:
-    """Round to two digits, the precision of a prediction."""
-    digits = max(0, len(str(size)) - 2)
-    return round(size, -digits)

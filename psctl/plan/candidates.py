@@ -159,9 +159,6 @@ class CandidateSearch:
             return None
         return min((one[0] + size * one[1], one[0]) for one in found if one is not None)
 
-    def _options(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
-        return [self._native_options()] if strategy == "native" else self._arrangements(strategy, size)
-
     def _estimate_by_steps(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         schedule = self._schedule(strategy, options)
         costs = costs_on_shared_cores(self._costs(strategy), schedule, self._inputs.ranks_per_core)
@@ -250,18 +247,18 @@ class CandidateSearch:
 
     # -- options
 
-    def _native_options(self) -> ScheduleOptions:
-        """Return the order of the engine's ring: NCCL's follows the cables, Gloo's the ranks' numbers."""
-        return ScheduleOptions(order=self._order) if self._inputs.gpus else ONLY
-
-    def _arrangements(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
+    def _options(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
         """Return options that differ in the arrangement of the ranks."""
         chunks = self._chunks(strategy, size)[-1] if strategy in PIPELINES else ONLY.chunks
         chunks = min(COARSE, chunks) if self._few else chunks
         match strategy:
+            case "native":  # the engine's ring: NCCL's follows the cables, Gloo's the ranks' numbers
+                return [ScheduleOptions(order=self._order) if self._inputs.gpus else ONLY]
             case "sharded":
                 weights = dict.fromkeys((tuple[int, ...](), rank_orders.shares(self._port)))
-                return [ScheduleOptions(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
+                return [
+                    ScheduleOptions(weights=each, pieces=self._few_pieces) for each in weights if len(set(each)) != 1
+                ]
             case "multi-ring":
                 return [ScheduleOptions(rings=rank_orders.rings(self._inputs))]
             case "packed-trees":
@@ -354,11 +351,6 @@ def _first_of(found: Sequence[Predicted], gain: float) -> Predicted:
 def _alike(groups: rank_orders.Groups) -> bool:
     """Whether all groups have the same size."""
     return len(set(map(len, groups))) == 1
-
-
-def _unequal(weights: Sequence[int]) -> bool:
-    """Whether weights are empty or differ; equal weights mean the same as ()."""
-    return not weights or len(set(weights)) > 1
 
 
 def _even(order: Sequence[int]) -> rank_orders.Groups:

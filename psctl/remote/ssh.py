@@ -79,15 +79,12 @@ class SshShell(PosixShell):
         _silence_paramiko()
         shell = cls(target, _open_despite_drops(target, deadline, clock or SystemClock()))
         try:
-            shell.home = shell._ask_home()
+            home = shell.run(["sh", "-c", "cd && pwd"], timeout=2 * shell.patience).stdout
+            shell.home = home.decode("utf-8", "surrogateescape").rstrip("\n")
         except BaseException:
             shell.close()
             raise
         return shell
-
-    def _ask_home(self) -> str:
-        home = self.run(["sh", "-c", "cd && pwd"], timeout=2 * self.patience).stdout
-        return home.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def _watch(self) -> None:
         """Drop the connection when a hop was silent for too long; calls that wait on it then raise."""

@@ -35,15 +35,11 @@ def section_schema(section: type[Section]) -> JsonSchema:
     schema: JsonSchema = {
         "type": "object",
         "description": inspect.cleandoc(section.__doc__ or "").partition("\n")[0],
-        "properties": {field.name: _field(field) for field in declared},
+        "properties": {each.name: {"description": each.text} | _kind(each.kind, each) for each in declared},
         "additionalProperties": False,
     }
     required = [field.name for field in declared if field.required]
     return schema | ({"required": required} if required else {})
-
-
-def _field(field: Field) -> JsonSchema:
-    return {"description": field.text} | _kind(field.kind, field)
 
 
 def _kind(kind: object, field: Field) -> JsonSchema:

@@ -53,7 +53,8 @@ class PlainLog:
         self.state.apply(event)
         match event:
             case kinds.Log():
-                self._print_log(event)
+                host = self.state.host_of(event.rank)
+                say(self._console, *rank_lines(event.rank, host, event.text, self._glyphs))
             case kinds.Progress():
                 self._pending = event
                 if event.time >= self._printed + self._interval:
@@ -68,10 +69,6 @@ class PlainLog:
     def set_hint(self, text: str) -> None:
         """Print the effect of the next Ctrl-C."""
         say(self._console, text)
-
-    def _print_log(self, event: kinds.Log) -> None:
-        host = self.state.host_of(event.rank)
-        say(self._console, *rank_lines(event.rank, host, event.text, self._glyphs))
 
     def _print_progress(self) -> None:
         if self._pending is not None:

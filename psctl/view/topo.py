@@ -81,14 +81,14 @@ class _Drawing:
     def draw_tree(self, arranged: DeviceTree) -> None:
         rows = list(self._rows(arranged.roots, ""))
         first = max((cell_len(lead) + cell_len(branch.id) for lead, _, branch in rows), default=0) + 2
-        links = {id(branch): _slot(branch) for _, _, branch in rows}
+        links = {id(branch): labels.link_text(branch.link) if branch.link else "" for _, _, branch in rows}
         second = max(map(len, links.values()), default=0) + 2
         for lead, rest, branch in rows:
             line = Text(lead, style="dim")
             line.append(branch.id, style=f"not dim {STYLES.get(str(branch.device['kind']), '')}")
             line.append(" " * (first - cell_len(line.plain)))
-            if links[id(branch)]:
-                line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
+            if branch.link is not None:
+                line.append(f"{links[id(branch)]:<{second}}", style="dim" if branch.link.get("derived") else "not dim")
             details = Text(f" {self.glyphs.dot} ".join(labels.device_details(branch.device, branch.link)))
             if branch.device.get("derived"):
                 details.append(" derived" if details.plain else "derived", style="dim italic")
@@ -194,16 +194,6 @@ class _Drawing:
         for part in parts:
             part.rstrip()
             say(self.console, part)
-
-
-def _sure(link: Document | None) -> str:
-    """Return the style of an edge's text: dim when it is derived."""
-    return "dim" if link and link.get("derived") else "not dim"
-
-
-def _slot(branch: DeviceNode) -> str:
-    """Return the edge above a device: "PCIe 16 GB/s"."""
-    return labels.link_text(branch.link) if branch.link is not None else ""
 
 
 def _bundles(links: Sequence[Document], hosts: Set[str]) -> list[tuple[list[str], str, Document]]:

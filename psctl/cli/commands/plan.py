@@ -36,6 +36,7 @@ def plan(
     from psctl.errors import UsageError
     from psctl.launch.hosts.converge import inspect
     from psctl.launch.placement import job_planning
+    from psctl.spec.job import load_job
     from psctl.view.tables import draw_plan
 
     own = Context.of(context)
@@ -44,7 +45,7 @@ def plan(
     if parameters is not None and size is not None:
         raise UsageError("--parameters gives the size, and --size another", hint="give one of them")
     model = job_planning.model_of(parameters) if parameters is not None else None
-    wanted = job_planning.job_of(*own.read_file(job, "a job file")) if job else None
+    wanted = load_job(*own.read_file(job, "a job file")) if job else None
     known = model.size if model is not None else launching.parse_size_option(size)
     if known is None and wanted is not None:
         known = wanted.sync.size or launching.last_size(own, wanted.name)

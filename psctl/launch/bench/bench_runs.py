@@ -258,8 +258,9 @@ def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[Ben
     predictor = _Predictor(outlook)
     flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(measured)}
     engines: dict[str, list[BenchResult]] = {}
+    engine_of = {"native": outlook.inputs.engine, "ps": "ps"}
     for each in measured:
-        engines.setdefault(_engine(outlook.inputs, each.row.strategy), []).append(each)
+        engines.setdefault(engine_of.get(each.row.strategy, "psctl"), []).append(each)
     found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
     if found:
         flowing |= predictor.flowing(measured)
@@ -331,10 +332,6 @@ class _Predictor:
             places = place_servers(self._outlook.inputs, hosts, order.servers, size)
             self._servers[size] = [hosts[at].name for at in places]
         return self._servers[size]
-
-
-def _engine(inputs: PlanInput, strategy: str) -> str:
-    return {"native": inputs.engine, "ps": "ps"}.get(strategy, "psctl")
 
 
 def _some(results: Sequence[BenchResult]) -> list[BenchResult]:

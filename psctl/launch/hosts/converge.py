@@ -183,7 +183,8 @@ def verdict(failed: Mapping[str, errors.PsctlError], total: int, what: str = "re
     if not failed:
         return None
     name, first = next(iter(failed.items()))
-    listed = "; ".join(_named(host, error) for host, error in failed.items())
+    messages = ((host, error.message) for host, error in failed.items())
+    listed = "; ".join(text if host in text else f"{host}: {text}" for host, text in messages)
     if len(failed) < total:
         return errors.Partial(f"{total - len(failed)} of {total} hosts are {what}; {listed}", first.hint, name)
     if len(failed) == 1:
@@ -191,10 +192,6 @@ def verdict(failed: Mapping[str, errors.PsctlError], total: int, what: str = "re
     several = errors.PsctlError(f"no host is {what}; {listed}", first.hint, name)
     several.code, several.exit = first.code, first.exit
     return several
-
-
-def _named(host: str, error: errors.PsctlError) -> str:
-    return error.message if host in error.message else f"{host}: {error.message}"
 
 
 def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -> None:

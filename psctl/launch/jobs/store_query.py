@@ -109,8 +109,9 @@ class StoreReader:
             self._check(batch, answer)
             yield answer, batch
         elif len(batch) == 1:
+            key = f"key {batch[0]!r} of store {self._store!r}"
             raise errors.UsageError(
-                f"{self._key_name(batch[0])} has more bytes than an answer to a reader may (512 KiB a server)",
+                f"{key} has more bytes than an answer to a reader may (512 KiB a server)",
                 hint=f"have a worker print a part of it, or psctl checkpoint export {self._record.job}@latest OUT",
                 where=self._record.job,
             )
@@ -169,9 +170,6 @@ class StoreReader:
             hint="a store exists when the script has opened it with run.store()",
             where=self._record.job,
         )
-
-    def _key_name(self, key: Key) -> str:
-        return f"key {key!r} of store {self._store!r}"
 
 
 def over(record: JobRecord) -> errors.NoSuchJob:

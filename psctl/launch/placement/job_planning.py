@@ -20,17 +20,12 @@ from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_for_cluster, plann
 from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
 from psctl.types import JsonObject
 from psctl.units import parse_count
 
 SHORT = 200
 """Limit of messages of a schedule that is printed for people."""
-
-
-def job_of(text: str, source: str) -> JobSpec:
-    """Return the job of a file."""
-    return load_job(text, source)
 
 
 def any_job() -> JobSpec:

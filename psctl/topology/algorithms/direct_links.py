@@ -69,14 +69,11 @@ def is_direct(link: Link) -> bool:
 def _ports(graph: HostGraph, nodes: Sequence[str]) -> list[Link]:
     """Return the link of each device to the switch that joins all of them; [] if there is no such switch."""
     for switch in graph.of_kind("switch"):
-        to = {(link.b if link.a == switch.id else link.a): link for link in graph.edges if _leads(link, switch.id)}
+        leading = [link for link in graph.edges if is_direct(link) and switch.id in link.ends and link.a != link.b]
+        to = {(link.b if link.a == switch.id else link.a): link for link in leading}
         if len(nodes) > 1 and to.keys() >= set(nodes):
             return [to[ident] for ident in nodes]
     return []
-
-
-def _leads(link: Link, switch: str) -> bool:
-    return is_direct(link) and switch in link.ends and link.a != link.b
 
 
 def _unit(links: Sequence[Link]) -> float:

@@ -115,7 +115,7 @@ def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> Packe
         near.setdefault(b, []).append(a)
     walks = [_walk(near, root) for root in sorted(near)]
     _, root, edges = min((depth, root, edges) for depth, root, edges in walks)
-    return _named(wires, root, edges, weight)
+    return PackedTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 
 def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[int, int]]]:
@@ -128,10 +128,6 @@ def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[i
                 edges.append((node, other))
                 queue.append(other)
     return max(far.values()), root, edges
-
-
-def _named(wires: DirectLinks, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> PackedTree:
-    return PackedTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 
 def trees_from(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:

@@ -59,7 +59,9 @@ def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None
     slots = [_without_slot(link, virtual) for link in slots]
     devices = [*cpus, *switches, *fabric, *ends]
     edges = [*bundles, *_coherent(gpus, slots, cpus), *slots, *_between(cpus)]
-    graph = HostGraph(tuple(devices), (*_pairs(types, devices, edges), *_rest(types, edges)))
+    pairs = {frozenset(pair) for pair in types}
+    rest = (link for link in edges if link.ends not in pairs)
+    graph = HostGraph(tuple(devices), (*_pairs(types, devices, edges), *rest))
     found = [*(facts.findings if facts else ()), *all_.findings, *doubts, *health.findings(all_, graph)]
     return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
 
@@ -267,12 +269,6 @@ def _pairs(types: LinkTypes, devices: Sequence[Device], edges: Sequence[Link]) -
         path = router.pair(a, b, word)
         through = True if bonded(word) else None
         yield Link(a, b, word, path.bandwidth if path else 0.0, path.latency if path else None, through)
-
-
-def _rest(types: LinkTypes, edges: Sequence[Link]) -> Iterator[Link]:
-    """Return the edges whose ends are no pair with a link type."""
-    pairs = {frozenset(pair) for pair in types}
-    return (link for link in edges if link.ends not in pairs)
 
 
 def with_copies(graph: HostGraph, copies: Sequence[Link]) -> HostGraph:

@@ -80,7 +80,8 @@ def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostR
         peers=tuple(_of(readings, PeerMatrix)),
         nvlink=NvlinkStatus(_unique((gpu for one in _of(readings, NvlinkStatus) for gpu in one.gpus), "index")),
         table=GpuTable(_unique((gpu for one in _of(readings, GpuTable) for gpu in one.gpus), "index")),
-        functions=max(trees, key=_linked, default=()) or nccl.pci,
+        functions=max(trees, key=lambda all_: (sum(one.width is not None for one in all_), len(all_)), default=())
+        or nccl.pci,
         rooted=not any(trees),
         rdma=tuple(port for one in _of(readings, RdmaPorts) for port in one.ports),
         rocm=_fullest(readings, RocmTopology, lambda one: len(one.types)) or RocmTopology((), {}),
@@ -255,10 +256,6 @@ def _nic(ident: str, name: str, port: RdmaPort | None, facts: Mapping[str, Nic],
 
 def _carries(nic: Nic) -> bool:
     return nic.up and bool(nic.addresses) and nic.kind in ("physical", "virtual")
-
-
-def _linked(devices: Sequence[PciDevice]) -> tuple[int, int]:
-    return sum(one.width is not None for one in devices), len(devices)
 
 
 def _known(*values: object) -> int | None:

@@ -46,8 +46,11 @@ def edges(types: LinkTypes, through: frozenset[tuple[str, str]], rate: Mapping[s
         through: pairs joined through a switch, which are no edges.
         rate: of one NVLink of each GPU, bytes/s in one direction; the slower end counts.
     """
+    usual = rates.nvlink()
     return [
-        Link(a, b, word, bonded(word) * _slower(a, b, rate), rates.latency(word), switched=False)
+        Link(
+            a, b, word, bonded(word) * min(rate.get(a, usual), rate.get(b, usual)), rates.latency(word), switched=False
+        )
         for (a, b), word in types.items()
         if bonded(word) and (a, b) not in through
     ]
@@ -74,7 +77,3 @@ def ports(
             speed = width * rate.get(gpu, rates.nvlink())
             links.append(Link(gpu, switch, "NVLink", speed, rates.latency("NVLink"), derived=True))
     return devices, links
-
-
-def _slower(a: str, b: str, rate: Mapping[str, float]) -> float:
-    return min(rate.get(a, rates.nvlink()), rate.get(b, rates.nvlink()))

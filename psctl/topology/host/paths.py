@@ -89,11 +89,13 @@ class Router:
             width, hops, ident = heapq.heappop(queue)
             if ident in settled or (width, hops) != best[ident]:
                 continue
-            settled[ident] = (
-                _extended(settled.get(came[ident][0]), *came[ident], ident) if ident != a else Path((a,), ())
-            )
-            if ident != a and (not self._forwards[ident] or ident in avoid):
-                continue
+            if ident == a:
+                settled[a] = Path((a,), ())
+            else:
+                previous, edge = came[ident]
+                settled[ident] = Path((*settled[previous].devices, ident), (*settled[previous].edges, edge))
+                if not self._forwards[ident] or ident in avoid:
+                    continue
             for other, edge in self._near[ident]:
                 key = (max(width, -edge.bandwidth), hops + 1)
                 if other not in settled and key < best.get(other, (0.0, 1 << 30)):
@@ -101,8 +103,3 @@ class Router:
                     heapq.heappush(queue, (*key, other))
         del settled[a]
         return settled
-
-
-def _extended(before: Path | None, previous: str, edge: Link, ident: str) -> Path:
-    assert before is not None, f"{ident} was reached from {previous}, which is not settled"
-    return Path((*before.devices, ident), (*before.edges, edge))

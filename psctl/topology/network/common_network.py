@@ -87,17 +87,12 @@ def choose_common_network(
         chosen = {name: _alone(name, own, latencies) for name, own in candidates.items()}
         return {name: one for name, one in chosen.items() if one is not None}
     if rates:
-        at = _fastest(rates)
+        at = next(number for number, rate in enumerate(rates) if rate * FASTER >= max(rates))
         reason = _by_rate(found, rates, at)
     else:
         at = max(range(len(found)), key=lambda each: (found[each].speed or 0.0, -each))
         reason = _by_speed(found, at)
     return {name: ChosenAddress(each.address, each.interface, reason) for name, each in found[at].members.items()}
-
-
-def _fastest(rates: Sequence[float]) -> int:
-    """Return the first network that no other exceeds clearly."""
-    return next(number for number, rate in enumerate(rates) if rate * FASTER >= max(rates))
 
 
 def _by_rate(found: Sequence[CommonNetwork], rates: Sequence[float], at: int) -> str:

@@ -251,11 +251,8 @@ def _branch(line: str, forks: dict[int, _Branch]) -> tuple[list[PciDevice], bool
                 path = (*path, bridge.address)
             here, bridge = _Branch(token["domain"] or here.domain or "0000", token["bus"], path), None
         elif token["slot"] and here.bus:
-            bridge = _leaf(address(f"{here.domain}:{here.bus}:{token['slot']}"), token["name"] or "", here.path)
+            head = _head(address(f"{here.domain}:{here.bus}:{token['slot']}"), f": {(token['name'] or '').strip()}")
+            bridge = msgspec.structs.replace(head, path=here.path)
             devices.append(bridge)
         at = token.end()
     return devices, True
-
-
-def _leaf(at: str, name: str, path: tuple[str, ...]) -> PciDevice:
-    return msgspec.structs.replace(_head(at, f": {name.strip()}"), path=path)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from psctl.topology.facts import HostFacts, Nic, NumaNode
+from psctl.topology.facts import HostFacts, NumaNode
 from psctl.topology.findings import Finding
 from psctl.topology.readers.gpus import QUERY, SHORT, read_gpus
 from psctl.topology.readers.networks import default_interface, read_nics
@@ -203,7 +203,7 @@ def parse_probe(text: str) -> HostFacts:
         cpu=_cpu(lscpu.get("Model name", ""), part("cpuinfo").first),
         numa=numa,
         memory=limit,
-        nics=_nics(parts),
+        nics=read_nics({name: section.lines for name, section in parts.items()}),
         gpus=gpus,
         findings=tuple(dict.fromkeys((*broken, *_failures(parts, readings)))),
         time=_time(part("time").first),
@@ -225,11 +225,6 @@ def _failures(parts: Mapping[str, ProbeSection], readings: Mapping[str, tuple[Re
             yield from (
                 found for one in readings.get(name, ()) if isinstance(one, FailedOutput) for found in one.findings
             )
-
-
-def _nics(parts: dict[str, ProbeSection]) -> tuple[Nic, ...]:
-    names = ("netdev", "sysnet", "iplink", "ipaddr", "fibtrie", "inet6", "route")
-    return read_nics({name: parts[name].lines for name in names if name in parts})
 
 
 def _cpu(name: str, cpuinfo: str) -> str:

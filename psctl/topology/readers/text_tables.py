@@ -80,17 +80,13 @@ class TextTable:
         """Return whether the table has the legend of peer codes."""
         return any("Status Ok" in line for line in self.after)
 
-    def read_header(self) -> None:
-        """Read the header, once the rows' names are known."""
-        labels = {row.label for row in self.rows}
-        self.devices, self.tails = _names(_joined(self.header, labels), labels)
-
 
 def tables(text: str, words: re.Pattern[str]) -> list[TextTable]:
     """Return the tables of a cleaned text, in order; `words` matches the cells of a row."""
     found = _Scan(words).run(text)
     for table in found:
-        table.read_header()
+        labels = {row.label for row in table.rows}
+        table.devices, table.tails = _names(_joined(table.header, labels), labels)
     return found
 
 
