@@ -91,5 +91,6 @@ class Trial:
         compared = self.job.stops_right(reference, tuple(self.gone))
         self.job.hosts.exec(self.job.head, ["umount", CHECKPOINTS])
         self.job.clean(tuple(self.gone))
-        say(f"    {compared} epochs compared, {len(self.job.of('restored'))} times back to a checkpoint")
+        done = len(self.job.values())
+        say(f"    {compared} of {done} epochs compared, {len(self.job.of('restored'))} times back to a checkpoint")
         return times
