@@ -52,7 +52,7 @@ class ShmExchange:
     """One process's part of the exchange.
 
     Args:
-        memory: `exchange_size(world)` bytes that all processes share, zeros at first.
+        memory: `exchange_size(world)` bytes that all processes share: zeros, or flags that are all equal.
         me: the rank of this process.
         world: number of processes, all on this host.
         check_peers: raises an exception when a process has ended; called while waiting.
@@ -70,7 +70,7 @@ class ShmExchange:
         self._slots = [[slots[turn, rank] for rank in range(world)] for turn in range(2)]
         self._call = ctypes.CDLL(None).syscall
         self._slice = ctypes.byref(_Time(0, int(CHECK_PERIOD * 1e9)))
-        self._count = 0
+        self._count = self._words[self._flags[me]]
 
     def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
         """Write a vector of at most SLOT bytes, and return the others' by rank, which are valid until the next call.

@@ -33,6 +33,9 @@ class Prompt:
     def close(self, reason: str) -> None:
         pass
 
+    def tolerate(self, silence: float) -> None:
+        pass
+
     def _obey(self) -> None:
         assert self.link is not None
         assert self.link.send(ProcessStarted(Member("worker", 1), 42))
@@ -42,7 +45,7 @@ def test_answers_to_the_first_order_are_sent_after_the_register(monkeypatch):
     happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
     peer, register = Prompt(), Register("h1", 1, 2, 1 << 30, 0)
     peer.link = link = CoordinatorLink(None, register, "auto", happened.put, None)
-    monkeypatch.setattr(link, "_dial", lambda address, left: peer)
+    monkeypatch.setattr("psctl.agent.coordinator_link.dial", lambda *_: peer)
     link.start(Address("127.0.0.1", 1))
     assert isinstance(happened.get(timeout=10), LinkUp)
     peer.obeyed.join(10)

@@ -31,7 +31,6 @@ def test_all_ranks_read_all_vectors_also_where_the_count_begins_anew(before: int
 
     def play(me: int) -> None:
         exchange = ShmExchange(memory, me, world, nobody_is_gone)
-        exchange._count = before
         for turn, size in enumerate(sizes):
             found = exchange.exchange(torch.full((size,), 100 * turn + me, dtype=torch.int64))
             for rank in range(world):

@@ -52,6 +52,7 @@ class FakeShell:
         modes: permission bits by absolute path, of files written by `put`.
         processes: by pid, what `start` started.
         calls: the words of every `run` and `start`, in order.
+        changed: notified, and locked, where files or the connection change.
     """
 
     def __init__(self, name: str = "fake", home: str = "/home/user", room: int | None = None) -> None:
@@ -63,7 +64,7 @@ class FakeShell:
         self.calls: list[tuple[str, ...]] = []
         self._answers: dict[str, Answer] = {}
         self._lasting: dict[str, Callable[[FakeProcess], None]] = {}
-        self._changed = threading.Condition(threading.RLock())
+        self.changed = threading.Condition(threading.RLock())
         self._gone = ""
 
     # ---- what a test arranges ----
@@ -78,15 +79,15 @@ class FakeShell:
 
     def append(self, path: str, data: bytes) -> None:
         """Add to a file, as a process there would."""
-        with self._changed:
+        with self.changed:
             path = expand(path, self.home)
             self._write(path, self.files.get(path, b"") + data)
 
     def vanish(self, why: str = "nothing was heard from it") -> None:
         """Cut the host off: from now on everything raises HostUnreachable."""
-        with self._changed:
+        with self.changed:
             self._gone = why
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     # ---- the shell ----
 
@@ -100,8 +101,8 @@ class FakeShell:
         limit: int = OUTPUT_LIMIT,
     ) -> CommandResult:
         shown = printable(argv)
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             self.calls.append(tuple(argv))
             if argv[0] == "sleep" and "sleep" not in self._answers and timeout is not None and float(argv[1]) > timeout:
                 raise TimedOut(
@@ -117,8 +118,8 @@ class FakeShell:
 
     def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
         content = data.read_bytes() if isinstance(data, Path) else bytes(data)
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             target = expand(path, self.home)
             if target in self.folders:
                 raise CommandFailed(self.name, f"write {target}", 1, f"{target}: is a folder")
@@ -126,8 +127,8 @@ class FakeShell:
             self.modes[target] = mode
 
     def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             target = expand(path, self.home)
             if target not in self.files:
                 raise CommandFailed(self.name, f"read {target}", 1, f"{target}: No such file or directory")
@@ -140,8 +141,8 @@ class FakeShell:
         return len(content)
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             command_line(argv)
             folder = expand(cwd, self.home)
             if folder not in self.folders:
@@ -161,13 +162,13 @@ class FakeShell:
             return Process(pid, f"fake:{pid}")
 
     def alive(self, process: Process) -> bool:
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             return self._running(process) is not None
 
     def signal(self, process: Process, number: int) -> bool:
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             found = self._running(process)
             if found is None:
                 return False
@@ -179,8 +180,8 @@ class FakeShell:
     def tail(self, path: str, offset: int = 0) -> FakeTail:
         if offset < 0:
             raise ValueError("an offset counts from 0")
-        with self._changed:
-            self._reached()
+        with self.changed:
+            self.check_reachable()
             return FakeTail(self, expand(path, self.home), offset)
 
     def close(self) -> None:
@@ -188,7 +189,8 @@ class FakeShell:
 
     # ---- inside ----
 
-    def _reached(self) -> None:
+    def check_reachable(self) -> None:
+        """Raise HostUnreachable after `vanish`."""
         if self._gone:
             raise HostUnreachable(f"{self.name}: {self._gone}", where=self.name)
 
@@ -206,7 +208,7 @@ class FakeShell:
         while folder not in self.folders:
             self.folders.add(folder)
             folder = posixpath.dirname(folder)
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     def _command(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Answer:
         command_line(argv)
@@ -285,11 +287,11 @@ class FakeTail:
 
     def read(self, timeout: float | None = None) -> bytes | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._shell._changed:
+        with self._shell.changed:
             while True:
                 if self._closed:
                     return None
-                self._shell._reached()
+                self._shell.check_reachable()
                 content = self._shell.files.get(self._path, b"")
                 if len(content) > self._offset:
                     data = content[self._offset :]
@@ -298,12 +300,12 @@ class FakeTail:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return b""
-                self._shell._changed.wait(left)
+                self._shell.changed.wait(left)
 
     def close(self) -> None:
-        with self._shell._changed:
+        with self._shell.changed:
             self._closed = True
-            self._shell._changed.notify_all()
+            self._shell.changed.notify_all()
 
     def __iter__(self) -> Iterator[bytes]:
         while (data := self.read()) is not None:

@@ -88,7 +88,8 @@ class Pair:
         self.refused: queue.Queue[str] = queue.Queue()
         self.network = MemoryNetwork(window=window, silence=0.2)
         self._acceptors: list[Acceptor] = []
-        self._peers: list[PeerConnection] = []
+        self.peers: list[PeerConnection] = []
+        """Ends that `close` closes."""
 
     def accept(self, credentials: Credentials | None = None, **options: Any) -> Acceptor:
         mine = credentials or self.job.credentials(SERVER)
@@ -104,7 +105,7 @@ class Pair:
         call = self.network.dial if self.kind == "memory" else dial
         mine = credentials or self.job.credentials(WORKER)
         peer = call(acceptor.address, mine, expect, self.kinds, self.worker)
-        self._peers.append(peer)
+        self.peers.append(peer)
         return peer
 
     def join(self, **options: Any) -> tuple[PeerConnection, PeerConnection]:
@@ -112,15 +113,15 @@ class Pair:
         mine = self.dial(self.accept(**options))
         self.worker.next("joined")
         theirs, _ = self.server.next("joined")
-        self._peers.append(theirs)
+        self.peers.append(theirs)
         return mine, theirs
 
     def close(self) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
-        for peer in self._peers:
+        for peer in self.peers:
             peer.close("the test is over")
-        for peer in self._peers:
+        for peer in self.peers:
             assert peer.join(10), f"{peer} still has threads"
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from psctl.transport.loopback_tcp import GUARDED_HOST, HOST, GuardedListener
 from psctl.types import Address
 
 NOBODY = 65534
+NO_NETLINK = 31
+"""A number of netlink that no kernel has: asking it fails as on a kernel without sock_diag."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 
 
@@ -45,12 +49,8 @@ def guarded() -> Iterator[GuardedListener]:
 @pytest.fixture(params=["sock_diag", "/proc/net/tcp"])
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the kernel is asked: the second way is for kernels without the first."""
-
-    def refused(*ends: tuple[str, int]) -> int:
-        raise OSError(errno.ENOENT, "No such file or directory")
-
     if request.param == "/proc/net/tcp":
-        monkeypatch.setattr(loopback_tcp, "_ask", refused)
+        monkeypatch.setattr(loopback_tcp, "NETLINK_SOCK_DIAG", NO_NETLINK)
     else:
         monkeypatch.setattr(loopback_tcp, "TABLES", ())
 
@@ -90,13 +90,26 @@ def test_another_users_process_is_known_by_its_user(front: socket.socket, kind: 
         assert loopback_tcp.owner(accepted) == NOBODY
 
 
+class Established:
+    """An accepted connection, which its own end does not know to be closed."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.getsockname, self.getpeername = accepted.getsockname, accepted.getpeername
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """Return the state of a connection that nobody has closed."""
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return loopback_tcp.ESTABLISHED
+
+
+@pytest.mark.usefixtures("table")
 def test_a_connection_that_its_process_has_closed_has_no_owner_in_the_table_either(front: socket.socket) -> None:
     caller = socket.socket()
     with meet(front, caller) as accepted:
-        theirs, ours = accepted.getpeername(), accepted.getsockname()
+        still: Any = Established(accepted)
+        assert loopback_tcp.owner(still) == os.geteuid()
         caller.close()
-        assert loopback_tcp._ask(theirs, ours) is None
-        assert loopback_tcp._look_up(theirs, ours) is None
+        assert loopback_tcp.owner(still) is None
 
 
 def test_a_connection_that_its_process_has_closed_has_no_owner(front: socket.socket) -> None:
@@ -111,7 +124,7 @@ def test_a_connection_that_its_process_has_closed_has_no_owner(front: socket.soc
 def test_without_an_answer_of_the_kernel_no_owner_is_known(
     front: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loopback_tcp, "NETLINK_SOCK_DIAG", 31)
+    monkeypatch.setattr(loopback_tcp, "NETLINK_SOCK_DIAG", NO_NETLINK)
     monkeypatch.setattr(loopback_tcp, "TABLES", ("/proc/net/absent", "/proc/net/absent6"))
     with socket.socket() as caller, meet(front, caller) as accepted:
         assert loopback_tcp.owner(accepted) is None
@@ -169,15 +182,18 @@ def test_as_many_connections_as_are_distinguished_are_accepted(
 
 
 def test_the_longest_filter_is_taken_by_the_kernel(guarded: GuardedListener) -> None:
-    guarded._ports = set(range(1, loopback_tcp.MOST))
-    guarded.release(guarded.connect())
-    ours = guarded.connect()
-    guarded.release(ours)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * loopback_tcp.MOST)), hard))
+    try:
+        ours = [guarded.connect() for _ in range(loopback_tcp.MOST)]
+        for each in reversed(ours):
+            guarded.release(each)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_kernel_that_ignores_filters_is_found_out_and_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    ignored: Callable[[socket.socket, list[int]], None] = lambda listening, ports: None  # noqa: E731
-    monkeypatch.setattr(loopback_tcp, "_attach", ignored)
+    monkeypatch.setattr(loopback_tcp, "ATTACH_FILTER", socket.SO_KEEPALIVE)  # it takes a filter, which has no effect
     front, back = loopback_tcp.listen_twice(None)
     with front, socket.socket() as caller:
         assert "ignores socket filters" in back.problem

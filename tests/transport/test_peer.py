@@ -351,15 +351,15 @@ def test_one_member_has_few_connections_to_a_listener_at_once(memory_pair: Any, 
     for _ in range(OF_ONE):
         memory_pair.dial(acceptor)
         first, _ = memory_pair.server.next("joined")
-        memory_pair._peers.append(first)
+        memory_pair.peers.append(first)
     with pytest.raises(ProtocolError, match=rf"worker/3 has {OF_ONE} connections here already"):
         memory_pair.dial(acceptor)
     memory_pair.dial(acceptor, job.credentials(Member("worker", 4)))
     other, _ = memory_pair.server.next("joined")
-    memory_pair._peers.append(other)
+    memory_pair.peers.append(other)
     first.close("there is room again")
     assert first.join(10)
     memory_pair.server.next("lost")
     memory_pair.dial(acceptor)
     again, _ = memory_pair.server.next("joined")
-    memory_pair._peers.append(again)
+    memory_pair.peers.append(again)

@@ -22,14 +22,13 @@ def ends() -> tuple[UnixChannel, UnixChannel]:
 
 
 def drained(line: UnixChannel, other: UnixChannel) -> list[Record]:
-    """Take in all that the other end has to send."""
+    """Return all records that the other end has sent."""
     found: list[Record] = []
-    while True:
+    while len(found) < other.sent:
         other.flush()
-        new = line.receive()
-        found += new
-        if not new and not other.has_queued and line._long is None:
-            return found
+        found += line.receive()
+    assert line.receive() == [], "it received more than was sent"
+    return found
 
 
 def test_records_arrive_in_order_and_no_send_waits_for_a_reader() -> None:
@@ -63,8 +62,9 @@ def test_a_goodbye_has_its_reason_and_an_end_without_one_is_a_loss() -> None:
 
 
 def test_what_is_no_record_is_refused() -> None:
-    one, other = ends()
-    one._socket.send(HEAD.pack(9, 0, 0, 0, 0))
+    one, end = socket.socketpair()
+    other = UnixChannel(end, "worker/0")
+    one.send(HEAD.pack(9, 0, 0, 0, 0))
     with pytest.raises(ProtocolError, match="worker/0: sent an invalid record"):
         other.receive()
     one.close()
