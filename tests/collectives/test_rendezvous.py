@@ -19,7 +19,7 @@ from psctl.process.process_orders import ProcessOrders
 from psctl.schedule.algorithms import catalog
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Address, Member
-from tests.helpers.job_world import credentials
+from tests.helpers.credentials import credentials
 
 
 def orders(me: Member) -> ProcessOrders:

@@ -17,7 +17,7 @@ from psctl.schedule.schedule import Schedule
 from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Member
-from tests.helpers.job_world import credentials
+from tests.helpers.credentials import credentials
 from tests.helpers.memory_stream import MemoryNetwork
 
 

@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same_to_the_b
     found = story.train()
     assert not story.deaths
     assert len(story.job.cuts) == 1
-    assert story.starts[3:] == [(rank, story.job.cuts[0] + 1)]
+    assert story.starts[3:] == [(rank, cut + 1) for cut in story.job.cuts.values()]
     assert story.seen == examples
     for (state, lr, value, count), (state_0, lr_0, value_0, count_0) in zip(found, expected, strict=True):
         assert (lr, count) == (lr_0, count_0)
@@ -183,7 +183,9 @@ def test_under_asp_the_unfinished_task_of_a_lost_worker_is_done_once(rank, step,
         assert found == [3.0] * 24  # every example once an epoch
     assert not story.deaths
     assert story.starts[3][0] == rank
-    assert set(story.job.saved) == {12}
+    gives_up = [event for event in story.job.events if "the checkpoint of step 12 is given up" in str(event)]
+    # The others may be sending their parts of the last checkpoint when a worker is lost in its last step.
+    assert set(story.job.saved) == {12} or (step == 11 and gives_up)
 
 
 def test_under_asp_a_checkpoint_has_the_same_clocks_of_all_workers():

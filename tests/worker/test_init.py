@@ -23,7 +23,7 @@ from psctl.transport.shared_memory import SegmentClient, inherited
 from psctl.types import Member
 from psctl.worker import init
 from tests.helpers.assignments import first_assignment
-from tests.helpers.job_world import credentials
+from tests.helpers.credentials import credentials
 
 WORKER, SERVER = Member("worker", 0), Member("server", 0)
 STEPS = 3
