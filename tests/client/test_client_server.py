@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost, PsctlError, TimedOut
-from psctl.job.checkpoint_messages import LoadEnd
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.job.training_messages import Heartbeat, Join, Leave, MemberReady
 from psctl.ps import permits
@@ -19,9 +19,9 @@ from psctl.ps.messages import Forwarded, Leads, Push, PutRankState, StartValues
 from psctl.ps.outputs import SaveSlices
 from psctl.ps.snapshot import CopiedSlice
 from psctl.server.main import Server, stream_save
-from psctl.types import Address, Member, TensorSlice
-from tests.helpers.assignments import first_assignment
-from tests.helpers.ps_world import World, credentials, flat_values, make_layout
+from psctl.types import Address, Member, ServerAt, TensorSlice
+from tests.helpers.credentials import credentials
+from tests.helpers.ps_world import World, flat_values, make_layout
 
 PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]
 VALUES = [torch.ones(70), torch.ones(30)]
@@ -128,13 +128,8 @@ def test_a_timeout_names_the_server_that_does_not_answer(monkeypatch):
     with World(LAYOUT, 1, 1) as world:
         acceptor = world.network.acceptor(credentials(Member("server", 0)), permits.PARAMETERS, Mute())
         mute = Member("server", 0)
-        decision = type(world.decision)(
-            "ps",
-            "server",
-            LAYOUT,
-            world.decision.shards,
-            first_assignment(world.decision.assignment.owners, [acceptor.address]),
-        )
+        mute_at = replace(world.assignment, servers=[ServerAt(0, 0, acceptor.address)])
+        decision = replace(world.decision, assignment=mute_at)
         client = ParameterClient(Member("worker", 0), 1, decision, world.dialler(0), SystemClock(), patience=0.2)
         with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has sent nothing"):
             client.start(flat_values(LAYOUT, VALUES))
@@ -238,7 +233,7 @@ def test_an_early_worker_waits_until_the_server_has_its_shards():
     with World(LAYOUT, 1, 1, decided=False) as world:
         starting = threading.Thread(target=world.start, args=(flat_values(LAYOUT, VALUES),))
         starting.start()
-        until(lambda: world.coordinators[0].of(MemberReady))
+        until(lambda: world.server_link(0).of(MemberReady))
         assert starting.is_alive()
         world.decide()
         starting.join(10)
@@ -247,7 +242,7 @@ def test_an_early_worker_waits_until_the_server_has_its_shards():
 
 def test_a_server_registers_with_its_address_and_sends_heartbeats():
     with World(LAYOUT, 1, 1) as world:
-        sent = world.coordinators[0]
+        sent = world.server_link(0)
         until(lambda: sent.of(Heartbeat) and sent.of(MemberReady))
         assert [type(message) for message in sent.sent if not isinstance(message, Heartbeat)][:2] == [Join, MemberReady]
         assert sent.of(MemberReady)[0].address == world.decision.assignment.servers[0].address
@@ -270,10 +265,10 @@ def test_an_unreadable_checkpoint_ends_the_server_with_the_reason(capfd):
     whole = TensorSlice("param/layer.0", "float32", (70,), 0, 70), bytearray(280)
     other = TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120)
     checkpoint = {"param/layer.0": whole, "param/layer.1": other}
-    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3, load_end=LoadEnd(0, "a.safetensors is torn")) as world:
+    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3, load_problem="a.safetensors is torn") as world:
         world.join_servers()
-    assert world.statuses == [1]
-    assert "world-1@3: a.safetensors is torn" in capfd.readouterr().err
+    assert world.job.statuses == [1]
+    assert "job-1@3: a.safetensors is torn" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -285,7 +280,7 @@ def test_a_checkpoint_of_another_model_ends_the_server_with_the_difference(shape
         checkpoint["param/layer.0"] = TensorSlice("param/layer.0", "float32", shape, 0, 71), bytearray(284)
     with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3) as world:
         world.join_servers()
-    assert world.statuses == [1]
+    assert world.job.statuses == [1]
     assert re.search(reason, capfd.readouterr().err)
 
 
@@ -410,8 +405,8 @@ def test_a_worker_with_a_forbidden_message_is_refused_and_others_train(message, 
         peer.send(message, payload)
         assert forger.gone.wait(10)
         assert why in forger.why
-        until(lambda: world.coordinators[0].of(ProtocolViolation))
-        (violation,) = world.coordinators[0].of(ProtocolViolation)
+        until(lambda: world.server_link(0).of(ProtocolViolation))
+        (violation,) = world.server_link(0).of(ProtocolViolation)
         assert violation.member == Member("worker", 1)
         assert why in violation.reason
         for client in world.clients:

@@ -10,7 +10,8 @@ from psctl.ps.messages import Push, SharedMemoryAccepted, SharedMemoryOffer, Sha
 from psctl.transport.shared_memory import FIRST, PAGE
 from psctl.types import Member
 from tests.helpers.job_world import Job
-from tests.helpers.ps_world import DTYPES, LARGEST, Host, World, flat_values, make_layout
+from tests.helpers.ps_world import DTYPES, World, flat_values, make_layout
+from tests.helpers.threaded_job import LARGEST, Host
 
 _job = Job
 

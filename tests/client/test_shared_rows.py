@@ -12,7 +12,7 @@ from psctl.kv.store_connections import REPORT_EVERY
 from psctl.ps.table_messages import AnswersRead, Fetched
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
-from tests.helpers.ps_world import Host
+from tests.helpers.threaded_job import Host
 from tests.kv.test_store import Net
 
 SIZE = 2 * SMALLEST

@@ -1,238 +1,221 @@
 """A whole parameter server in one process: real servers, clients, peers and seals over streams in memory.
 
-The coordinator is played by `Coordinator`: it collects what servers send it, and answers LoadWanted from a checkpoint
-that another world's coordinator collected.
+The coordinator is the job's state machine; the test's own thread plays the workers' scripts.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from functools import cache
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from psctl.agent.shm_broker import SegmentServer, pair
 from psctl.client.dense_client import ParameterClient
 from psctl.client.host_aggregation import HostAggregation
 from psctl.client.shared_buffers import SharedBuffers
 from psctl.clock import SystemClock
+from psctl.coordinator.state.instructions import StartMember
 from psctl.errors import PeerLost
-from psctl.job.assignment import assign
-from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.membership_messages import Reassign
-from psctl.job.training_messages import Decision, Leave, Resume, Welcome, WorkerAt, WorkerListens, WorkersAt
-from psctl.ps.permits import PARAMETERS
-from psctl.ps.shards import cut, offsets, sizes
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import ScaleWanted
+from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkersAt
+from psctl.orders import JobOrder
+from psctl.ps.shards import offsets
 from psctl.server.main import Server
-from psctl.transport.credentials import Credentials
-from psctl.transport.protocol.authority import issue, make_authority
-from psctl.transport.protocol.preauth import new_secret
-from psctl.transport.shared_memory import SegmentClient
-from psctl.types import Assignment, Layout, Member, ParameterInfo, ServerAt
-from tests.helpers.memory_checkpoints import MemoryCheckpoint, Tensors, read_slice
+from psctl.types import Assignment, Layout, Member, ParameterInfo
+from tests.helpers.memory_checkpoints import MemoryCheckpoint, Tensors
 from tests.helpers.memory_stream import MemoryNetwork
-
-LARGEST = 130 << 20
-"""Bytes of a segment of shared memory."""
-KNOCK = new_secret()
+from tests.helpers.orders import make_hosts, make_order
+from tests.helpers.threaded_job import WAIT, Host, Link, ThreadedJob
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@cache
-def credentials(member: Member) -> Credentials:
-    pair = issue(_authority(), "world-1", member, time.time())
-    return Credentials("world-1", member, _authority().certificate_pem, pair.certificate_pem, pair.key_pem, KNOCK)
+class ServersJob(ThreadedJob):
+    """A job of servers alone: what its workers do comes from the test, and lost servers are not replaced."""
+
+    def __init__(
+        self, order: JobOrder, servers: int, shard_bytes: int, checkpoint: MemoryCheckpoint | None,
+        network: MemoryNetwork, near: Callable[[Member], bool],
+    ) -> None:  # fmt: skip
+        self.host, self._near = Host(), near
+        self.workers: list[Member] = []
+        self.held: list[tuple[Member, JobMessage]] | None = None
+        """Decisions that servers do not get yet; None: they get them."""
+        super().__init__(order, list(range(servers)), shard_bytes, checkpoint, network)
+
+    def sharing(self, member: Member) -> SharedBuffers | None:
+        return self.host.sharing(member) if self._near(member) else None
+
+    def start_worker(self, member: Member) -> None:
+        self.workers.append(member)
+
+    def start_member(self, start: StartMember) -> None:
+        if start.member.incarnation == 0:
+            super().start_member(start)
+
+    def on_server_end(self, member: Member, status: int) -> None:
+        """Nothing: a loss is reported when the test says so."""
+
+    def send(self, member: Member, message: JobMessage) -> None:
+        if self.held is not None and member.role == "server" and isinstance(message, Decision):
+            self.held.append((member, message))
+        else:
+            super().send(member, message)
+
+    def decide(self) -> None:
+        """Send servers the decisions that were held."""
+        held, self.held = self.held, None
+        for member, message in held or ():
+            self.send(member, message)
 
 
-@cache
-def _authority():
-    return make_authority("world-1", time.time())
-
-
-class Host:
-    """Stands in for an agent that makes shared memory for processes which are threads here."""
+class WorkerEnd:
+    """What the coordinator sends a worker."""
 
     def __init__(self) -> None:
-        self._segments = SegmentServer(LARGEST)
-        self._children = []
+        self.decision: Decision | None = None
+        self.decided = threading.Event()
+        self.workers_at = WorkersAt([])
+        self.client: ParameterClient | None = None
 
-    def sharing(self, member: Member) -> SharedBuffers:
-        return SharedBuffers(self.segments(member))
+    def receive_buffer_for(self, peer: None, message: JobMessage, size: int) -> None:
+        return None
 
-    def segments(self, member: Member) -> SegmentClient:
-        ours, theirs = pair()
-        thread = threading.Thread(target=self._segments.serve, args=(member, ours), daemon=True)
-        thread.start()
-        child = SegmentClient(member, theirs)
-        self._children.append((child, thread))
-        return child
-
-    def close(self) -> None:
-        for child, thread in self._children:
-            child.close()
-            thread.join(10)
-            self._segments.ended(child.me)
-
-
-class Coordinator:
-    """Stands in for the connection to the coordinator, as one server sees it."""
-
-    def __init__(self, saved: dict[int, MemoryCheckpoint], checkpoint=None, load_end=None) -> None:
-        self.sent: list = []
-        self._load_end = load_end or LoadEnd(0)
-        self.server: Server | None = None
-        self.saved = saved
-        self.whole = threading.Condition()
-        self.ended: set[int] = set()
-        self._checkpoint = checkpoint
-
-    def send(self, message, payload=None, *, urgent=False) -> None:
-        self.sent.append(message)
+    def on_message(self, peer: None, message: JobMessage, payload: memoryview | None) -> None:
         match message:
-            case SaveBegin():
-                self.saved.setdefault(message.step, MemoryCheckpoint(message.step)).begin(self, message)
-            case SavePart():
-                self.saved[message.step].write(self, message, payload)
-            case SaveEnd():
-                with self.whole:
-                    self.ended.add(message.step)
-                    self.whole.notify_all()
-            case LoadWanted():
-                for index, wanted in enumerate(message.slices):
-                    data = read_slice(self._checkpoint, wanted)
-                    part = LoadPart(0, index, 0)
-                    if len(data):
-                        self.server.receive_buffer_for(None, part, len(data))[:] = data
-                    self.server.on_message(None, part, data)
-                self.server.on_message(None, self._load_end, None)
-
-    def flush(self, timeout=None) -> None:
-        pass
-
-    def of(self, kind) -> list:
-        return [message for message in list(self.sent) if isinstance(message, kind)]
-
-    def wait_saved(self, step: int) -> None:
-        with self.whole:
-            assert self.whole.wait_for(lambda: step in self.ended, 20), f"no save of step {step}"
+            case Decision():
+                self.decision = message
+                self.decided.set()
+            case WorkersAt():
+                self.workers_at = message
+            case Reassign() if self.client is not None:
+                self.client.on_membership(message)
 
 
 class World:
-    """Clients (all driven by the test's own thread) and servers of one job.
+    """Clients (all driven by the test's own thread) and servers of one job. Each server has a host, with its worker.
 
     Args:
+        layout: the model.
+        workers: how many clients.
+        servers: how many.
+        update: where the optimizer steps.
+        target: bytes of a shard.
         checkpoint: whole tensors by name, as `checkpoint()` of another world returns them; with the `step` they are of.
+        trace: what the clients call for each push.
+        patience: seconds that a client waits for a lost server.
+        silence: seconds until a cut is noticed.
+        decided: whether servers get the decision at once.
+        load_problem: why the checkpoint cannot be read.
+        staleness: clocks that a worker may be ahead.
+        replicas: of each shard.
         near: tells who is on the one host where memory is shared; the others are elsewhere.
         hosts: workers that share a host, whose gradients are summed before others'.
         folder: where these have lines to each other; None: they have none.
     """
 
     def __init__(
-        self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
-        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0, replicas=0, near=lambda member: True,
-        hosts=(), folder=None,
+        self, layout: Layout, workers: int = 1, servers: int = 1, update: str = "server", target: int = 256,
+        checkpoint: Tensors | None = None, step: int = 0, trace: Any = None, patience: float = 20.0,
+        silence: float = 5.0, decided: bool = True, load_problem: str = "", staleness: int | None = 0,
+        replicas: int = 0, near: Callable[[Member], bool] = lambda member: True,
+        hosts: Sequence[Sequence[int]] = (), folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
-        self._host, self._near = Host(), near
         self.network = MemoryNetwork(silence=silence)
-        shards = cut(layout, servers, target)
-        resume = None
+        resumed = None
         if step:
-            tensors = [one for one, _ in (checkpoint or {}).values()]
-            resume = Resume(f"world-1@{step}", step, {}, tensors)
-        self.saved: dict[int, MemoryCheckpoint] = {}
-        self.coordinators, self.servers, self._acceptors, self._threads = [], [], [], []
-        self.statuses: list[int] = []
+            resumed = MemoryCheckpoint(step)
+            resumed.tensors = checkpoint or {}
+        seats = [len(group) for group in hosts] or [1] * max(1, workers)
+        seats += [0] * (servers - len(seats))
+        order = make_order(
+            make_hosts(*seats), servers=servers, update=update, staleness=staleness, replicas=replicas, restarts=99,
+            on_worker_loss="wait",
+        )  # fmt: skip
+        self.job = ServersJob(order, servers, target, resumed, self.network, near)
+        self.job.load_problem = load_problem
+        self.job.held = None if decided else []
         self.dead: set[int] = set()
-        for rank in range(servers):
-            self._add_server(rank, Coordinator(self.saved, checkpoint, load_end))
-        addresses = [acceptor.address for acceptor in self._acceptors]
-        chains = assign(sizes(shards), {rank: rank for rank in range(servers)}, replicas)
-        alive = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
-        first = self.assignment = Assignment(0, chains, [[] for _ in chains], alive)
-        self.decision = Decision("ps", update, layout, shards, first, resume, staleness=staleness, hosts=hosts)
-        self._folder, self._listening = folder, []
-        if decided:
-            self.decide()
-        self.clients = [self._client(rank, trace, patience) for rank in range(workers)]
+        self._lost: set[int] = set()
+        self.job.begin()
+        self.job.register()
+        self._ends = {member: WorkerEnd() for member in self.job.workers}
+        for member, end in self._ends.items():
+            link = self.job.connect(member, end)
+            link.send(Join(1))
+            link.send(Prepare(layout, ()))
+        first = self._ends[Member("worker", 0)]
+        assert first.decided.wait(WAIT), "no decision"
+        assert first.decision is not None
+        self.decision, self._folder = first.decision, folder
+        assert [tuple(group) for group in self.decision.hosts] == [tuple(group) for group in hosts]
+        self.clients = [self._client(Member("worker", rank), trace, patience) for rank in range(workers)]
 
     def decide(self) -> None:
-        for server in self.servers:
-            server.on_message(None, self.decision, None)
+        self.job.decide()
 
-    def _add_server(self, rank: int, coordinator: Coordinator) -> None:
-        me = Member("server", rank)
-
-        def dial(member, address, handler):
-            return self.network.dial(address, credentials(me), member, PARAMETERS, handler)
-
-        server = coordinator.server = Server(me, dial, self._sharing(me))
-        acceptor = self.network.acceptor(credentials(me), PARAMETERS, server.dense, server.dense.allow)
-        thread = threading.Thread(
-            target=lambda: self.statuses.append(server.run(coordinator, acceptor.address)), daemon=True
-        )
-        thread.start()
-        server.on_message(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
-        self.coordinators.append(coordinator)
-        self.servers.append(server)
-        self._acceptors.append(acceptor)
-        self._threads.append(thread)
-
-    def dialler(self, rank: int):
-        me = credentials(Member("worker", rank))
-        return lambda member, address, handler: self.network.dial(address, me, member, PARAMETERS, handler)
-
-    def _client(self, rank, trace, patience) -> ParameterClient:
-        me = Member("worker", rank)
-        sharing = self._sharing(me)
-        lines = self._folder is not None and any(rank in group for group in self.decision.hosts)
-        return ParameterClient(
-            me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace,
-            report=lambda message: self._tell(me, message), sharing=sharing,
+    def _client(self, me: Member, trace: Any, patience: float) -> ParameterClient:
+        sharing, end = self.job.sharing(me), self._ends[me]
+        lines = self._folder is not None and any(me.rank in group for group in self.decision.hosts)
+        end.client = ParameterClient(
+            me, self.workers, self.decision, self.job.dialler(me), SystemClock(), patience, trace,
+            report=self.job.links[me].send, sharing=sharing,
             host=HostAggregation(me, self._folder, sharing) if lines else None,
         )  # fmt: skip
+        return end.client
 
-    def _tell(self, me: Member, message) -> None:
-        """Handle a worker's message to the coordinator."""
-        if isinstance(message, WorkerListens):
-            self._listening.append(WorkerAt(me.rank, me.incarnation, None, message.secret))
+    def dialler(self, rank: int) -> Any:
+        """Return the function by which a worker connects to servers."""
+        return self.job.dialler(Member("worker", rank))
 
     def meet(self) -> None:
         """Tell the workers of each host who of it listens."""
-        for group in self.decision.hosts:
-            told = WorkersAt([at for at in self._listening if at.rank in group])
-            for rank in group:
-                self.clients[rank].on_membership(told)
-
-    def _sharing(self, member: Member) -> SharedBuffers | None:
-        return self._host.sharing(member) if self._near(member) else None
+        self.job.settle()
+        for end in self._ends.values():
+            end.client.on_membership(end.workers_at)
 
     # ---- who takes part ----
+
+    @property
+    def servers(self) -> dict[int, Server]:
+        """By rank."""
+        return self.job.servers
+
+    @property
+    def assignment(self) -> Assignment:
+        """The newest."""
+        return self.job.machine.job.shards.placement.assignment
+
+    def server_link(self, rank: int) -> Link:
+        """Return a server's end of its connection to the coordinator."""
+        return self.job.links[Member("server", rank)]
 
     def kill(self, rank: int) -> None:
         """End a server as kill -9 does: every connection breaks, and its address answers no more."""
         member = Member("server", rank)
-        self._acceptors[rank].close()
+        self.job.acceptors[member].close()
         self.servers[rank].on_connection_lost(None, PeerLost("killed"))
         for dialler, link in list(self.network._links):
             if member in (dialler, self.network._members.get(link.address)):
                 link.kill()
-        self._threads[rank].join(20)
+        self.job.threads[member].join(20)
         self.dead.add(rank)
 
-    def reassign(self, chains=None, copies=None) -> None:
-        """Tell a new assignment, as the coordinator does; by default the old one without the dead."""
-        old = self.assignment
-        chains = chains or [[rank for rank in chain if rank not in self.dead] for chain in old.chains]
-        alive = [at for at in old.servers if at.rank not in self.dead]
-        self.assignment = Assignment(old.epoch + 1, chains, copies or [[] for _ in chains], alive)
-        for rank, server in enumerate(self.servers):
-            if rank not in self.dead:
-                server.on_message(None, Reassign(self.assignment), None)
-        for client in self.clients:
-            client.on_membership(Reassign(self.assignment))
+    def reassign(self) -> None:
+        """Have the coordinator learn of the dead servers, and all others of its new assignment."""
+        for rank in sorted(self.dead - self._lost):
+            self._lost.add(rank)
+            self.job.killed(Member("server", rank))
+        self.job.settle()
+
+    def scale(self, servers: int) -> None:
+        """Have so many servers, while training goes on."""
+        self.job.receive(Member("agent", 0), ScaleWanted(1, None, servers))
 
     # ---- one step over all workers ----
 
@@ -241,6 +224,8 @@ class World:
         self.clients[0].start(values)
         for client in self.clients[1:]:
             client.start(None)
+        for member in self._ends:
+            self.job.links[member].send(MemberReady())
 
     def push(self, clock: int, gradients: list[dict[int, torch.Tensor]], weights=None) -> None:
         """Push for every rank; `gradients[rank]` maps parameter index to gradient, absent where it has none."""
@@ -273,25 +258,23 @@ class World:
 
     def checkpoint(self, step: int) -> Tensors:
         """Return the tensors that the servers have saved, once all have sent their parts."""
-        for coordinator in self.coordinators:
-            coordinator.wait_saved(step)
-        return self.saved[step].tensors
+        clock, senders = SystemClock(), {server.me for server in self.servers.values()}
+        end = clock.now() + WAIT
+        while step not in (saved := self.job.disk.open) or not senders <= saved[step].ended:
+            assert clock.now() < end, f"no save of step {step}"
+            clock.sleep(0.002)
+        return saved[step].tensors
 
     def close(self) -> None:
         for client in self.clients:
             client.close("the test is over")
-        for rank, server in enumerate(self.servers):
-            if rank not in self.dead:
-                server.on_message(None, Leave("the test is over"), None)
-        self.join_servers()
-        for acceptor in self._acceptors:
-            acceptor.close()
-        self._host.close()
+        self.job.close()
+        self.job.host.close()
 
     def join_servers(self) -> None:
-        for thread in self._threads:
-            thread.join(20)
-            assert not thread.is_alive()
+        for server in self.servers.values():
+            self.job.threads[server.me].join(20)
+            assert not self.job.threads[server.me].is_alive()
 
     def __enter__(self):
         return self

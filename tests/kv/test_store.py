@@ -21,8 +21,8 @@ from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.permits import TABLES
 from psctl.server.table_connections import TableConnections
 from psctl.types import Assignment, Member, ServerAt
+from tests.helpers.credentials import credentials
 from tests.helpers.memory_stream import MemoryNetwork
-from tests.helpers.ps_world import credentials
 
 SHARDS = 8
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,103 +14,94 @@ import torch
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
-from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
-from psctl.job.job_permits import COORDINATION
-from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
+from psctl.coordinator.state.instructions import StartMember
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd
+from psctl.job.training_messages import Decision, MemberReady
 from psctl.process import sealed_memory
-from psctl.process.process_orders import ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS
-from psctl.ps.shards import cut
-from psctl.transport.connect import Acceptor, dial
+from psctl.transport.connect import dial
 from psctl.transport.protocol.preauth import ANSWER
-from psctl.types import Address, Member
-from tests.helpers.assignments import first_assignment
-from tests.helpers.ps_world import credentials, flat_values, make_layout
+from psctl.types import Member
+from tests.helpers.credentials import credentials
+from tests.helpers.orders import make_hosts, make_order
+from tests.helpers.ps_world import flat_values, make_layout
 from tests.helpers.running import ROOT, UNTRACED
+from tests.helpers.tcp_job import TcpJob
+
+WORKER, SERVER = Member("worker", 0), Member("server", 0)
+LAYOUT = msgspec.structs.replace(  # as in a script whose default dtype is float64
+    make_layout([((70, 70), "float32", 0)], "AdamW", [{"lr": 0.1}]), scalars="float64"
+)
 
 
-class Coordinator:
-    """The handler of the server's connection: keeps its messages for the test."""
+class ServerJob(TcpJob):
+    """A job whose server is a process; what its worker does comes from the test."""
 
-    def __init__(self) -> None:
-        self.messages: queue.Queue = queue.Queue()
-        self.peer = None
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+        self.decision: Decision | None = None
+        super().__init__(make_order(make_hosts(1)), 4000)
 
-    def on_connected(self, peer) -> None:
-        self.peer = peer
+    def start_member(self, start: StartMember) -> None:
+        if start.member != SERVER:
+            return
+        with sealed_memory.holding(msgspec.json.encode(self.orders(SERVER))) as told:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "psctl.server.main"],
+                env={
+                    **os.environ, ENVIRONMENT: f"{self.folder}/server-0:{told}", "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]),
+                },
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[told],
+            )  # fmt: skip
 
-    def receive_buffer_for(self, peer, message, size) -> None:
-        return None
+    def send(self, member, message) -> None:
+        if isinstance(message, Decision):
+            self.decision = message
+        super().send(member, message)
 
-    def on_message(self, peer, message, payload) -> None:
-        if not isinstance(message, Heartbeat):
-            self.messages.put((message, bytes(payload or b"")))
-
-    def on_connection_lost(self, peer, error) -> None:
-        self.messages.put((error, b""))
-
-    def next(self, kind):
-        message, payload = self.messages.get(timeout=30)
-        assert isinstance(message, kind), message
-        return message, payload
+    def leave(self) -> tuple[int, str]:
+        """End the job's worker, and so the job; return the server's exit status and its standard error."""
+        self.exits(WORKER)
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
 
 
 @pytest.fixture
-def started(tmp_path):
-    """Return a registered server process: (coordinator, process, address)."""
-    coordinator = Coordinator()
-    acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
-    me = credentials(Member("server", 0))
-    orders = ProcessOrders(
-        job="world-1", member=me.member, world=1, host="here", local_rank=0, coordinator=acceptor.address,
-        bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
-        preauth_secret=me.preauth_secret, congestion="auto", error_file="", segments=None,
-    )  # fmt: skip
-    with sealed_memory.holding(msgspec.json.encode(orders)) as descriptor:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "psctl.server.main"],
-            env={
-                **os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{descriptor}", "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=[descriptor],
-        )  # fmt: skip
+def job(tmp_path):
+    """A job whose server process has its decision."""
+    made = ServerJob(tmp_path)
+    made.begin()
+    made.register()
+    made.prepares(WORKER, LAYOUT)
     try:
-        assert coordinator.next(Join)[0].pid == process.pid
-        coordinator.peer.send(Welcome(1, 0, 0, 1.0, training=True))
-        yield coordinator, process, coordinator.next(MemberReady)[0].address
+        made.until(lambda: made.decision, "the decision")
+        assert made.machine.job.ranks[SERVER].pid == made.process.pid
+        yield made
     finally:
-        process.kill()
-        process.communicate()
-        acceptor.close()
-        if coordinator.peer is not None:
-            coordinator.peer.close("the test is over")
-            coordinator.peer.join(5)
+        made.process.kill()
+        made.process.communicate()
+        made.close()
 
 
-def test_a_server_process_applies_a_step_saves_it_and_exits(started):
-    coordinator, process, address = started
-    assert isinstance(address, Address)
-    layout = make_layout([((70, 70), "float32", 0)], "AdamW", [{"lr": 0.1}])
-    layout = msgspec.structs.replace(layout, scalars="float64")  # as in a script whose default dtype is float64
-    shards = cut(layout, 1, 4000)
-    decision = Decision("ps", "server", layout, shards, first_assignment([0] * len(shards), [address]))
-    coordinator.peer.send(decision)
-    me = credentials(Member("worker", 0))
+def test_a_server_process_serves_a_step_saves_it_and_leaves(job):
+    me = credentials(WORKER)
     client = ParameterClient(
-        me.member,
+        WORKER,
         1,
-        decision,
+        job.decision,
         lambda member, at, handler: dial(at, me, member, PARAMETERS, handler),
         SystemClock(),
         20.0,
     )
-    client.start(flat_values(layout, [torch.ones(70, 70)]))
+    client.start(flat_values(LAYOUT, [torch.ones(70, 70)]))
+    job.receive(WORKER, MemberReady())
     client.send_buffer(0)["float32"].fill_(2.0)
-    for shard in range(len(shards)):
+    for shard in range(len(job.decision.shards)):
         client.push(0, shard, [True])
     client.step(0, [{"lr": 0.1}], save=True)
     client.pull(1)
@@ -120,40 +111,35 @@ def test_a_server_process_applies_a_step_saves_it_and_exits(started):
     torch.optim.AdamW([weight], lr=0.1).step()
     assert torch.equal(client.landing["float32"], weight.detach().reshape(-1))
 
-    begin, _ = coordinator.next(SaveBegin)
-    assert begin.step == 1
-    names = {one.name for one in begin.slices}
+    job.receive(WORKER, SaveBegin(1, []))
+    job.receive(WORKER, SaveEnd(1))
+    saved = job.until(lambda: job.disk.whole, "the checkpoint")[1]
+    slices = saved.slices[SERVER, False]
+    names = {one.name for one in slices}
     assert names == {"param/layer.0", "optim/layer.0/step", "optim/layer.0/exp_avg", "optim/layer.0/exp_avg_sq"}
-    assert {one.dtype for one in begin.slices if one.name.endswith("/step")} == {"float64"}
-    parts = [coordinator.next(SavePart) for _ in begin.slices]
-    values = b"".join(data for part, data in parts if begin.slices[part.index].name == "param/layer.0")
-    assert values == client.landing["float32"].numpy().tobytes()
-    coordinator.next(SaveEnd)
+    assert {one.dtype for one in slices if one.name.endswith("/step")} == {"float64"}
+    assert saved.tensors["param/layer.0"][1] == client.landing["float32"].numpy().tobytes()
 
-    coordinator.peer.send(Leave("the job is done"))
     client.close()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
+    assert job.leave() == (0, "")
 
 
-def test_a_server_process_ends_when_its_coordinator_is_lost(started):
-    coordinator, process, _ = started
-    coordinator.peer.close("the head is gone")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+def test_a_server_process_ends_when_its_coordinator_is_lost(job):
+    job.peers[SERVER].close("the head is gone")
+    _, errors = job.process.communicate(timeout=60)
+    assert job.process.returncode == 1
     assert "server/0 ends: the coordinator is lost" in errors
 
 
-def test_unauthenticated_connections_are_one_line_of_the_log(started):
-    coordinator, process, address = started
+def test_strangers_at_its_port_are_one_line_of_its_log(job):
+    address = job.address_of(SERVER)
     for _ in range(3):
         with socket.create_connection((address.host, address.port), timeout=10) as stranger:
             stranger.sendall(bytes(ANSWER))
             while stranger.recv(100):
                 pass
-    coordinator.peer.send(Leave("the job is done"))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
+    status, errors = job.leave()
+    assert status == 0
     (line,) = errors.splitlines()
     assert line.startswith("psctl: server/0 rejected a connection: 127.0.0.1:")
     assert line.endswith("it did not prove this job's secret: it is not a process of this job")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import torch
 
 from psctl.errors import PeerLost
 from psctl.job.checkpoint_messages import LoadWanted
-from psctl.job.membership_messages import LostWorkerClocks, ShardCaughtUp, ShardHandedOver, WorkerGone
-from psctl.job.training_messages import Decision, Leave, MemberReady, Resume, Welcome
+from psctl.job.membership_messages import LostWorkerClocks, ShardHandedOver
+from psctl.job.training_messages import MemberReady
 from psctl.ps.server_optimizers import numbers
-from psctl.ps.shards import cut
-from psctl.server.main import Server
-from psctl.types import Address, Assignment, Member, ServerAt
-from tests.helpers.ps_world import Coordinator, World, flat_values, make_layout
+from psctl.types import Member
+from tests.helpers.ps_world import World, flat_values, make_layout
 from tests.sync.test_trajectories import MIXED, assert_same, gradients, make_optimizer, reference, start_values
 
 _here = Path(__file__)
@@ -86,11 +83,6 @@ def test_a_servers_death_or_broken_links_change_nothing_but_time(place, disturb)
             assert_same(world, MIXED, reference("AdamW", 2, STEPS)[clock])
 
 
-def caught_up(world: World) -> set[tuple[int, int]]:
-    found = (each for coordinator in world.coordinators for each in coordinator.of(ShardCaughtUp))
-    return {(each.shard, each.server) for each in found}
-
-
 def until(condition, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -109,13 +101,12 @@ def test_a_shard_moves_to_a_server_that_was_filled_while_training_continued():
         goal = [[(chain[0] + 1) % 3] for chain in chains]
         for clock in range(STEPS + 4):
             if clock == 2:
-                world.reassign(chains, goal)  # fill the next server of each
+                world.job.aim(goal)  # fill the next server of each, which then has the shard
             if clock == 4:
-                until(lambda: caught_up(world) == {(shard, chain[0]) for shard, chain in enumerate(goal)})
-                world.reassign(goal)
+                until(lambda: world.assignment.chains == goal)
             trial.clock(clock)
             assert_same(world, MIXED, reference("AdamW", 2, STEPS + 4)[clock])
-        handed = {each.shard for one in world.coordinators for each in one.of(ShardHandedOver)}
+        handed = {each.shard for rank in world.servers for each in world.server_link(rank).of(ShardHandedOver)}
         assert handed == set(range(len(chains)))
 
 
@@ -141,8 +132,9 @@ def test_a_lost_worker_is_refused_and_its_next_incarnation_is_not():
     layout = make_layout(MIXED, "SGD", [{"lr": 0.1}, {"lr": 0.1}])
     with World(layout, 2, 1, target=600) as world:
         world.start(flat_values(layout, start_values(MIXED)))
-        world.servers[0].on_message(None, WorkerGone(1, 0), None)
-        (answer,) = world.coordinators[0].of(LostWorkerClocks)
+        world.job.killed(Member("worker", 1))
+        until(lambda: world.server_link(0).of(LostWorkerClocks))
+        (answer,) = world.server_link(0).of(LostWorkerClocks)
         assert (answer.rank, answer.incarnation) == (1, 0)
         assert set(answer.clocks.values()) == {-1}
         assert world.servers[0].dense.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is replaced"
@@ -165,15 +157,15 @@ def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(mon
 def test_a_server_that_joins_a_resumed_job_in_mid_run_requests_nothing_of_the_checkpoint() -> None:
     """That may be pruned by then; what it is to hold comes by copy."""
     layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
-    shards = cut(layout, 1)
-    told = Assignment(3, [[0] for _ in shards], [[] for _ in shards], [ServerAt(0, 0, Address("127.0.0.1", 1))])
-    coordinator, server, statuses = Coordinator({}), Server(Member("server", 1)), []
-    run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
-    run.start()
-    server.on_message(None, Welcome(1, 0, 0, 1.0, training=True), None)
-    server.on_message(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
-    server.on_message(None, Leave("the job continues without it"), None)
-    run.join(20)
-    assert statuses == [0]
-    assert coordinator.of(MemberReady)
-    assert not coordinator.of(LoadWanted)
+    with World(layout, 1, 1) as world:
+        world.start(flat_values(layout, [torch.ones(8)]))
+        world.push(0, [{0: torch.ones(8)}])
+        world.step(0, [{"lr": 0.1}], save=True)
+        checkpoint = world.checkpoint(1)
+    with World(layout, 1, 1, checkpoint=checkpoint, step=1) as world:
+        world.start()
+        assert world.server_link(0).of(LoadWanted)
+        world.scale(servers=2)
+        until(lambda: [at.rank for at in world.assignment.servers] == [0, 1])
+        assert world.server_link(1).of(MemberReady)
+        assert not world.server_link(1).of(LoadWanted)
