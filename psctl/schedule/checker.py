@@ -1,9 +1,9 @@
-"""The proof: a schedule is played on sets of contributions and on expressions before it may be used.
+"""The proof: a schedule is executed symbolically, on sets of contributions and expressions, before it is used.
 
-Every value is followed as two things: the mask of the ranks whose contributions it contains, and the expression that
-makes it, as a number. Equal expressions get equal numbers (hash-consing): a rank's own value is a leaf; what is reduced
-in one step at one node is a node of its operands in their order, where two operands may change places, for
-`a + b == b + a` to the last bit, and more may not. So equal numbers are equal bits, in every dtype.
+Every value is represented by two things: the mask of the ranks with a contribution in it, and its expression, as a
+number. Equal expressions get equal numbers (hash-consing): a rank's own value is a leaf; what is reduced
+in one step at one node is a node of its operands in their order; two operands may change places, because
+`a + b == b + a` to the last bit, more may not. So equal numbers are equal bits, in every dtype.
 
 Refused, with step, rank and chunk: a read of a chunk that the sender does not hold; a reduction that would count a
 contribution twice; two writes in one step of which one would be lost; a transfer to the sender itself or to a node that
@@ -20,33 +20,33 @@ from psctl.errors import PsctlError
 from psctl.schedule.schedule import Schedule, Transfer
 
 Holdings = dict[tuple[int, int], int]
-"""(node, chunk) -> mask of the ranks whose contributions are in the value there; a missing key is no value."""
+"""(node, chunk) -> mask of the ranks with a contribution in the value there; a missing key is no value."""
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """What holds before a collective and what must hold after it.
+class Contract(msgspec.Struct, frozen=True):
+    """The specification of a collective.
 
     Args:
         collective: its name.
         members: the ranks that take part.
-        first: what each node holds before.
-        last: what must be held after; what it does not name may hold anything.
+        precondition: what each node holds before.
+        postcondition: what must be held after; other chunks may hold anything.
         idempotent: a contribution may be counted more than once (a barrier); else exactly once in every result.
         same_bits: all members must end with the same expression.
     """
 
     collective: str
     members: tuple[int, ...]
-    first: Holdings
-    last: Holdings
+    precondition: Holdings
+    postcondition: Holdings
     idempotent: bool = False
     same_bits: bool = False
 
 
 class ScheduleError(PsctlError, ValueError):
-    """A schedule does not keep its promise: an error of its builder, never of a user.
+    """A schedule violates its contract: an error of its builder, never of a user.
 
-    `step`, `rank` and `chunk` are where; -1 where there is none (a promise broken at the end has the last step).
+    `step`, `rank` and `chunk` are its place; -1 where there is none (the last step for the postcondition).
     """
 
     def __init__(self, message: str, step: int = -1, rank: int = -1, chunk: int = -1) -> None:
@@ -54,11 +54,11 @@ class ScheduleError(PsctlError, ValueError):
         self.step, self.rank, self.chunk = step, rank, chunk
 
 
-def all_reduce_promise(world: int, chunks: int) -> Promise:
-    """Return the promise of an all-reduce: each rank ends with every chunk's sum over all ranks, to the same bits."""
+def all_reduce_contract(world: int, chunks: int) -> Contract:
+    """Return the contract of an all-reduce: each rank ends with every chunk's sum over all ranks, to the same bits."""
     places = [(rank, chunk) for rank in range(world) for chunk in range(chunks)]
     first = {(rank, chunk): 1 << rank for rank, chunk in places}
-    return Promise("all-reduce", tuple(range(world)), first, dict.fromkeys(places, (1 << world) - 1), same_bits=True)
+    return Contract("all-reduce", tuple(range(world)), first, dict.fromkeys(places, (1 << world) - 1), same_bits=True)
 
 
 def prove(
@@ -70,7 +70,7 @@ def prove(
     nodes: int | None = None,
     params: Mapping[str, object] | None = None,
 ) -> Schedule:
-    """Return the all-reduce that these transfers are, proven; the only way to get a schedule.
+    """Return the proven all-reduce of these transfers; the only way to build a schedule.
 
     Args:
         name: the algorithm's name in job files and output.
@@ -78,51 +78,51 @@ def prove(
         transfers: in any order.
         shares: relative size of each chunk, positive whole numbers.
         nodes: number of ranks and helpers; `world` when there are no helpers.
-        params: what was chosen, for people.
+        params: the options, for output.
 
     Raises:
-        ScheduleError: they are no all-reduce.
+        ScheduleError: they are not an all-reduce.
     """
     if world < 1 or not shares or any(share < 1 for share in shares):
         raise ScheduleError(f"{name}: a world of {world} and shares {list(shares)[:8]} make no schedule")
     count = max(world, nodes or world)
     schedule = Schedule(name, world, count, tuple(shares), tuple(sorted(transfers)), dict(params or {}))
-    check(schedule, all_reduce_promise(world, len(shares)))
+    check(schedule, all_reduce_contract(world, len(shares)))
     return schedule
 
 
-def check(schedule: Schedule, promise: Promise) -> None:
-    """Refuse a schedule that does not keep a promise.
+def check(schedule: Schedule, contract: Contract) -> None:
+    """Check that a schedule keeps a contract.
 
     Raises:
-        ScheduleError: with the step, rank and chunk at which it breaks.
+        ScheduleError: it does not; with the step, rank and chunk.
     """
-    _Play(schedule, promise).run()
+    _SymbolicRun(schedule, contract).run()
 
 
-class _Play:
+class _SymbolicRun:
     """One run of a schedule on masks and expressions; index of a value: node * chunks + chunk."""
 
-    def __init__(self, schedule: Schedule, promise: Promise) -> None:
-        self.schedule, self.promise, self.chunks = schedule, promise, len(schedule.shares)
+    def __init__(self, schedule: Schedule, contract: Contract) -> None:
+        self.schedule, self.contract, self.chunks = schedule, contract, len(schedule.shares)
         size = schedule.nodes * self.chunks
         self.masks, self.terms = [0] * size, [0] * size
-        for (node, chunk), mask in promise.first.items():
+        for (node, chunk), mask in contract.precondition.items():
             self.masks[node * self.chunks + chunk] = mask
             self.terms[node * self.chunks + chunk] = mask.bit_length()  # a leaf: the rank that contributes it, from 1
         self.known: dict[tuple[int, ...], int] = {}
 
     def run(self) -> None:
-        """Play all steps and compare the end with the promise."""
+        """Execute all steps and check the postcondition."""
         self._check_ends()
         for step, transfers in self.schedule.by_step():
             self._step(step, transfers)
-        self._check_promise()
-        if self.promise.same_bits:
+        self._check_postcondition()
+        if self.contract.same_bits:
             self._check_bits()
 
     def _check_ends(self) -> None:
-        taking_part = set(self.promise.members) | set(range(self.schedule.world, self.schedule.nodes))
+        taking_part = set(self.contract.members) | set(range(self.schedule.world, self.schedule.nodes))
         for transfer in self.schedule.transfers:
             source, destination = transfer.source, transfer.destination
             if source == destination:
@@ -136,7 +136,7 @@ class _Play:
                 raise self._error(transfer.step, source, transfer.chunk, f"has a transfer that is none: {transfer}")
 
     def _step(self, step: int, transfers: Sequence[Transfer]) -> None:
-        """Read everything as it is when the step begins, then write."""
+        """Execute one step: read all values as of its start, then write."""
         masks, terms, chunks = self.masks, self.terms, self.chunks
         arrivals: dict[int, list[tuple[int, int, int]]] = {}
         copies: set[int] = set()
@@ -164,7 +164,7 @@ class _Play:
             operands = sorted([*operands, (node, self.masks[target], self.terms[target])])
         reduced = 0
         for source, mask, _ in operands:
-            if reduced & mask and not self.promise.idempotent:
+            if reduced & mask and not self.contract.idempotent:
                 twice = _names(reduced & mask)
                 raise self._error(step, node, chunk, f"would count {twice} twice, the second time from {source}")
             reduced |= mask
@@ -177,15 +177,15 @@ class _Play:
         else:
             self.terms[target] = terms[0]
 
-    def _check_promise(self) -> None:
+    def _check_postcondition(self) -> None:
         last = self.schedule.steps - 1
-        for (node, chunk), wanted in self.promise.last.items():
+        for (node, chunk), wanted in self.contract.postcondition.items():
             held = self.masks[node * self.chunks + chunk]
             if held != wanted:
                 raise self._error(last, node, chunk, f"ends wrong: it lacks {_names(wanted & ~held)}")
 
     def _check_bits(self) -> None:
-        members, last = self.promise.members, self.schedule.steps - 1
+        members, last = self.contract.members, self.schedule.steps - 1
         for chunk in range(self.chunks):
             first = self.terms[members[0] * self.chunks + chunk]
             for node in members:
@@ -196,7 +196,7 @@ class _Play:
     def _error(self, step: int, node: int, chunk: int, what: str) -> ScheduleError:
         helper = node - self.schedule.world if node < self.schedule.nodes else -1
         name = f"rank {node}" if helper < 0 else f"helper {helper}"
-        where = f"{self.schedule.name} ({self.promise.collective}), step {step}, {name}, chunk {chunk}"
+        where = f"{self.schedule.name} ({self.contract.collective}), step {step}, {name}, chunk {chunk}"
         return ScheduleError(f"{where}: {what}", step, node, chunk)
 
 

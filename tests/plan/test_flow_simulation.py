@@ -25,7 +25,7 @@ MB = 1e6
 def schedule(
     transfers: Sequence[tuple[int, int, int, int, Action]], nodes: int, shares: Sequence[int] = (1,), world: int = 0
 ) -> Schedule:
-    """A schedule of any transfers: what is simulated need not add up to a promise."""
+    """Return a schedule of any transfers: the simulation needs no contract."""
     ordered = tuple(sorted(Transfer(*one) for one in transfers))
     return Schedule("by hand", world or nodes, nodes, tuple(shares), ordered)
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from psctl.schedule.checker import ScheduleError, check
 from psctl.schedule.schedule import Schedule, Transfer
-from tests.reference.promises import promise
+from tests.reference.contracts import contract
 from tests.reference.scatter_gather import Collective
 
 
 class CollectiveSchedule(Schedule, frozen=True):
     """A schedule with its collective.
 
-    `root` gives or gets the whole; `owners` is the rank of each chunk where the promise deals chunks out unevenly;
-    `members` are the ranks that take part, empty for all.
+    `root` sends or receives the whole; `owners` is the rank of each chunk where the contract distributes chunks
+    unevenly; `members` are the ranks that take part, empty for all.
     """
 
     collective: Collective = "all-reduce"
@@ -38,12 +38,12 @@ def prove(
     """Return the schedule of a collective, proven; arguments as of the fields.
 
     Raises:
-        ScheduleError: it does not keep its promise.
+        ScheduleError: it violates its contract.
     """
     if world < 1 or not shares or any(share < 1 for share in shares):
         raise ScheduleError(f"{name}: a world of {world} and shares {list(shares)[:8]} make no schedule")
     try:
-        promised = promise(collective, world, len(shares), root, owners or None, members or None)
+        expected = contract(collective, world, len(shares), root, owners or None, members or None)
     except ValueError as error:
         raise ScheduleError(f"{name}: {error}") from error
     some = () if tuple(members) == tuple(range(world)) else tuple(members)
@@ -51,5 +51,5 @@ def prove(
     schedule = CollectiveSchedule(
         name, world, count, tuple(shares), tuple(sorted(transfers)), {}, collective, root, tuple(owners), some
     )
-    check(schedule, promised)
+    check(schedule, expected)
     return schedule

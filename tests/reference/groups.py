@@ -9,7 +9,7 @@ from __future__ import annotations
 from psctl.schedule.phases import relabelled
 from psctl.schedule.schedule import Schedule
 from tests.reference.collective_schedule import CollectiveSchedule, prove
-from tests.reference.promises import Group
+from tests.reference.contracts import Group
 
 
 def within(schedule: Schedule, group: Group, world: int) -> CollectiveSchedule:

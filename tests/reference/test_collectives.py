@@ -1,4 +1,4 @@
-"""The other collectives do what they promise, by every algorithm, whole and among groups."""
+"""The other collectives keep their contracts, by every algorithm, among all ranks and among groups."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.helpers.played_schedule import Values, changes, play
 from tests.reference import barrier, collectives, direct
 from tests.reference.collective_schedule import CollectiveSchedule, prove
 from tests.reference.collectives import ALGORITHMS, build
+from tests.reference.contracts import Group, contract
 from tests.reference.groups import within
-from tests.reference.promises import Group, promise
 from tests.reference.scatter_gather import ScatterGather
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -33,7 +33,7 @@ def number(rank: int, chunk: int) -> int:
 
 
 def ends_right(schedule: CollectiveSchedule) -> bool:
-    """Say in plain words, not by the promise's masks, whether a collective did what MPI's standard says of it."""
+    """Return whether a collective has the result of MPI's standard, without the contract's masks."""
     world, chunks, root = schedule.world, len(schedule.shares), schedule.root
     ranks = list(schedule.members or range(world))
     name = schedule.collective
@@ -183,9 +183,12 @@ def test_one_primitive_is_five_collectives(
         if fits(algorithm, 3):
             same = build(collective, 3, algorithm, root=2)
             one, other = (
-                promise(given.collective, 3, len(given.shares), 2, given.owners or None) for given in (schedule, same)
+                contract(given.collective, 3, len(given.shares), 2, given.owners or None) for given in (schedule, same)
             )
-            assert len(schedule.shares) != len(same.shares) or (one.first, one.last) == (other.first, other.last)
+            assert len(schedule.shares) != len(same.shares) or (one.precondition, one.postcondition) == (
+                other.precondition,
+                other.postcondition,
+            )
 
 
 @pytest.mark.parametrize("collective", MOVES)
@@ -217,16 +220,20 @@ def test_a_movement_among_a_group_keeps_its_ends() -> None:
     assert {one.destination: one.chunk for one in schedule.transfers} == {5: 0, 4: 1}
 
 
-def test_a_promise_is_among_its_members_alone() -> None:
-    promised = promise("all-reduce", 5, 2, members=(1, 3))
-    assert set(promised.first) == set(promised.last) == {(rank, chunk) for rank in (1, 3) for chunk in (0, 1)}
-    assert set(promised.last.values()) == {0b1010}
+def test_a_contract_covers_its_members_only() -> None:
+    expected = contract("all-reduce", 5, 2, members=(1, 3))
+    assert (
+        set(expected.precondition)
+        == set(expected.postcondition)
+        == {(rank, chunk) for rank in (1, 3) for chunk in (0, 1)}
+    )
+    assert set(expected.postcondition.values()) == {0b1010}
     for collective, chunks in [("all-to-all", 10), ("scatter", 4), ("all-gather", 0)]:
         with pytest.raises(ValueError, match="multiple"):
-            promise(collective, 3, chunks)  # type: ignore[arg-type]
+            contract(collective, 3, chunks)  # type: ignore[arg-type]
     for owners in ((0, 1), (0, 1, 4)):
         with pytest.raises(ValueError, match="owner each"):
-            promise("reduce-scatter", 3, 3, owners=owners)
+            contract("reduce-scatter", 3, 3, owners=owners)
 
 
 def test_a_transpose_is_an_all_to_all() -> None:

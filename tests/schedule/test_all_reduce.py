@@ -18,8 +18,8 @@ from psctl.schedule.schedule import Schedule, Transfer
 from psctl.types import STRATEGIES
 from tests.examples import examples
 from tests.helpers.played_schedule import changes, play, sums_everywhere, vectors
+from tests.reference.contracts import Group
 from tests.reference.groups import within
-from tests.reference.promises import Group
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
 

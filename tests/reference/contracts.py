@@ -1,4 +1,4 @@
-"""The promise of each collective: the chunks that each rank holds before it, and those that it must hold after it.
+"""The contract of each collective: the chunks that each rank holds before it, and those that it must hold after it.
 
 Five collectives only move data; they are cases of one primitive (`scatter_gather`). Three reduce: reduce,
 reduce-scatter, all-reduce. A barrier reduces the set of ranks that have entered, and may count a rank twice.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from psctl.schedule.checker import Holdings, Promise, all_reduce_promise
+from psctl.schedule.checker import Contract, Holdings, all_reduce_contract
 from tests.reference.scatter_gather import Collective, Route, ScatterGather
 
 
@@ -55,15 +55,15 @@ class Group(msgspec.Struct, frozen=True):
         return rank in self.ranks
 
 
-def promise(
+def contract(
     collective: Collective,
     world: int,
     chunks: int,
     root: int = 0,
     owners: Sequence[int] | None = None,
     members: Sequence[int] | None = None,
-) -> Promise:
-    """Return what a collective promises for a vector cut into `chunks`.
+) -> Contract:
+    """Return the contract of a collective for a vector cut into `chunks`.
 
     Args:
         collective: its name.
@@ -80,13 +80,13 @@ def promise(
     if not group.ranks or (root not in group and collective in ("broadcast", "scatter", "gather", "reduce")):
         raise ValueError(f"the root {root} is not one of the {len(group)} members")
     if collective == "all-reduce" and not members:
-        return all_reduce_promise(world, chunks)
+        return all_reduce_contract(world, chunks)
     if collective in ("barrier", "reduce", "reduce-scatter", "all-reduce"):
         first: Holdings = {(rank, chunk): 1 << rank for rank in group.ranks for chunk in range(chunks)}
         last = _reduced(collective, group, chunks, root, owners)
     else:
         first, last = _moved(collective, group, chunks, root, owners)
-    return Promise(collective, group.ranks, first, last, collective == "barrier", collective == "all-reduce")
+    return Contract(collective, group.ranks, first, last, collective == "barrier", collective == "all-reduce")
 
 
 def dealt(chunks: int, group: Sequence[int]) -> tuple[int, ...]:
