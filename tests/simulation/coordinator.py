@@ -37,7 +37,7 @@ class Coordinator(CoordinatorDriver):
     part_bytes = 1 << 30  # a slice is one part
 
     def __init__(self, process: Process, network: Network, scenario: Scenario) -> None:
-        self.process = process
+        self.process, self._scenario = process, scenario
         self.losses = 0
         self.on_go: Callable[[], None] = lambda: None
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None

@@ -58,16 +58,11 @@ class Play:
         self._all: list[Process] = []
         self.shells: dict[Member, Any] = {}
         head = self._process(Member("coordinator", 0), 0)
-        self.coordinator: Coordinator | Director = (
-            Director(head, self.network, scenario, self.script.layout)
-            if scenario.directed
-            else Coordinator(head, self.network, scenario)
-        )
+        self.coordinator = (Director if scenario.directed else Coordinator)(head, self.network, scenario)
         self.coordinator.on_go = self._go
         self.coordinator.on_cut = self.oracle.cut
-        if isinstance(self.coordinator, Coordinator):
-            self.coordinator.on_restart = self.oracle.restarted
-            self.coordinator.on_members = self.oracle.members
+        self.coordinator.on_restart = self.oracle.restarted
+        self.coordinator.on_members = self.oracle.members
         for host in range(scenario.hosts):
             agent = self._process(Member("agent", host), host)
             Agent(agent, self.network, self.coordinator.address, self._make)
@@ -100,18 +95,13 @@ class Play:
             for member, shell in self.shells.items()
             if isinstance(shell, Server) and shell.process.status in (None, 0) and shell.machine is not None
         }
-        one = self.coordinator
-        chains = one.settled() if isinstance(one, Director) else one.chains()
-        self.oracle.judge(machines, servers, chains)
+        self.oracle.judge(machines, servers, self.coordinator.chains())
 
     def _excused(self, status: str) -> None:
         """The run ended without its result: was that promised?"""
         one = self.coordinator
-        promised = ("no replica is left", "ended before it began", "a worker cannot be replaced")
-        if isinstance(one, Director) and (status in promised or status == "inconsistent"):
-            return
         failure = getattr(one.events[-1], "failure", None) if one.events else None
-        if isinstance(one, Coordinator) and one.losses > LOSSES and 2 * self._killed > LOSSES:
+        if one.losses > LOSSES and 2 * self._killed > LOSSES:
             return
         raise Broken("ends", f"the job ended as {status}: {failure['exception'] if failure else ''}")
 
@@ -157,7 +147,7 @@ class Play:
                 self.coordinator.move(shard, server)
             case Join(server=server, host=host) if isinstance(self.coordinator, Director):
                 if host not in self.network.dark:
-                    self.coordinator._start(Member("server", server), host)
+                    self.coordinator.join(server, host)
             case Leave(server=server) if isinstance(self.coordinator, Director):
                 self.coordinator.leave(server)
             case Power(host=host):

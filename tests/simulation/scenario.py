@@ -95,7 +95,7 @@ class Scenario:
     spec: Spec
     update: str  # "server" | "worker"
     staleness: int | None  # clocks that the fastest may be ahead; None: asp
-    directed: bool  # assignments come from the director (director.py) and not from the job's machine
+    directed: bool  # shards also move at random (director.py)
     replicas: int
     saves: int  # a checkpoint at every so many steps; 0: none
     deaths: str  # what becomes of a worker's death: restart | wait | continue
