@@ -4,7 +4,6 @@ Clocks count from 0: clock c is the c-th step of the job. *Version* v of a shard
 is the start values and a pull at clock c is answered by version c-s or newer (s: staleness, 0 under bsp).
 The docstring of a message states its payload, if it has one. A message carries all of its bytes, however many: the
 transport sends them in pieces, into the receiver's buffer. If the connection breaks, the whole message is sent again.
-Only a copy of a shard's state has parts, because its data lies in many buffers.
 
 A push is sent to the shard's *primary*. When all of it has arrived there, the primary sends PushStaged; when it is
 applied on every member of the shard's chain of replicas, the primary sends Pushed (Values of a version that holds the
@@ -20,10 +19,13 @@ import msgspec
 from psctl.types import Number
 
 PART = 512 * 1024
-"""Bytes of one part of a copy from server to server, or of a checkpoint."""
+"""Bytes of one part of a checkpoint."""
 
 LARGEST = 1 << 30
 """Limit of the bytes of one shard's gradients or values, and of one rank state; the receiver knows the exact size."""
+
+LARGEST_COPY = 1 << 36
+"""Limit of the bytes of a shard's state in a copy; the receiver knows a lower one."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -279,33 +281,25 @@ class ReplicaQuery(Message, frozen=True):
 
 
 class StateCopy(Message, frozen=True):
-    """Start a copy of the whole state of the shard at `version`: `size` bytes in StateParts, then newer entries.
+    """Payload: the whole state of the shard at `version`; it replaces all state of the receiver. Newer entries follow.
 
-    `copy` is its name; it replaces all state of the receiver.
+    `copy` is its name.
     """
 
     shard: int
     version: int
     epoch: int
-    size: int
     head: bytes
     copy: str
 
 
 class LeadTransfer(Message, frozen=True):
-    """Start the transfer of the lead: the state staged and not applied at `version`, `size` bytes, in StateParts."""
+    """Transfer the lead. Payload: the state that is staged and not applied at `version`."""
 
     shard: int
     version: int
     epoch: int
-    size: int
     head: bytes
-
-
-class StatePart(Message, frozen=True):
-    """Payload: the next bytes, PART at most, of the StateCopy or LeadTransfer before it."""
-
-    shard: int
 
 
 class LeadAccepted(Message, frozen=True):
@@ -319,7 +313,7 @@ FromWorker = StartValues | Push | Step | SaveNow | NormsQuery | Pull | WaitQuery
 FromServer = (
     Leads | PushStaged | Pushed | NormsAnswer | Values | RankStateAnswer | WaitAnswer | Refused | SharedMemoryAccepted
 )
-BetweenServers = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | LeadAccepted | PutRankState
+BetweenServers = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | LeadAccepted | PutRankState
 """Messages between servers."""
 
 BetweenPeers = HostPush | PushAlone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psctl.permits import LAYOUTS, LISTS, Direction, Permit, Permits
 from psctl.ps import messages as say
 from psctl.ps import table_messages as of_tables
-from psctl.ps.messages import LARGEST, PART
+from psctl.ps.messages import LARGEST, LARGEST_COPY
 from psctl.types import Member
 
 ASK: Direction = ("worker", "server")
@@ -25,9 +25,8 @@ def _chain(entry: int) -> list[Permit]:
         Permit(say.Forward, (BETWEEN,), size=LAYOUTS, payload=entry),
         Permit(say.Forwarded, (BETWEEN,)),
         Permit(say.ReplicaQuery, (BETWEEN,)),
-        Permit(say.StateCopy, (BETWEEN,), size=LAYOUTS),
-        Permit(say.LeadTransfer, (BETWEEN,), size=LAYOUTS),
-        Permit(say.StatePart, (BETWEEN,), payload=PART),
+        Permit(say.StateCopy, (BETWEEN,), size=LAYOUTS, payload=LARGEST_COPY),
+        Permit(say.LeadTransfer, (BETWEEN,), size=LAYOUTS, payload=LARGEST_COPY),
         Permit(say.LeadAccepted, (BETWEEN,)),
     ]
 

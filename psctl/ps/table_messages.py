@@ -29,6 +29,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from psctl.ps.messages import (
+    LARGEST_COPY,
     Forward,
     Forwarded,
     LeadAccepted,
@@ -38,7 +39,6 @@ from psctl.ps.messages import (
     ReplicaQuery,
     SharedRange,
     StateCopy,
-    StatePart,
     WaitAnswer,
     WaitQuery,
 )
@@ -58,7 +58,7 @@ LARGEST_UPDATE = 64 << 20
 LARGEST_ANSWER = 1 << 32
 """Limit of the bytes of one Fetched."""
 
-LARGEST_STATE = 1 << 36
+LARGEST_STATE = LARGEST_COPY
 """Limit of the bytes of one shard of all stores in a copy, and of one entry of its chain."""
 
 BLOCK = 64 * 1024
@@ -323,5 +323,5 @@ TableFromWorker = OpenStore | Update | FinishClock | MarkStep | Fetch | Describe
 TableFromServer = StoreLeads | Done | Fetched | TableDescribed | ClocksFinished | KeysUnknown | WaitAnswer | Refused
 """Messages of a server that a store handles."""
 
-TableBetween = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | StatePart | LeadAccepted
+TableBetween = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | LeadAccepted
 """Messages between servers about a shard's chain."""

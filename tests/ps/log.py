@@ -35,14 +35,14 @@ class Log:
         self.entries.append(_entry(payload))
         self.version += 1
 
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        return b"", [memoryview(msgspec.msgpack.encode(self.entries))]
+    def snapshot(self) -> tuple[bytes, memoryview]:
+        return b"", memoryview(msgspec.msgpack.encode(self.entries))
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         self.version, self.entries = version, _entries(data)
 
-    def staged_state(self) -> tuple[bytes, list[memoryview]]:
-        return b"", [memoryview(msgspec.msgpack.encode(self.pending))]
+    def staged_state(self) -> tuple[bytes, memoryview]:
+        return b"", memoryview(msgspec.msgpack.encode(self.pending))
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
         self.pending = _pending(data)

@@ -155,7 +155,7 @@ def test_transferred_pushes_stay_coded() -> None:
     deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
     head, data = old._staging.staged_state()
     assert sum(len(one) for one in data) == len(worker.send_buffers.sent_bytes(0, 0).bytes)
-    new._staging.restore_staged(head, memoryview(b"".join(data)))
+    new._staging.restore_staged(head, data)
     zero = pushed(client("int8", 0, 2), 0, gradient(0))
     for machine in (old, new):
         deliver(machine, 0, zero)

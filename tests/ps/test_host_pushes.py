@@ -385,7 +385,7 @@ def test_host_sums_are_transferred_unchanged(first):
     old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
     bring(old, first, *cover(0, (first, 2)))
     head, data = old._staging.staged_state()
-    new._staging.restore_staged(head, memoryview(b"".join(data)))
+    new._staging.restore_staged(head, data)
     assert [new.last_clock_of(2), new.last_separate_clock_of(2)] == [0, -1]
     ends_clean(new, hosts)
 

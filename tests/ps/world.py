@@ -286,7 +286,7 @@ class World:
             states = [self.servers[one].shards[shard].state for one in chain]
             for other in states[1:]:
                 assert other.version == states[0].version
-                assert [bytes(one) for one in other.snapshot()[1]] == [bytes(one) for one in states[0].snapshot()[1]]
+                assert other.snapshot()[1] == states[0].snapshot()[1]
 
 
 assert len(SHARDS) >= 3

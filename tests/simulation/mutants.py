@@ -91,9 +91,10 @@ def _anyone_promoted(method: Any) -> Any:
 def _nothing_staged(method: Any) -> Any:
     """The old primary says what it has taken, and does not hand it over."""
 
-    def mutant(self: ClockAggregation) -> tuple[bytes, list[memoryview]]:
+    def mutant(self: ClockAggregation) -> tuple[bytes, memoryview]:
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
-        return msgspec.msgpack.encode(StagedTransfer(dict(self.taken), orders, [], sorted(self.saves))), []
+        head = StagedTransfer(dict(self.taken), orders, [], sorted(self.saves))
+        return msgspec.msgpack.encode(head), memoryview(b"")
 
     return mutant
 

@@ -318,9 +318,9 @@ class Oracle:
             raise Broken("sums", f"shard {shard.index} ends with wrong values")
 
 
-def _state(state: ShardState) -> tuple[int | None, bytes, list[bytes]]:
+def _state(state: ShardState) -> tuple[int | None, bytes, bytes]:
     head, data = state.snapshot()
-    return state.version, head, [bytes(one) for one in data]
+    return state.version, head, bytes(data)
 
 
 def bounded(name: str, machine: object, world: int, shards: int) -> None:

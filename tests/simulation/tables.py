@@ -290,7 +290,7 @@ def rest(world: Chaos) -> None:
 
 def encoded(world: Chaos, rank: int, shard: int) -> bytes:
     """Return all that a server has of a shard."""
-    _, (data,) = world.servers[rank].shards_here[shard].state.snapshot()
+    _, data = world.servers[rank].shards_here[shard].state.snapshot()
     return bytes(data)
 
 

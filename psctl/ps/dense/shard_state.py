@@ -262,16 +262,16 @@ class ShardState:
         assert self._optimizer is not None, "workers save what they step"
         return copy_shard(self.terms.layout, self.held, self.values, self._optimizer)
 
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+    def snapshot(self) -> tuple[bytes, memoryview]:
         """Copy the whole state; returns a head and the bytes."""
-        tensors = [(_Tensor(-1, "", self.shard.dtype, self.values.numel()), self.values.clone())]
+        tensors = [(_Tensor(-1, "", self.shard.dtype, self.values.numel()), self.values)]
         for index in range(len(self.held)) if self._optimizer is not None else ():
             assert self._optimizer is not None
             for key, tensor in self._optimizer.state(index).items():
-                flat = tensor.detach().clone().reshape(-1)
+                flat = tensor.detach().reshape(-1)
                 tensors.append((_Tensor(index, key, dtype_name(flat), flat.numel()), flat))
         head = _Head(self.present, dict(self.applied), [info for info, _ in tensors])
-        return _encode(head), [bytes_view(tensor) for _, tensor in tensors if tensor.numel()]
+        return _encode(head), bytes_view(torch.cat([tensor.view(torch.uint8) for _, tensor in tensors]))
 
     @property
     def copy_limit(self) -> int:

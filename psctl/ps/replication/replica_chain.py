@@ -49,10 +49,9 @@ from psctl.ps.messages import (
     LeadTransfer,
     ReplicaQuery,
     StateCopy,
-    StatePart,
 )
 from psctl.ps.outputs import ChainOutput, LeadMoved, ReplicaCaughtUp, ToServer
-from psctl.ps.replication.chain_entries import CopyBudget, EntryLog, IncomingTransfers, copy_messages
+from psctl.ps.replication.chain_entries import CopyBudget, EntryLog, IncomingPayloads
 from psctl.ps.replication.replica_roles import (
     AFTER_HANDING,
     ROLES,
@@ -110,7 +109,7 @@ class ReplicaChain:
         self._copies_sent = 0
         self._base_version = -1  # the version here when the followers were last set
         self._former_primary: int | None = None  # the primary before this server
-        self._incoming = IncomingTransfers(shard, machine)
+        self._incoming = IncomingPayloads(machine)
         self._transfer: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: received early
         self._transfer_sent = False  # demoting: LeadTransfer was sent
         self._transferred = False  # demoting: the complete state was sent to this new primary
@@ -329,8 +328,7 @@ class ReplicaChain:
         follower.filled, follower.copied = True, version
         follower.copy = f"{self.me}.{epoch}.{self._copies_sent}"
         follower.acked = min(follower.acked, version) if follower.counts else version - 1
-        begin = StateCopy(self.shard, version, epoch, sum(len(one) for one in data), head, follower.copy)
-        return copy_messages(server, begin, data)
+        return [ToServer(server, StateCopy(self.shard, version, epoch, head, follower.copy), data or None)]
 
     def _needs_copy(self, follower: ChainFollower) -> bool:
         """Return whether a follower lacks entries that are not kept, or has entries that only a lost primary sent."""
@@ -356,14 +354,21 @@ class ReplicaChain:
         Raises:
             ProtocolError: the payload does not fit; nothing was changed.
         """
-        if isinstance(message, StatePart):
-            return self._incoming.copy_buffer(server, size)
-        if not isinstance(message, Forward):
-            raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
-        if size > self._machine.entry_limit:
-            what = f"an entry of {size} bytes, more than {self._machine.entry_limit}"
+        match message:
+            case Forward():
+                limit, expected = self._machine.entry_limit, self._is_next(message)
+            case StateCopy():
+                limit, expected = self._machine.copy_limit, self._is_expected(server, message.epoch)
+            case LeadTransfer():
+                limit = self._staged.staged_limit if self._staged is not None else 0
+                expected = self._is_expected(server, message.epoch)
+            case _:
+                what = f"{type(message).__name__} with a payload"
+                raise ProtocolError(f"server/{server}: {what}", where=f"server/{server}")
+        if size > limit:
+            what = f"{'an entry' if isinstance(message, Forward) else 'a copy'} of {size} bytes, more than {limit}"
             raise ProtocolError(f"server/{server}, shard {self.shard}: {what}", where=f"server/{server}")
-        return self._incoming.entry_buffer(server, message, size) if self._is_next(message) else None
+        return self._incoming.expect(server, message, size) if expected else None
 
     def on_message(self, server: int, message: BetweenServers, size: int) -> list[ChainOutput]:
         """Handle another server's message whose payload, if any, was received into `receive_buffer_for`'s buffer.
@@ -384,14 +389,7 @@ class ReplicaChain:
             case Forwarded():
                 return self._on_acknowledged(server, message)
             case StateCopy() | LeadTransfer():
-                if isinstance(message, StateCopy):
-                    limit = self._machine.copy_limit
-                else:
-                    limit = self._staged.staged_limit if self._staged is not None else 0
-                self._incoming.start_copy(server, message, limit, expected=self._is_expected(server, message.epoch))
-                return self._on_copied(server, 0)
-            case StatePart():
-                return self._on_copied(server, size)
+                return self._on_copy(server, message, size)
             case LeadAccepted():
                 return self._on_lead_accepted(message)
             case _:
@@ -411,9 +409,9 @@ class ReplicaChain:
         return self.role != "demoting" and message.number == self.version
 
     def _on_entry(self, server: int, message: Forward, size: int) -> list[ChainOutput]:
-        if size == 0 and self._is_next(message):
-            self._incoming.entry_buffer(server, message, 0)
-        payload = self._incoming.finish_entry(server)
+        if size == 0:
+            self.receive_buffer_for(server, message, 0)
+        payload = self._incoming.finish(server)
         if payload is None:
             missed = message.number > self.version
             return self._acknowledge(missed=missed) if message.epoch >= self.epoch else []
@@ -472,26 +470,24 @@ class ReplicaChain:
             del self._early_reports[server]
         return due
 
-    def _on_copied(self, server: int, size: int) -> list[ChainOutput]:
-        """Count received bytes of a copy; the last ones complete it."""
-        copy = self._incoming.add_to_copy(server, size)
-        if copy is None:
-            return []
-        begin, data = copy.begin, copy.data
-        if data is None or not self._is_expected(server, begin.epoch):
+    def _on_copy(self, server: int, message: StateCopy | LeadTransfer, size: int) -> list[ChainOutput]:
+        if size == 0:
+            self.receive_buffer_for(server, message, 0)
+        data = self._incoming.finish(server)
+        if data is None or not self._is_expected(server, message.epoch):
             return self._acknowledge(missed=True)
-        if isinstance(begin, LeadTransfer):
-            self._transfer = (server, begin.epoch, begin.head, data)
+        if isinstance(message, LeadTransfer):
+            self._transfer = (server, message.epoch, message.head, data)
             return self._accept_lead()
-        if self.role == "primary" and begin.epoch <= self.epoch:
+        if self.role == "primary" and message.epoch <= self.epoch:
             return []
-        self._last_copy = begin.copy
+        self._last_copy = message.copy
         if self.role == "primary":
             return []  # in role demoting under that assignment
         if self.role == "demoting":  # the state here is the newest, or void
             return self._acknowledge()
         first, self._position.void = self.version < 0, False
-        self._machine.restore(begin.version, begin.head, data)
+        self._machine.restore(message.version, message.head, data)
         self._incoming.drop_entries()
         self._log.clear()
         outputs = self.on_first_version() if first else []
@@ -510,11 +506,10 @@ class ReplicaChain:
         if self._transfer_sent and again != first:
             return []
         self._transfer_sent = self._transferred = True
-        head, data = (b"", []) if self._staged is None else self._staged.staged_state()
+        head, data = (b"", None) if self._staged is None else self._staged.staged_state()
         version = self._machine.version
         assert version is not None, "it is settled"
-        begin = LeadTransfer(self.shard, version, self.epoch, sum(len(one) for one in data), head)
-        return copy_messages(first, begin, data)
+        return [ToServer(first, LeadTransfer(self.shard, version, self.epoch, head), data or None)]
 
     def _accept_lead(self) -> list[ChainOutput]:
         if self._transfer is None or self._transfer[1] > self.epoch:

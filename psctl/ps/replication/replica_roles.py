@@ -35,7 +35,7 @@ class ReplicatedState(Protocol):
     def release(self, payload: memoryview) -> None:
         """Release a payload of `entry_buffer`, or one that was kept."""
 
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+    def snapshot(self) -> tuple[bytes, memoryview]:
         """Return the whole state: a head, and bytes that do not change."""
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
@@ -49,7 +49,7 @@ class StagedState(Protocol):
     def staged_limit(self) -> int:
         """Upper bound of the bytes of the staged state."""
 
-    def staged_state(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, memoryview]:
         """Return the staged state, in the form of `ReplicatedState.snapshot`."""
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:

@@ -376,7 +376,7 @@ class PushStaging(ABC):
         pushes = len(self.membership.everyone) * self._state.terms.buffers
         return max(self._state.copy_limit, pushes * self._limit + self._state.nbytes)
 
-    def staged_state(self) -> tuple[bytes, list[memoryview]]:
+    def staged_state(self) -> tuple[bytes, memoryview]:
         """Return everything that is staged and not applied: a head, and bytes that do not change."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
         pushes = [
@@ -386,7 +386,7 @@ class PushStaging(ABC):
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
         head = self._add_sum_to(StagedTransfer(dict(self.taken), orders, pushes, sorted(self.saves)))
         data = [bytes_view(one.buffer)[: one.size] for one in whole.values() if one.size]
-        return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
+        return msgspec.msgpack.encode(head), memoryview(b"".join([*self._sum_bytes(), *data]))
 
     def restore_staged(self, head: bytes, data: memoryview) -> None:
         """Restore what another server's `staged_state` returned.

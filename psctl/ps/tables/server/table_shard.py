@@ -108,9 +108,9 @@ class ReplicatedTables:
         self.version += 1
         return None
 
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+    def snapshot(self) -> tuple[bytes, memoryview]:
         """Return all of the state."""
-        return b"", [memoryview(encode_shards(list(self.stores.values())))]
+        return b"", memoryview(encode_shards(list(self.stores.values())))
 
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Replace the state by another server's `snapshot`."""
