@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from psctl.ps.messages import Push
-from psctl.ps.replication import chain_entries
 from psctl.types import Member
 from tests.simulation.coordinator import Agent, Coordinator
 from tests.simulation.director import Director
@@ -161,23 +159,12 @@ class Play:
             self.oracle.sent(owner.member, message, body)
 
 
-@contextmanager
-def parts_of(size: int) -> Iterator[None]:
-    """Let copies travel in parts of `size` bytes, so that tiny tensors have several."""
-    before, chain_entries.PART = chain_entries.PART, size
-    try:
-        yield
-    finally:
-        chain_entries.PART = before
-
-
 def play(seed: int, *, traced: bool = False) -> Outcome:
     """Run one seed; never raises for what the product does wrong."""
     torch.set_num_threads(1)
     scenario = draw(seed)
-    with parts_of(scenario.part):
-        one = Play(scenario, traced=traced)
-        outcome = judged(seed, one.run)
+    one = Play(scenario, traced=traced)
+    outcome = judged(seed, one.run)
     outcome.seconds, outcome.happened = one.world.now, one.world.happened
     outcome.read, outcome.trace = one.oracle.checked, one.world.trace or []
     return outcome

@@ -104,7 +104,6 @@ class Scenario:
     workers: tuple[int, ...]  # host of each rank
     servers: tuple[int, ...]  # host of each rank
     cut_bytes: int  # target size of a shard
-    part: int  # bytes of one part of a message's payload
     pace: float  # seconds that messages take
     torn: float  # share of payloads that arrive slowly
     compute: tuple[float, ...]  # seconds that a clock's gradients take, by rank
@@ -159,12 +158,12 @@ def draw(seed: int) -> Scenario:
         replicas=chance.choice((0, 1, 1, 2)), replaces=chance.random() < 0.7,
         hosts=hosts, workers=workers, servers=servers,
         cut_bytes=chance.choice((16, 32, 64, 1 << 20)) if not spec.wide else chance.choice((512, 1 << 20)),
-        part=1 << 19 if chance.random() < 0.8 else 256 if spec.wide else 8, pace=pace,
-        torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
+        pace=pace,
+        torn=max(0.0 if chance.random() < 0.8 else 0.4, chance.choice((0.0, 0.1, 0.4))), compute=tuple(slow),
+        early=update == "worker" and chance.random() < 0.5,
         norms=update == "server" and staleness is not None and chance.random() < 0.2, faults=faults,
     )  # fmt: skip
-    torn = drawn.torn if drawn.part > 256 else max(drawn.torn, 0.4)
-    return replace(drawn, torn=torn, faults=(*faults, *_between_workers(drawn), *_two_at_once(drawn)))
+    return replace(drawn, faults=(*faults, *_between_workers(drawn), *_two_at_once(drawn)))
 
 
 def _between_workers(scenario: Scenario) -> list[Fault]:
