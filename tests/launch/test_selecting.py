@@ -74,7 +74,7 @@ def test_variables_come_from_the_cluster_the_job_and_the_command_line_in_this_or
 
 def test_a_variable_that_the_shell_lacks_or_that_is_psctls_own_is_refused() -> None:
     job = JobSpec(name="digits", script="t.py", env={"HF_TOKEN": None}, secrets=("KEY",))
-    with pytest.raises(errors.UsageError, match="HF_TOKEN is to be taken from your shell"):
+    with pytest.raises(errors.UsageError, match="HF_TOKEN is taken from your shell, but it is not set there"):
         variables(job, {}, {}, {})
     with pytest.raises(errors.UsageError, match="psctl sets this variable itself"):
         variables(job, {}, {"RANK": "1"}, {"HF_TOKEN": "x"})

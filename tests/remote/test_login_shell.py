@@ -59,9 +59,9 @@ def login(lab: Any) -> Iterator[Login]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have psctl wait 2 s, in place of 10, for a shell that begins no command."""
-    monkeypatch.setattr(SshShell, "patience", 2.0)
-    monkeypatch.setattr("psctl.remote.login_shell._WAIT", 1.5)
+    """Have psctl wait 5 s, in place of 10, for a shell that begins no command."""
+    monkeypatch.setattr(SshShell, "patience", 5.0)
+    monkeypatch.setattr("psctl.remote.login_shell._WAIT", 4.5)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -93,7 +93,7 @@ def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(log
     assert SHELLS[shell].rpartition("/")[2] in caught.value.message
     assert f"login shell {shutil.which(shell)}" in caught.value.message
     assert "interactive" in caught.value.hint
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.usefixtures("impatient")
@@ -102,8 +102,8 @@ def test_a_startup_file_that_takes_a_line_of_standard_input_is_named_at_once(log
     [
         ("bash", "exit 3\n", "ended with exit status 3 before psctl's command, and printed: goodbye"),
         ("zsh", "exit 0\n", "ended with exit status 0 before psctl's command, and printed: goodbye"),
-        ("bash", "sleep 9\n", "does not end"),
-        ("tcsh", "sleep 9\n", "does not end"),
+        ("bash", "sleep 30\n", "does not end"),
+        ("tcsh", "sleep 30\n", "does not end"),
         ("bash", "cat >/dev/null\n", "reads standard input"),
         ("zsh", "cat >/dev/null\n", "reads standard input"),
         ("bash", "exec >/dev/null\n", "sends standard output elsewhere"),

@@ -202,7 +202,7 @@ def test_what_broken_machines_print_is_a_finding_each_with_a_cure(path: Path) ->
         ("ERROR:root:Driver not initialized (amdgpu not found in modules)", "amdgpu"),
         ("Unable to open /dev/kfd read-write: Permission denied", "/dev/kfd"),
         ('Field "mig.mode.current" is not a valid field to query.', "too old"),
-        ("ERROR: Option -p2p is not recognized. Please run 'nvidia-smi -h'.", "does not know"),
+        ("ERROR: Option -p2p is not recognized. Please run 'nvidia-smi -h'.", "does not have that option"),
     ],
 )  # fmt: skip
 def test_known_troubles_have_a_cure(line: str, cure: str) -> None:
