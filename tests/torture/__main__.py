@@ -79,7 +79,7 @@ def _one(seed: int, folder: Path, reference: dict[int, str], only: list[str], ti
     say(f"seed {seed}: {', '.join(fault.name for fault in faults)}")
     try:
         with Hosts(3, RATE) as hosts:
-            for name, took in Trial(hosts, folder / str(seed), chance, RATE).run(faults, reference, say).items():
+            for name, took in Trial(hosts, folder / str(seed), chance, RATE).run(faults, reference, say):
                 times[name].append(took)
     except Exception:  # noqa: BLE001 - whatever it is, the run goes on with the next seed and reports it
         say(traceback.format_exc())

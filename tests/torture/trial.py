@@ -66,28 +66,28 @@ class Trial:
 
     def run(
         self, faults: Sequence[Fault], reference: Mapping[int, str], say: Callable[[str], None]
-    ) -> dict[str, float]:
+    ) -> list[tuple[str, float]]:
         """Train, do all faults, stop, and compare.
 
         Returns:
-            fault -> seconds from its begin until training went on; the time that it lasted is included.
+            each fault with the seconds from its begin until training went on, which include the time that it lasted.
 
         Raises:
             AssertionError: a promise is broken; says which and after which fault.
         """
         self.job.train("--set", "checkpoint.every=20 steps", pause=PAUSE, words_more=("--keep-pace",))
-        times = {}
+        times: list[tuple[str, float]] = []
         for fault in faults:
             self.job.goes_on(self.chance.randrange(1, 12))
             began = time.monotonic()
             try:
                 fault.play(self)
                 self.goes_on()
-                times[fault.name] = time.monotonic() - began
+                times.append((fault.name, time.monotonic() - began))
                 self.made_good()
             except AssertionError as error:
                 raise AssertionError(f"{fault.name}: {error}") from error
-            say(f"    {fault.name}: went on after {times[fault.name]:.1f} s")
+            say(f"    {fault.name}: went on after {times[-1][1]:.1f} s")
         compared = self.job.stops_right(reference, tuple(self.gone))
         self.job.hosts.exec(self.job.head, ["umount", CHECKPOINTS])
         self.job.clean(tuple(self.gone))
