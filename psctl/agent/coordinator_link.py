@@ -1,7 +1,7 @@
 """The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
 A refused connection means that the coordinator is gone: the job is over on this host. Silence may be a link that comes
-back: the agent waits until the coordinator has been unreachable for AGENT_PATIENCE (job/outages.py).
+back: the agent waits until the coordinator has been unreachable for AGENT_PATIENCE (job/silence.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
-from psctl.job.outages import AGENT_PATIENCE, TOLERANCE
 from psctl.job.process_messages import Register
+from psctl.job.silence import AGENT_PATIENCE, TOLERANCE
 from psctl.orders import JobOrder
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.transport.connect import dial

@@ -20,7 +20,7 @@ from psctl.coordinator.state.instructions import Connected, ConnectionLost, Inpu
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
-from psctl.job.outages import NEARLY, TOLERANCE
+from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import StartBegin, StartEnd, StartPart
 from psctl.transport.peer_connection import PeerConnection
@@ -82,12 +82,11 @@ class CoordinatorConnections:
         with self._lock:
             return list(self._peers)
 
-    def silent_agents(self) -> dict[int, float]:
-        """Return the seconds since the last packet of each agent's host, by its index, where it is long."""
+    def agents_silent_for(self) -> dict[int, float]:
+        """Return the seconds since the last packet of each connected agent's host, by its index."""
         with self._lock:
             agents = [peer for member, peer in self._peers.items() if member.role == "agent"]
-        seconds = {peer.member.rank: peer.silent_for() for peer in agents}
-        return {host: silence for host, silence in seconds.items() if silence >= NEARLY}
+        return {peer.member.rank: peer.silent_for() for peer in agents}
 
     def close_connection(self, member: Member, reason: str) -> None:
         """Close the connection of a member that broke the protocol."""

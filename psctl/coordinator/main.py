@@ -119,7 +119,7 @@ class CoordinatorProcess:
             self._carry_out(self._state_machine.handle(given, time.monotonic()))
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                silent = AgentsSilent(self._connections.silent_agents())
+                silent = AgentsSilent(self._connections.agents_silent_for())
                 self._carry_out(self._state_machine.handle(silent, time.monotonic()))
                 self._carry_out(self._state_machine.handle(Tick(), time.monotonic()))
                 self._log.flush()

@@ -11,7 +11,7 @@ job_permits: which member may send which message to the coordinator, and receive
 events: the job's event log
 lifecycle: the states of a job, of a rank, of a job's end and of a restart, as tables
 failures: the first of several failures, and its description for people
-outages: which silent hosts are lost, and when the head's own link is to blame
+silence: how long connections to the coordinator, and agents, bear silence
 activity: the activity that a heartbeat reports
 environment: the environment variables of workers and servers
 examples: the examples of each clock, and each rank's share

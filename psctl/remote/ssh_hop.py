@@ -69,7 +69,7 @@ class _TimedSocket:
         return data
 
     def shutdown(self, how: int) -> None:
-        """End both directions; whoever waits for bytes returns."""
+        """End both directions; threads that wait for bytes return."""
         self._inner.shutdown(how)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from psctl.job.membership_messages import (
     WorkerGone,
 )
 from psctl.job.message import JobMessage
-from psctl.job.outages import TOLERANCE
+from psctl.job.silence import TOLERANCE
 from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.permits import Permits
 from psctl.process import lifeline

@@ -17,7 +17,7 @@ from psctl.clock import SystemClock
 from psctl.collectives.rendezvous import Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
-from psctl.job.outages import TOLERANCE
+from psctl.job.silence import TOLERANCE
 from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
 from psctl.permits import Permits

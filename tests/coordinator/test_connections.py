@@ -15,8 +15,8 @@ from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived
 from psctl.errors import MessageRefused, PeerLost
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
-from psctl.job.outages import NEARLY, TOLERANCE
 from psctl.job.process_messages import Register
+from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
 from psctl.types import Layout, Member, TensorSlice
@@ -103,9 +103,9 @@ def test_connections_outlast_an_outage_and_silent_agents_are_known() -> None:
     scene = Scene()
     agents = [scene.join(FakePeer(Member("agent", host))) for host in range(3)]
     assert {peer.tolerated for peer in [*agents, *scene.peers.values()]} == {TOLERANCE}
-    agents[1].silence, agents[2].silence = NEARLY - 0.1, NEARLY
+    agents[1].silence, agents[2].silence = 0.5, 4.0
     scene.peers[W0].silence = 100.0
-    assert scene.behind.silent_agents() == {2: NEARLY}
+    assert scene.behind.agents_silent_for() == {0: 0.0, 1: 0.5, 2: 4.0}
 
 
 def test_what_needs_thought_goes_to_the_machine_in_order() -> None:

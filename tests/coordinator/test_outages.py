@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import AgentsSilent, CloseConnection, ConnectionLost, Instruction, PlanMade
-from psctl.coordinator.state.outages import RETURN
+from psctl.coordinator.state.outages import NEARLY, RETURN, SUSPECT, is_outage
 from psctl.job import events
-from psctl.job.outages import AGENT_PATIENCE, NEARLY, SUSPECT, TOLERANCE, is_outage
 from psctl.job.process_messages import EndProcesses, Register
+from psctl.job.silence import AGENT_PATIENCE, TOLERANCE
 from psctl.job.training_messages import MemberReady, Prepare
 from psctl.types import Member
 from tests.helpers.driven_job import ELASTIC, LAYOUT, PLAN, DrivenJob, appended, notices, sent
@@ -39,8 +39,7 @@ def silence(job: DrivenJob, hosts: list[int], until: float, since: float = 0.0) 
     new = []
     for tenth in range(int(since * 10) + 1, int(until * 10) + 1):
         new += job.wait(0.1)
-        if tenth / 10 >= NEARLY:
-            new += job.handle(AgentsSilent(dict.fromkeys(hosts, tenth / 10)))
+        new += job.handle(AgentsSilent({1: 0.2, 2: 0.2, 3: 0.2, **dict.fromkeys(hosts, tenth / 10)}))
     return new
 
 
@@ -81,7 +80,7 @@ def test_hosts_that_fall_silent_within_two_seconds_are_an_outage(job: DrivenJob)
     new = []
     for tenth in range(30, 90):
         times = {1: tenth / 10, 2: tenth / 10 - 1.9, 3: tenth / 10 - 1.9}
-        new += job.wait(0.1) + job.handle(AgentsSilent({host: s for host, s in times.items() if s >= NEARLY}))
+        new += job.wait(0.1) + job.handle(AgentsSilent(times))
     assert not lost(new)
     assert job.machine.job.outage is not None
 
@@ -122,6 +121,26 @@ def test_an_agent_whose_connection_ends_in_an_outage_is_lost_only_if_it_is_not_b
     assert not lost(job.handle(AgentsSilent({})))
     job.wait(RETURN + 0.1)
     assert lost(job.handle(AgentsSilent({}))) == ["h1"]
+
+
+def test_an_outage_ends_when_agents_have_given_up(job: DrivenJob) -> None:
+    """They have ended their processes then: waiting longer helps nobody."""
+    assert not lost(silence(job, [1, 2, 3], NEARLY + AGENT_PATIENCE - 0.2))
+    new = silence(job, [1, 2, 3], NEARLY + AGENT_PATIENCE + 0.2, NEARLY + AGENT_PATIENCE - 0.2)
+    assert lost(new) == ["h1", "h2", "h3"]
+    assert job.machine.job.outage is None
+    assert appended([*new, *job.wait(60)], events.WorkerLost)
+
+
+def test_an_outage_ends_too_when_all_connections_have_ended(job: DrivenJob) -> None:
+    """As when the link is back after the agents have exited: nothing is silent, and nobody returns."""
+    silence(job, [1, 2, 3], 10.0)
+    for host in (1, 2, 3):
+        job.handle(ConnectionLost(Member("agent", host), "connection reset"))
+    new = []
+    for _ in range(120):
+        new += job.wait(0.1) + job.handle(AgentsSilent({}))
+    assert lost(new) == ["h1", "h2", "h3"]
 
 
 def test_no_deadline_passes_in_an_outage(job: DrivenJob) -> None:

@@ -41,7 +41,7 @@ class ProtocolBroken(msgspec.Struct, frozen=True):
 
 
 class AgentsSilent(msgspec.Struct, frozen=True):
-    """Seconds since the last packet of each agent's host (its index) that is silent; comes with every Tick."""
+    """Seconds since the last packet of each connected agent's host (its index); comes with every Tick."""
 
     seconds: dict[int, float]
 

@@ -1,4 +1,10 @@
-"""Outages of the head's own link: most hosts are silent, so the job waits instead of taking them for lost.
+"""Silent hosts: which of them are lost, and outages of the head's own link, in which the job waits.
+
+A host sends a packet every second, because idle connections carry keepalives. One that sends nothing for SUSPECT
+seconds is lost. But where most hosts fall silent at about the same time, the more likely cause is the head's own link:
+their loss would end the job, or restart it on the head alone, for an outage that ends by itself. So the job waits. The
+connections to the coordinator outlast the outage (job/silence.py), so no message is lost. After AGENT_PATIENCE the
+agents have ended their processes and do not come back, so there is nothing to wait for: the silent hosts are lost.
 
 While an outage lasts no deadline passes, nothing is restarted and no checkpoint begins; messages are handled as they
 come. When the hosts are reached again, all waits that began before are as much longer as the outage was.
@@ -6,17 +12,23 @@ come. When the hosts are reached again, all waits that began before are as much 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from psctl.coordinator.state.instructions import CloseConnection
-from psctl.job.outages import SUSPECT, is_outage, nearly_silent
+from psctl.job.silence import AGENT_PATIENCE
 from psctl.types import Member
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState
+
+SUSPECT = 5.0
+"""Seconds of silence after which a host is lost, unless most hosts are silent."""
+
+NEARLY = 3.0
+"""Seconds of silence from which a host counts as silent where others do."""
 
 RETURN = 3.0
 """Seconds for the other hosts when most are reached again: systems send again once a second, each at its own time."""
@@ -31,26 +43,37 @@ class Outage(msgspec.Struct):
     over_since: float | None = None  # since when most hosts are reached again
 
 
+def is_outage(silent: Collection[int], hosts: Collection[int]) -> bool:
+    """Return whether so many hosts are silent that the head's own link must be down.
+
+    Args:
+        silent: hosts that have sent nothing for NEARLY seconds.
+        hosts: all hosts of the job but the head and those that are lost.
+    """
+    return len(silent) > 1 and 2 * len(silent) > len(hosts)
+
+
 def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
     """Begin, continue or end an outage; return the hosts that are lost, with the reason.
 
     Args:
         job: the job.
-        seconds: since the last packet of each host that is silent.
+        seconds: since the last packet of each host whose agent is connected.
     """
     hosts = job.registered - job.lost_hosts - {0}
-    gone = job.outage.disconnected & hosts if job.outage is not None else set()
-    silent = (nearly_silent(seconds) & hosts) | gone
-    if is_outage(silent, hosts):
+    outage = job.outage
+    gone = outage.disconnected & hosts if outage is not None else set()
+    silent = {host for host in hosts if seconds.get(host, 0.0) >= NEARLY} | gone
+    too_long = outage is not None and job.now - outage.since >= AGENT_PATIENCE
+    if is_outage(silent, hosts) and not too_long:
         _go_on(job, silent)
         return {}
-    if job.outage is not None:
-        if job.outage.over_since is None:
-            job.outage.over_since = job.now
-        if silent and job.now - job.outage.over_since < RETURN:
+    if outage is not None:
+        outage.over_since = job.now if outage.over_since is None else outage.over_since
+        if silent and job.now - outage.over_since < RETURN and not too_long:
             return {}
         _end(job, hosts - silent)
-    lost = {host: f"no sign of life for {SUSPECT:g} s" for host in silent if seconds.get(host, 0.0) >= SUSPECT}
+    lost = {host: f"no sign of life for {seconds[host]:.0f} s" for host in silent if seconds.get(host, 0.0) >= SUSPECT}
     job.instructions += [CloseConnection(Member("agent", host), why) for host, why in sorted(lost.items())]
     return {**lost, **dict.fromkeys(gone, "its connection ended in an outage of the head's link")}
 

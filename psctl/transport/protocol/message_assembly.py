@@ -17,7 +17,7 @@ LONGEST_TAG = 64
 """Bytes within which a message's tag lies."""
 
 ReceiveBufferFor = Callable[[WireMessage, int], memoryview | None]
-"""Called with a message and the size of its payload: returns a writable view for the payload, or None to lend one."""
+"""Called with a message and its payload's size: returns a writable view for the payload, or None for a new buffer."""
 
 
 class Codec:
