@@ -52,8 +52,17 @@ def test_one_silent_host_is_lost_after_five_seconds(job: DrivenJob) -> None:
     assert not lost(silence(job, [2], SUSPECT - 0.1))
     new = silence(job, [2], SUSPECT, SUSPECT - 0.1)
     assert lost(new) == ["h2"]
-    assert [each.member for each in new if isinstance(each, CloseConnection)] == [Member("agent", 2)]
+    closed = [each.member for each in new if isinstance(each, CloseConnection)]
+    assert closed == [Member("agent", 2), Member("worker", 2)], "those of processes would last for TOLERANCE"
     assert job.machine.job.outage is None
+
+
+def test_a_loss_is_one_event_though_the_restart_after_it_fails(job: DrivenJob) -> None:
+    new = silence(job, [2], SUSPECT)
+    for _ in range(60):
+        new += job.wait(1.0)  # no process ends as ordered: the restart is given up
+    assert job.machine.job.ending is not None
+    assert [event.rank for event in appended(new, events.WorkerLost)] == [2]
 
 
 def test_a_host_that_is_lost_before_does_not_make_the_next_one_an_outage(job: DrivenJob) -> None:

@@ -67,13 +67,26 @@ def test_an_outage_of_the_heads_own_link_costs_as_long_as_it_lasts(job: Lived, r
     job.ends_right(reference)
 
 
+def test_an_outage_that_outlasts_the_agents_ends_the_job(job: Lived) -> None:
+    """The agents end their processes after 15 s; the head is left with too few slots."""
+    job.hosts.cut("h1")
+    job.until(lambda: job.of("finished"), "the end", 90)
+    last = job.of("finished")[-1]
+    assert (last["status"], last["exit"]) == ("failed", 1)
+    assert "HostLost" in last["failure"]["exception"], last
+    assert sorted(job.lost()) == sorted(set(job.lost())), "one event for each loss"
+    assert not job.hosts.leftovers("h2"), "an agent that misses the coordinator for 15 s ends its processes"
+    job.hosts.heal("h1")
+    job.clean()
+
+
 def test_a_host_that_was_cut_off_for_60_s_is_lost_and_does_no_harm_when_it_is_back(
     job: Lived, reference: dict[int, str]
 ) -> None:
     job.hosts.cut("h3")
     job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
     lasting(60, job)
-    assert not job.hosts.leftovers("h3"), "who misses the coordinator for 15 s ends its processes"
+    assert not job.hosts.leftovers("h3"), "an agent that misses the coordinator for 15 s ends its processes"
     job.hosts.heal("h3")
     job.goes_on()
     job.ends_right(reference)

@@ -192,10 +192,7 @@ def append_losses(job: JobState, first: ProcessFailure) -> None:
     """Append an event for the rank that failed first and for each rank that was lost with its host."""
     for rank in job.ranks.values():
         if str(rank.member) == first.member or rank.state == "lost":
-            kind = events.WorkerLost if rank.member.role == "worker" else events.ServerLost
-            job.append_event(
-                kind(time=job.time, rank=rank.member.rank, host=job.host_name(rank), reason=first.exception)
-            )
+            job.append_loss(rank, first.exception)
 
 
 def _finish(job: JobState, end: Ending) -> None:

@@ -55,6 +55,7 @@ class Rank(msgspec.Struct):
     finished: bool = False
     decided: bool = False  # the Decision was sent to it
     leaving: bool = False  # Leave was sent to it, while the job continues
+    loss_appended: bool = False  # the log has the event of its loss
 
     @property
     def ended(self) -> bool:
@@ -206,6 +207,23 @@ class JobState:
     def send(self, member: Member, message: JobMessage) -> None:
         """Send a message to one member."""
         self.instructions.append(SendMessage(member, message))
+
+    def append_loss(self, rank: Rank, reason: str, *, residual: str = "") -> None:
+        """Append the event of a rank's loss, once.
+
+        Args:
+            rank: the worker or server.
+            reason: why it is lost.
+            residual: of a worker, what is lost with it though the job continues.
+        """
+        if rank.loss_appended:
+            return
+        rank.loss_appended = True
+        number, host = rank.member.rank, self.host_name(rank)
+        if rank.member.role == "worker":
+            self.append_event(events.WorkerLost(time=self.time, rank=number, host=host, reason=reason, lost=residual))
+        else:
+            self.append_event(events.ServerLost(time=self.time, rank=number, host=host, reason=reason))
 
     def append_event(self, event: events.AnyEvent) -> None:
         """Append an event to the log."""

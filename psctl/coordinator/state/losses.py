@@ -30,6 +30,7 @@ from psctl.coordinator.state import (
     server_changes,
     table_placement,
 )
+from psctl.coordinator.state.instructions import CloseConnection
 from psctl.job import failures, lifecycle
 from psctl.job.process_messages import EndProcesses, ProcessExited, ProcessFailure
 from psctl.types import Member
@@ -169,12 +170,17 @@ def on_protocol_broken(job: JobState, member: Member, reason: str) -> None:
 
 
 def on_host_lost(job: JobState, host: int, reason: str) -> None:
-    """A host is out of reach, or its agent has ended: its ranks are lost."""
+    """A host is out of reach, or its agent has ended: its ranks are lost.
+
+    Connections to the coordinator outlast long silence, so those of the host are closed here: a restart waits for them.
+    """
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
     job.checkpoints.copying.clear()  # the copy was being sent to this host, or CheckpointCopySent will report a problem
     name = job.order.hosts[host].name
+    connected = [rank.member for rank in job.ranks.values() if rank.host == host and rank.connected]
+    job.instructions += [CloseConnection(member, reason) for member in [Member("agent", host), *connected]]
     ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
     for rank in ranks:
         job.move_rank(rank, "lost", f"{name} is lost")

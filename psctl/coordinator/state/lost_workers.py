@@ -105,9 +105,7 @@ def _is_asp(job: JobState) -> bool:
 
 def on_lost(job: JobState, rank: Rank, reason: str) -> None:
     """A worker is lost and the job continues: find the cut, and start its replacement, if it gets one."""
-    residual = RESIDUAL if job.order.compression.feedback else ""
-    where = job.host_name(rank)
-    job.append_event(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=residual))
+    job.append_loss(rank, reason, residual=RESIDUAL if job.order.compression.feedback else "")
     job.checkpoints.senders.discard(rank.member)
     checkpoints.drop_incomplete(job, f"{rank.member} is lost")
     job.lost_workers.pending[rank.member] = PendingCut(rank, job.now)

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state.instructions import CloseConnection
 from psctl.job.silence import AGENT_PATIENCE
-from psctl.types import Member
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState
@@ -74,7 +72,6 @@ def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
             return {}
         _end(job, hosts - silent)
     lost = {host: f"no sign of life for {seconds[host]:.0f} s" for host in silent if seconds.get(host, 0.0) >= SUSPECT}
-    job.instructions += [CloseConnection(Member("agent", host), why) for host, why in sorted(lost.items())]
     return {**lost, **dict.fromkeys(gone, "its connection ended in an outage of the head's link")}
 
 

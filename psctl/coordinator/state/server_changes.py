@@ -8,7 +8,6 @@ import msgspec
 
 from psctl.coordinator.state import checkpoints, example_division, sum_order
 from psctl.coordinator.state.instructions import ShardsMade, StartMember
-from psctl.job import events
 from psctl.job.environment import server_environment
 from psctl.job.membership_messages import Reassign, ServerUnreachable, ShardCaughtUp, ShardHandedOver
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
@@ -121,9 +120,7 @@ def on_ready(job: JobState, rank: Rank) -> None:
 def on_lost(job: JobState, ranks: list[Rank], reason: str) -> None:
     """Continue without lost servers, which are removed from all chains already, and start their replacements."""
     for rank in ranks:
-        job.append_event(
-            events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host_name(rank), reason=reason)
-        )
+        job.append_loss(rank, reason)
         job.scaling.leaving_servers.discard(rank.member.rank)
     checkpoints.drop_incomplete(job, f"{', '.join(str(rank.member) for rank in ranks)} is lost")
     if job.shards.placement is not None:
