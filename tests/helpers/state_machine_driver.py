@@ -273,9 +273,15 @@ class CoordinatorDriver(StateMachineDriver):
                 for host in range(len(self.machine.job.order.hosts)):
                     self.send(Member("agent", host), JobFinished(status))
             case instructions.CloseConnection(member=member, reason=reason):
-                raise AssertionError(f"{member} is refused: {reason}")
+                assert member not in self.machine.job.refused, f"{member} is refused: {reason}"
+                self.close_connection(member, reason)
             case _:
                 raise AssertionError(f"tests do not carry out {type(instruction).__name__} yet")
+
+    def close_connection(self, member: Member, reason: str) -> None:
+        """Close the connection of a member of a lost host."""
+        if member in self.peers:
+            self.peers[member].close(reason)
 
     def send(self, member: Member, message: JobMessage) -> None:
         """Send a message to a member, if it is connected."""
