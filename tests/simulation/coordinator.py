@@ -1,4 +1,4 @@
-"""A simulated coordinator and its agents: the shipped state machine of the job, whose instructions are carried out."""
+"""A simulated coordinator and its agents, which run the shipped state machine of the job."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.simulation.kernel import Process, World
 from tests.simulation.network import End, Network
 from tests.simulation.scenario import Scenario, order
 
-TICK = 0.1
+TICK_INTERVAL = 0.1
 
 
 class Coordinator(CoordinatorDriver):
-    """The coordinator's process."""
+    """The coordinator's process: it carries out the state machine's instructions."""
 
-    part_bytes = 1 << 30  # a slice is one part
+    part_bytes = 1 << 30  # every slice is one part
 
     def __init__(self, process: Process, network: Network, scenario: Scenario) -> None:
         self.process, self._scenario = process, scenario
@@ -44,15 +44,15 @@ class Coordinator(CoordinatorDriver):
         self.on_members: Callable[[int, list[int]], None] = lambda clock, ranks: None
         self.on_restart: Callable[[int], None] = lambda step: None
         self._chains: list[list[int]] = []
-        self._handing: set[int] = set()
-        super().__init__(order(scenario), scenario.servers, scenario.cut_bytes)
+        self._transferring: set[int] = set()
+        super().__init__(order(scenario), scenario.servers, scenario.shard_bytes)
 
         def allow(member: Member) -> str | None:
             return self.machine.why_not_expected(member) or None
 
         self.address = network.listen(process, self, COORDINATION.union, allow)
         self.begin()
-        self._world.after(TICK, self._tick)
+        self._world.after(TICK_INTERVAL, self._on_tick)
 
     @property
     def _world(self) -> World:
@@ -66,17 +66,17 @@ class Coordinator(CoordinatorDriver):
         return self._world.now
 
     def chains(self) -> list[list[int]]:
-        """Return the newest assignment's chains, empty where a hand-over is under way."""
-        return [[] if shard in self._handing else chain for shard, chain in enumerate(self._chains)]
+        """Return the chains of the newest assignment, empty for shards that are being handed over."""
+        return [[] if shard in self._transferring else chain for shard, chain in enumerate(self._chains)]
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if isinstance(message, ShardHandedOver):
-            self._handing.discard(message.shard)
+            self._transferring.discard(message.shard)
         super().on_message(peer, message, payload)
 
-    def _tick(self) -> None:
+    def _on_tick(self) -> None:
         if self.process.alive and not self.over:
-            self._world.after(TICK, self._tick)
+            self._world.after(TICK_INTERVAL, self._on_tick)
             self.handle(Tick())
 
     # ---- instructions ------------------------------------------------------------------------------------------------
@@ -94,8 +94,12 @@ class Coordinator(CoordinatorDriver):
         if isinstance(instruction, instructions.AppendEvent):
             event = instruction.event
             self.losses += isinstance(event, events.WorkerLost | events.ServerLost)
-            self._world.say(lambda: f"event: {event}")
+            self._world.log(lambda: f"event: {event}")
         super().carry_out(instruction)
+
+    def close_connection(self, member: Member, reason: str) -> None:
+        if member in self.peers:
+            self.peers[member].drop(reason)
 
     def send(self, member: Member, message: JobMessage) -> None:
         if isinstance(message, Go):
@@ -103,7 +107,7 @@ class Coordinator(CoordinatorDriver):
         if isinstance(message, Decision | Reassign):
             chains = message.assignment.chains
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
-            self._handing |= {shard for shard, one in enumerate(moved) if one}
+            self._transferring |= {shard for shard, one in enumerate(moved) if one}
             self._chains = chains
         if isinstance(message, CountUntil) and message.incarnation >= 0:
             known = Member("worker", message.rank, message.incarnation) in self.cuts
@@ -115,12 +119,16 @@ class Coordinator(CoordinatorDriver):
 
 
 class Agent:
-    """One host's agent: starts processes, tells of their ends, stops them."""
+    """The agent of one host: starts processes, reports their exits, stops them."""
 
     def __init__(
-        self, process: Process, network: Network, coordinator: Address, make: Callable[[Member, int], Process | None]
+        self,
+        process: Process,
+        network: Network,
+        coordinator: Address,
+        start_process: Callable[[Member, int], Process | None],
     ) -> None:
-        self.process, self._make = process, make
+        self.process, self._start_process = process, start_process
         self._end: End | None = None
         self._children: dict[Member, Process] = {}
         network.dial(process, coordinator, ME, self, lambda why: process.end(1))
@@ -154,17 +162,17 @@ class Agent:
     def _start(self, member: Member) -> None:
         if not self.process.alive:
             return
-        child = self._make(member, self.process.host)
+        child = self._start_process(member, self.process.host)
         if child is not None:
-            child.on_end = self._ended
+            child.on_end = self._on_exit
             self._children[member] = child
-            self._say(ProcessStarted(member, 1))
+            self._send(ProcessStarted(member, 1))
 
-    def _ended(self, child: Process, status: int) -> None:
+    def _on_exit(self, child: Process, status: int) -> None:
         if self.process.alive:
-            self.process.world.after(self.process.world.random.random() * 0.05, self._told, child, status)
+            self.process.world.after(self.process.world.random.random() * 0.05, self._report_exit, child, status)
 
-    def _told(self, child: Process, status: int) -> None:
+    def _report_exit(self, child: Process, status: int) -> None:
         failure = None
         if status != 0:
             how = f"killed by signal {-status}" if status < 0 else "ConnectionFailed"
@@ -172,8 +180,8 @@ class Agent:
             now = self.process.world.now
             failure = ProcessFailure(str(child.member), f"h{child.host}", status, now, 0, how, [], [], code)
         if self.process.alive:
-            self._say(ProcessExited(child.member, status, failure))
+            self._send(ProcessExited(child.member, status, failure))
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._end is not None:
             self._end.send(message)

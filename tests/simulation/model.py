@@ -1,9 +1,9 @@
-"""The scripted model: a few parameters, gradients that are a function of what was read, and what training must give.
+"""The simulated model: a few parameters, gradients as a function of the values read, and the reference training.
 
-The gradient of rank r at clock c is 0.25 * values + a vector that depends on r, c and the examples that r takes, so a
-worker that read the wrong version, or took the wrong examples, ends elsewhere. The undisturbed run is one process that
-adds the same gradients in rank order and lets torch's own optimizer step whole parameters; it shares no code with
-psctl. All work on elements is torch's, on tensors of a dozen elements.
+The gradient of rank r at clock c is 0.25 * values + a vector that depends on r, c and the examples of r. So a worker
+that reads a wrong version or draws wrong examples ends with other values. The reference is one process that adds the
+same gradients in rank order and steps whole parameters with torch's optimizer; it shares no code with psctl. All
+elementwise work is torch's, on tensors of a dozen elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((3,), (2, 2), (5,), (1,), (6,))
 
 @dataclass(frozen=True)
 class Spec:
-    """All that the values of an undisturbed run depend on."""
+    """The inputs of an undisturbed run."""
 
     optimizer: str  # "SGD" | "AdamW"
     dtype: str
@@ -33,15 +33,15 @@ class Spec:
     wide: bool  # the first parameter has 150 elements, so it can be cut into pieces
     sparse: bool  # some ranks have no gradient of some parameters at some clocks
     clips: bool  # the joint gradient is scaled at some clocks
-    counted: bool  # asp: every push leaves a digit of its own in the values (see Script)
+    counted: bool  # asp: each push adds a digit of its own to the values (see Script)
     world: int
     batch: int
     examples: int
     steps: int
 
 
-def layout(spec: Spec) -> Layout:
-    """Return the model as psctl is told of it; a frozen parameter lies among the others."""
+def make_layout(spec: Spec) -> Layout:
+    """Return the layout of the model; it has a frozen parameter between the others."""
     shapes = [SHAPES[index % len(SHAPES)] for index in range(spec.parameters)]
     if spec.wide:
         shapes[0] = (150,)
@@ -52,7 +52,7 @@ def layout(spec: Spec) -> Layout:
 
 
 def groups_at(spec: Spec, clock: int) -> list[dict[str, Number]]:
-    """Return the numbers of both groups at a clock; the learning rate falls, so they must travel with it."""
+    """Return the numbers of both parameter groups at a clock. The learning rate falls, so it must be sent."""
     if spec.counted:
         return [{"lr": 1.0}, {"lr": 1.0}][: 1 if spec.parameters == 1 else 2]
     both = [{"lr": 0.1 / (1 + clock)}, {"lr": 0.05 / (1 + clock)}]
@@ -61,38 +61,38 @@ def groups_at(spec: Spec, clock: int) -> list[dict[str, Number]]:
 
 
 def scale_at(spec: Spec, clock: int) -> float | None:
-    """Return what the joint gradient of a clock is multiplied by."""
+    """Return the factor of the joint gradient at a clock, or None."""
     return 0.5 if spec.clips and clock % 3 == 1 else None
 
 
-def clock_of(spec: Spec, clock: int) -> tuple[int, int]:
-    """Return (epoch, clock within it)."""
+def epoch_and_clock(spec: Spec, clock: int) -> tuple[int, int]:
+    """Return (epoch, clock within the epoch)."""
     return divmod(clock, examples.clocks_in_epoch(spec.examples, spec.batch, spec.world))
 
 
-def taken(spec: Spec, clock: int, rank: int) -> tuple[int, range, int]:
-    """Return (epoch, positions that a rank takes at a clock, how many all ranks take)."""
-    epoch, within = clock_of(spec, clock)
+def examples_taken(spec: Spec, clock: int, rank: int) -> tuple[int, range, int]:
+    """Return (epoch, positions of a rank's examples at a clock, number of examples of all ranks)."""
+    epoch, within = epoch_and_clock(spec, clock)
     of = examples.positions(spec.examples, spec.batch, spec.world, within)
     mine = examples.share(of, spec.world, rank)
     return epoch, range(mine.start, mine.stop), len(of)
 
 
-def weight(spec: Spec, mine: int, together: int) -> float:
-    """Return the weight of a rank's gradient, as runtime's Share has it."""
-    return 1.0 if mine * spec.world == together else mine * spec.world / together
+def gradient_weight(spec: Spec, mine: int, sum_of_gradients: int) -> float:
+    """Return the weight of a rank's gradient: its share of the clock's examples times the number of ranks."""
+    return 1.0 if mine * spec.world == sum_of_gradients else mine * spec.world / sum_of_gradients
 
 
 class Script:
-    """What all ranks compute; immutable after it was made.
+    """The computation of all ranks; immutable.
 
-    Under asp the values depend on the order of arrival, so there the gradient of each push is a power of 4 of its own,
-    the step is minus one times it, and the values begin at 0: read in base 4 they say which pushes are in, and how
-    often (two of the same make a digit 2). In float64 that is exact for 26 pushes.
+    Under asp the values depend on the order of arrival. There the gradient of each push is a distinct power of 4, the
+    step subtracts it, and the values begin at 0. The digits of minus a value in base 4 count how often each push was
+    applied. In float64 this is exact for 26 pushes.
     """
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.layout = spec, layout(spec)
+        self.spec, self.layout = spec, make_layout(spec)
         trainable = [info for info in self.layout.parameters if info.trainable]
         self.sizes = [info.size for info in trainable]
         self.starts = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
@@ -102,63 +102,63 @@ class Script:
         self.initial = torch.zeros(total, dtype=self.dtype) if spec.counted else torch.sin(ramp).to(self.dtype)
         self._pattern = torch.cos(ramp * 0.7).to(self.dtype)
 
-    def has(self, clock: int, rank: int, parameter: int) -> bool:
-        """Has this rank a gradient of the parameter at this clock?"""
+    def has_gradient(self, clock: int, rank: int, parameter: int) -> bool:
+        """Return whether a rank has a gradient of a parameter at a clock."""
         return not self.spec.sparse or (clock * 7 + rank * 3 + parameter) % 4 != 0
 
     def gradient(
         self, values: torch.Tensor, clock: int, rank: int, positions: Sequence[int], epoch: int
     ) -> torch.Tensor:
-        """Return a rank's flat gradient at what it read."""
+        """Return a rank's gradient of all parameters, as a vector, at `values`."""
         if self.spec.counted:
             return torch.full_like(values, 4.0 ** (clock * self.spec.world + rank))
         about = 1.0 + sum(positions) * 0.01 + epoch * 0.1 + rank * 0.3 + clock * 0.05
         return values * 0.25 + self._pattern * about
 
-    def together(
+    def sum_of_gradients(
         self, clock: int, parameter: int, gradients: Mapping[int, tuple[torch.Tensor, float]]
     ) -> torch.Tensor | None:
-        """Return the sum of a parameter's gradients by rank, times their weights; None: nobody has one."""
+        """Return the weighted sum of a parameter's gradients in rank order, or None if no rank has one."""
         start, size, total = self.starts[parameter], self.sizes[parameter], None
         for rank in sorted(gradients):
             gradient, share = gradients[rank]
-            if self.has(clock, rank, parameter):
+            if self.has_gradient(clock, rank, parameter):
                 part = gradient[start : start + size]
                 part = part * share if share != 1.0 else part
                 total = part if total is None else total + part
         return total
 
-    def numbers(self, clock: int) -> list[dict[str, Number]]:
+    def group_numbers(self, clock: int) -> list[dict[str, Number]]:
         return groups_at(self.spec, clock)
 
     def optimizer(self, flat: torch.Tensor) -> tuple[torch.optim.Optimizer, list[torch.nn.Parameter]]:
-        """Return torch's optimizer over whole parameters, views of `flat`."""
+        """Return torch's optimizer and its parameters, which are views of `flat`."""
         parameters = [
             torch.nn.Parameter(flat.narrow(0, start, size), requires_grad=False)
             for start, size in zip(self.starts, self.sizes, strict=True)
         ]
         infos = [info for info in self.layout.parameters if info.trainable]
         given: list[dict[str, Any]] = []
-        for group, numbers in enumerate(self.numbers(0)):
+        for group, numbers in enumerate(self.group_numbers(0)):
             members = [parameter for parameter, info in zip(parameters, infos, strict=True) if info.group == group]
             given.append({"params": members, **numbers})
         return getattr(torch.optim, self.spec.optimizer)(given), parameters
 
 
-def by_host(hosts: Sequence[Sequence[int]], ranks: Iterable[int]) -> list[list[int]]:
-    """Return ranks as they are summed: a host's together, at the place of the first of them."""
+def group_by_host(hosts: Sequence[Sequence[int]], ranks: Iterable[int]) -> list[list[int]]:
+    """Return ranks in the order of summation: those of one host together, in the place of the first of them."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
-        mate = next((line for line in found for host in hosts if rank in host and line[0] in host), None)
-        if mate is None:
+        group = next((line for line in found for host in hosts if rank in host and line[0] in host), None)
+        if group is None:
             found.append([rank])
         else:
-            mate.append(rank)
+            group.append(rank)
     return found
 
 
-class Truth:
-    """Training as it must come out: one process, clock by clock, from what each rank pushed."""
+class ReferenceTraining:
+    """The reference: training in one process, clock by clock, from the gradients of all ranks."""
 
     def __init__(self, script: Script, hosts: Sequence[Sequence[int]] = ()) -> None:
         self._script, self._flat, self._hosts = script, script.initial.clone(), hosts
@@ -168,43 +168,43 @@ class Truth:
         self.versions: list[torch.Tensor] = [self._flat.clone()]
 
     def step(self, gradients: dict[int, tuple[torch.Tensor, float]], divide: float) -> None:
-        """Take one clock: flat gradients and weights by rank, summed host by host, and in rank order on each."""
+        """Apply a clock: gradients and weights by rank, summed per host and in rank order within a host."""
         script, clock = self._script, self.clock
         joint = torch.zeros_like(self._flat)
-        there = [False] * len(script.sizes)
-        for ranks in by_host(self._hosts, gradients):
+        present = [False] * len(script.sizes)
+        for ranks in group_by_host(self._hosts, gradients):
             for index, (start, size) in enumerate(zip(script.starts, script.sizes, strict=True)):
-                part = script.together(clock, index, {rank: gradients[rank] for rank in ranks})
+                part = script.sum_of_gradients(clock, index, {rank: gradients[rank] for rank in ranks})
                 if part is None:
                     continue
-                where = joint.narrow(0, start, size)
-                where.copy_(where + part if there[index] else part)
-                there[index] = True
+                part_of_joint = joint.narrow(0, start, size)
+                part_of_joint.copy_(part_of_joint + part if present[index] else part)
+                present[index] = True
         mean = joint.div_(divide)
         self.means.append(mean.clone())
         scale = scale_at(script.spec, clock)
         if scale is not None:
             mean.mul_(scale)
-        for group, numbers in zip(self._optimizer.param_groups, script.numbers(clock), strict=True):
+        for group, numbers in zip(self._optimizer.param_groups, script.group_numbers(clock), strict=True):
             group.update(numbers)
         for index, (start, size) in enumerate(zip(script.starts, script.sizes, strict=True)):
-            self._parameters[index].grad = mean[start : start + size] if there[index] else None
+            self._parameters[index].grad = mean[start : start + size] if present[index] else None
         self._optimizer.step()
         self.clock += 1
         self.versions.append(self._flat.clone())
 
 
 @lru_cache(maxsize=512)
-def undisturbed(spec: Spec, hosts: tuple[tuple[int, ...], ...] = ()) -> Truth:
-    """Return the run that nothing disturbs, all ranks in one process: every version of the values."""
+def undisturbed_training(spec: Spec, hosts: tuple[tuple[int, ...], ...] = ()) -> ReferenceTraining:
+    """Return the reference of a run without faults: every version of the values."""
     script = Script(spec)
-    truth = Truth(script, hosts)
+    truth = ReferenceTraining(script, hosts)
     for clock in range(spec.steps):
         values = truth.versions[-1]
         pushed = {}
         for rank in range(spec.world):
-            epoch, mine, together = taken(spec, clock, rank)
+            epoch, mine, sum_of_gradients = examples_taken(spec, clock, rank)
             gradient = script.gradient(values, clock, rank, mine, epoch)
-            pushed[rank] = (gradient, weight(spec, len(mine), together))
+            pushed[rank] = (gradient, gradient_weight(spec, len(mine), sum_of_gradients))
         truth.step(pushed, spec.world)
     return truth

@@ -1,6 +1,6 @@
-"""Planted bugs: each is a method or two of a shipped module replaced; the simulator must catch every one.
+"""Mutants: defects in shipped modules, a method or two replaced, each of which the simulator must catch.
 
-python -m tests.simulation --mutants        prints the table: mutant, seeds until caught, invariant that caught it
+`python -m tests.simulation --mutants` prints each mutant, the number of seeds until it is caught, and the invariant.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from psctl.ps.tables.server.client_sessions import OpenedStore
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.server.table_shard import ReplicatedTables
 from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
-from tests.simulation.play import Outcome
-from tests.simulation.plays import PLAYS
+from tests.simulation.catalogue import SIMULATIONS
+from tests.simulation.outcome import Outcome
 
 Patch = tuple[type, str, Callable[[Any], Any]]
-"""A class, the name of its method, and what makes the method's mutant out of the method."""
+"""A class, the name of its method, and a function from the method to its mutant."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted bug, and within how many seeds it must be caught."""
+    """A planted defect."""
 
     name: str
     patches: tuple[Patch, ...]
-    known: int  # a seed that caught it when this was written: the tests begin there
-    within: int = 600
-    what: str = "store"  # what is simulated
+    first_seed: int  # a seed that caught it; tests begin with it
+    seed_limit: int = 600
+    simulation: str = "store"
 
 
-def _as_next(method: Any) -> Any:
-    """A push that was taken before counts as the next one."""
+def _renumber_old_push(method: Any) -> Any:
+    """Treat a push that was received before as the next one."""
 
     def mutant(self: DenseShard, rank: int, message: Any, *more: Any) -> Any:
         taken = self._staging.clock_of(rank)
@@ -60,8 +60,8 @@ def _as_next(method: Any) -> Any:
     return mutant
 
 
-def _one_buffer(method: Any) -> Any:
-    """All clocks' gradients leave out of one buffer."""
+def _share_send_buffer(method: Any) -> Any:
+    """Use one send buffer for all clocks."""
 
     def mutant(self: SendBuffers, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
@@ -70,13 +70,13 @@ def _one_buffer(method: Any) -> Any:
     return mutant
 
 
-def _at_once(method: Any) -> Any:
-    """What the primary has counts as being on all of the chain."""
+def _settle_unreplicated(method: Any) -> Any:
+    """Treat entries of the primary as present on all replicas."""
     return property(lambda self: self.version >= 0)
 
 
-def _anyone_promoted(method: Any) -> Any:
-    """At a death a server that is not of the chain, or is only being filled, is promoted if there is one."""
+def _promote_stale(method: Any) -> Any:
+    """On a loss promote a server that is not in the chain, or that is still copying the shard."""
 
     def mutant(self: ShardPlacement, gone: Any) -> bool:
         gone = list(gone)
@@ -88,8 +88,8 @@ def _anyone_promoted(method: Any) -> Any:
     return mutant
 
 
-def _nothing_staged(method: Any) -> Any:
-    """The old primary says what it has taken, and does not hand it over."""
+def _transfer_no_pushes(method: Any) -> Any:
+    """Hand a shard over with the numbers of the staged pushes and without their payloads."""
 
     def mutant(self: ClockAggregation) -> tuple[bytes, memoryview]:
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
@@ -99,8 +99,8 @@ def _nothing_staged(method: Any) -> Any:
     return mutant
 
 
-def _each_its_own(method: Any) -> Any:
-    """Each shard counts a dead worker's pushes up to the last that it has itself."""
+def _cut_each_shard_apart(method: Any) -> Any:
+    """Cut a lost worker's pushes at each shard's own last clock."""
 
     def mutant(self: DenseServer, rank: int, clock: int) -> Any:
         own = [machine.last_clock_of(rank) for machine in self.shards.values() if machine.leads]
@@ -110,8 +110,8 @@ def _each_its_own(method: Any) -> Any:
     return mutant
 
 
-def _looser(method: Any) -> Any:
-    """A worker reads versions that are one clock older than it may."""
+def _allow_older_version(method: Any) -> Any:
+    """Let a worker read versions one clock older than permitted."""
 
     def mutant(self: ReceiveBuffers, clock: int, exact: bool) -> int:
         return max(min(clock, self._terms.base), int(method(self, clock, exact)) - 1)
@@ -119,18 +119,18 @@ def _looser(method: Any) -> Any:
     return mutant
 
 
-def _backwards(method: Any) -> Any:
-    """Ranks are summed in another order."""
+def _reverse_ranks(method: Any) -> Any:
+    """Sum ranks in reverse order."""
     return lambda self, clock: tuple(reversed(method(self, clock)))
 
 
-def _unread(method: Any) -> Any:
-    """Values are stepped where they lie, though some worker may still be reading them."""
+def _ignore_readers(method: Any) -> Any:
+    """Step values in place while a worker may still read them."""
     return lambda self, *of: False
 
 
-def _late_copy(method: Any) -> Any:
-    """A checkpoint's copy is of whatever version is there when its turn comes."""
+def _copy_late(method: Any) -> Any:
+    """Copy for a checkpoint whichever version is current at the time of the copy."""
 
     def mutant(self: DenseShard) -> Any:
         due = {version for version in self._staging.saves if self.version is not None and self.version > version}
@@ -142,13 +142,13 @@ def _late_copy(method: Any) -> Any:
     return mutant
 
 
-def _for_ever(method: Any) -> Any:
-    """Orders are kept for good."""
+def _never_drop(method: Any) -> Any:
+    """Never drop unacknowledged orders."""
     return lambda self, clock: None
 
 
-def _counted_again(method: Any) -> Any:
-    """An update that was taken in before counts as the next one."""
+def _renumber_old_update(method: Any) -> Any:
+    """Treat an update that was applied before as the next one."""
 
     def mutant(self: TableShard, entry: TableEntry) -> bool:
         last = self.sequences.get(entry.worker, -1)
@@ -159,8 +159,8 @@ def _counted_again(method: Any) -> Any:
     return mutant
 
 
-def _all_or_nothing(method: Any) -> Any:
-    """Of single pushes that came together none counts when one of them had been taken in before."""
+def _drop_whole_group(method: Any) -> Any:
+    """Drop a whole group of single pushes when one of them was applied before."""
 
     def mutant(self: EntryPart, after: int, until: int) -> EntryPart:
         kept = method(self, after, until)
@@ -169,28 +169,28 @@ def _all_or_nothing(method: Any) -> Any:
     return mutant
 
 
-def _never_a_part(method: Any) -> Any:
-    """Of single pushes that came together all count, also those that had been taken in before."""
+def _apply_whole_group(method: Any) -> Any:
+    """Apply a whole group of single pushes, also those that were applied before."""
     return lambda self, after, until: self
 
 
-def _as_lent(method: Any) -> Any:
-    """What is kept beyond Done stays where it was lent."""
+def _keep_borrowed_payload(method: Any) -> Any:
+    """Keep a payload after Done without a copy of it."""
     return lambda self, message, payload: payload
 
 
-def _what_leads(method: Any) -> Any:
-    """What the server that leads has done is told as done."""
+def _acknowledge_unreplicated(method: Any) -> Any:
+    """Acknowledge updates that only the primary has."""
     return lambda self, shard: self.shards_here[shard].state.version if shard in self.shards_here else -1
 
 
-def _any_term(method: Any) -> Any:
-    """What was sent before a worker knew who leads counts too."""
+def _accept_any_term(method: Any) -> Any:
+    """Accept updates of an earlier term."""
     return lambda self, shard, term: shard in self.shards_here and self.shards_here[shard].leads
 
 
-def _any_session(method: Any) -> Any:
-    """A session in which something was not understood goes on."""
+def _continue_refused_session(method: Any) -> Any:
+    """Continue a session after a message that was not understood."""
 
     def mutant(self: TableServer, worker: int, message: Any, payload: memoryview) -> Any:
         for opened in self.stores.values():
@@ -201,8 +201,8 @@ def _any_session(method: Any) -> Any:
     return mutant
 
 
-def _as_first_copied(method: Any) -> Any:
-    """What came since a shard was first copied is in no copy of it."""
+def _snapshot_first_copy(method: Any) -> Any:
+    """Copy a shard in its state at the first copy."""
     copies: dict[int, tuple[Any, Any]] = {}
 
     def mutant(self: ReplicatedTables) -> Any:
@@ -211,8 +211,8 @@ def _as_first_copied(method: Any) -> Any:
     return mutant
 
 
-def _nobody_asked(method: Any) -> Any:
-    """Of a host's sum that is given up the others are not asked to push for themselves."""
+def _request_no_single_pushes(method: Any) -> Any:
+    """When a host's sum is given up, do not ask the other ranks for pushes of their own."""
 
     def mutant(self: PushStaging, rank: int, message: Any) -> None:
         before = set(self.given_up)
@@ -222,8 +222,8 @@ def _nobody_asked(method: Any) -> Any:
     return mutant
 
 
-def _each_apart(method: Any) -> Any:
-    """Servers sum rank after rank, and not a host first, where its ranks push for themselves."""
+def _sum_without_hosts(method: Any) -> Any:
+    """Sum rank by rank and not host by host where ranks push for themselves."""
 
     def mutant(self: ClockAggregation, pushes: Any) -> None:
         for _, staged in pushes:
@@ -232,8 +232,8 @@ def _each_apart(method: Any) -> Any:
     return mutant
 
 
-def _waits_on(method: Any) -> Any:
-    """Who has handed in waits on when the line to its collector breaks."""
+def _keep_waiting(method: Any) -> Any:
+    """Keep waiting for a host's sum when the connection to its collector breaks."""
 
     def mutant(self: HostCollection, rank: int) -> Any:
         self._up.discard(rank)
@@ -243,39 +243,60 @@ def _waits_on(method: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("no dedupe", ((DenseShard, "push_buffer_for", _as_next), (DenseShard, "on_push", _as_next)), 16),
-    Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _at_once),), 1),
-    Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
-    Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _nothing_staged),), 32),
-    Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _each_its_own),), 31),
-    Mutant("gradient overwritten before its acknowledgement", ((SendBuffers, "__init__", _one_buffer),), 9),
-    Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _looser),), 0),
-    Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
-    Mutant("values stepped while they are read", ((VersionReaders, "may_read", _unread),), 2),
-    Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _late_copy),), 37),
-    Mutant("orders are kept for ever", ((UnackedPushes, "_drop", _for_ever),), 111),
-    Mutant("nobody is asked when a host's sum is given up", ((PushStaging, "give_up", _nobody_asked),), 365),
-    Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _each_apart),), 23),
-    Mutant("a worker waits for a collector that is gone", ((HostCollection, "on_peer_disconnected", _waits_on),), 52),
-    Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
-    Mutant("tables: a group dropped whole", ((EntryPart, "only", _all_or_nothing),), 7, what="tables"),
-    Mutant("tables: a group taken in whole", ((EntryPart, "only", _never_a_part),), 7, what="tables"),
-    Mutant("tables: kept where it was lent", ((OpenedStore, "lasting_payload", _as_lent),), 0, what="tables"),
-    Mutant("tables: acknowledge before the replica", ((TableServer, "_acknowledged", _what_leads),), 6, what="tables"),
-    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 1, what="tables"),
-    Mutant("tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _as_first_copied),), 0, what="tables"),
-    Mutant("tables: term ignored", ((TableServer, "_is_led", _any_term),), 30, what="tables"),
-    Mutant("tables: session ignored", ((TableServer, "on_worker_message", _any_session),), 0, what="tables"),
+    Mutant(
+        "no dedupe",
+        ((DenseShard, "push_buffer_for", _renumber_old_push), (DenseShard, "on_push", _renumber_old_push)),
+        16,
+    ),
+    Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _settle_unreplicated),), 1),
+    Mutant("stale promotion", ((ShardPlacement, "remove_lost", _promote_stale),), 19),
+    Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _transfer_no_pushes),), 32),
+    Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _cut_each_shard_apart),), 31),
+    Mutant("gradient overwritten before its acknowledgement", ((SendBuffers, "__init__", _share_send_buffer),), 9),
+    Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _allow_older_version),), 0),
+    Mutant("ranks summed in another order", ((Membership, "at", _reverse_ranks),), 13),
+    Mutant("values stepped while they are read", ((VersionReaders, "may_read", _ignore_readers),), 2),
+    Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _copy_late),), 37),
+    Mutant("orders are never dropped", ((UnackedPushes, "_drop", _never_drop),), 111),
+    Mutant("no own pushes after a host's sum is given up", ((PushStaging, "give_up", _request_no_single_pushes),), 365),
+    Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _sum_without_hosts),), 23),
+    Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
+    Mutant("tables: no dedupe", ((TableShard, "apply", _renumber_old_update),), 0, simulation="tables"),
+    Mutant("tables: a group dropped whole", ((EntryPart, "only", _drop_whole_group),), 7, simulation="tables"),
+    Mutant("tables: a group applied whole", ((EntryPart, "only", _apply_whole_group),), 7, simulation="tables"),
+    Mutant(
+        "tables: payload kept without a copy",
+        ((OpenedStore, "lasting_payload", _keep_borrowed_payload),),
+        0,
+        simulation="tables",
+    ),
+    Mutant(
+        "tables: acknowledge before the replica",
+        ((TableServer, "_acknowledged", _acknowledge_unreplicated),),
+        6,
+        simulation="tables",
+    ),
+    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _promote_stale),), 1, simulation="tables"),
+    Mutant(
+        "tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _snapshot_first_copy),), 0, simulation="tables"
+    ),
+    Mutant("tables: term ignored", ((TableServer, "_is_led", _accept_any_term),), 30, simulation="tables"),
+    Mutant(
+        "tables: session ignored",
+        ((TableServer, "on_worker_message", _continue_refused_session),),
+        0,
+        simulation="tables",
+    ),
 )
 
 
 class StaleMutant(Exception):
-    """A mutant names an attribute that the product does not have (any more): it would catch only itself."""
+    """A mutant names an attribute that the product does not have."""
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """Plant the bug for the duration of a block.
+    """Plant the defect for the duration of a block.
 
     Raises:
         StaleMutant: a patched class has no such method; nothing is patched.
@@ -291,24 +312,24 @@ def planted(mutant: Mutant) -> Iterator[None]:
     finally:
         for owner, name, method in before:
             if method is None:
-                delattr(owner, name)  # it was inherited
+                delattr(owner, name)  # the method is inherited
             else:
                 setattr(owner, name, method)
 
 
 def hunt(mutant: Mutant, first: int = 0) -> tuple[int, Outcome] | None:
-    """Return how many seeds it took and what caught it; None when nothing did.
+    """Return (number of seeds, outcome of the seed that caught it), or None.
 
-    A seed that fails without the bug too has caught nothing.
+    A seed that fails without the defect too does not count.
 
     Raises:
         StaleMutant: a patched class, or an object that the mutant reads, lacks an attribute that the mutant names.
     """
-    for seed in range(first, first + mutant.within):
+    for seed in range(first, first + mutant.seed_limit):
         with planted(mutant):
-            outcome = PLAYS[mutant.what](seed)
+            outcome = SIMULATIONS[mutant.simulation](seed)
         if "AttributeError" in outcome.text:
             raise StaleMutant(f"{mutant.name}, seed {seed}: {outcome.text}")
-        if outcome.broken and not PLAYS[mutant.what](seed).broken:
+        if outcome.invariant and not SIMULATIONS[mutant.simulation](seed).invariant:
             return seed - first + 1, outcome
     return None

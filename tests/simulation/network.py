@@ -1,11 +1,11 @@
-"""A simulated network: connections as psctl.transport makes them, seen from their handlers, and all that can go wrong.
+"""A simulated network: connections with the interface of psctl.transport, and their faults.
 
-What a connection promises here is what TCP and sealed frames promise: its bytes arrive in order and unchanged, or it
-breaks. When it breaks, each end learns of it at its own time, and what was on its way arrives up to some point only. A
-payload is read from the sender's memory when it leaves, which may be long after `send`; it is written into the
-receiver's memory at `place`, and `received` may follow later, with other connections' messages between. Urgent messages
-leave before those that are queued. Loss on the wire is delay (a cut for a time) or, when it lasts, a broken connection;
-duplication is what is sent again after it. Different connections know no order.
+A connection has the guarantees of TCP and sealed frames: bytes arrive in order and unchanged, or the connection breaks.
+When it breaks, each end detects it at a time of its own, and messages in flight arrive up to some point. A payload is
+read from the sender's memory when it is sent, which may be long after `send`, and is written into the receiver's
+buffer; `on_message` may follow later, after messages of other connections. Urgent messages are sent before queued ones.
+A lost packet is a delay (a link that is cut for a time) or a broken connection; messages that are sent again after it
+are the duplicates. Messages of different connections have no order.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.types import Address, Member
-from tests.simulation.kernel import Broken, Process, World
+from tests.simulation.kernel import Process, Violation, World
 
-SILENCE = 5.0
-"""Seconds until an end learns of a link or host that says nothing any more (keepalive, TCP_USER_TIMEOUT)."""
+KEEPALIVE_TIMEOUT = 5.0
+"""Seconds until an end detects that a link or host is silent (keepalive, TCP_USER_TIMEOUT)."""
 
-HANDSHAKE = 5.0
-"""Seconds that a dial waits for an answer."""
+DIAL_TIMEOUT = 5.0
+"""Seconds until a dial without an answer fails."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Handler(Protocol):
-    """What psctl.transport.connect tells of a connection."""
+    """The handler of a connection, as psctl.transport.connect calls it."""
 
     def on_connected(self, peer: Any) -> None: ...
     def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None: ...
@@ -39,31 +39,31 @@ class Handler(Protocol):
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None: ...
 
 
-class Kinds:
-    """The messages of a plane of connections."""
+class MessageDecoder:
+    """Decodes the messages of one kind of connection."""
 
-    def __init__(self, kinds: Any) -> None:
-        self.decode = msgspec.msgpack.Decoder(kinds).decode
+    def __init__(self, messages: Any) -> None:
+        self.decode = msgspec.msgpack.Decoder(messages).decode
 
 
 class Connection:
-    """Both ends, and whether the way between them is broken."""
+    """Both ends of a connection."""
 
-    def __init__(self, network: Network, kinds: Kinds, dialler: Process, acceptor: Process) -> None:
-        self.network, self.kinds, self.broken = network, kinds, False
+    def __init__(self, network: Network, decoder: MessageDecoder, dialler: Process, acceptor: Process) -> None:
+        self.network, self.decoder, self.broken = network, decoder, False
         self.hosts = frozenset((dialler.host, acceptor.host))
         self.ends = (End(self, dialler), End(self, acceptor))
         self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]
 
-    def snap(self, notice: float) -> None:
-        """Break the way: each end notices within `notice` seconds; what was on its way arrives up to some point."""
+    def disconnect(self, delay: float) -> None:
+        """Break the connection. Each end detects it within `delay` seconds; messages in flight arrive until then."""
         if self.broken:
             return
         self.broken = True
         world = self.network.world
         for end in self.ends:
-            moment = world.now + world.random.random() * notice
-            end.until = min(end.until, moment)
+            moment = world.now + world.random.random() * delay
+            end.arrival_deadline = min(end.arrival_deadline, moment)
             world.at(moment, end.drop, "the connection broke")
 
 
@@ -76,92 +76,94 @@ class End:
         self.other: End
         self.member: Member
         self.handler: Handler
-        self.failed: Callable[[str], None] = lambda why: None
+        self.on_dial_failed: Callable[[str], None] = lambda why: None
         self.open = True
-        self.until = float("inf")  # what arrives later is lost
-        self._joined = self._held = self._busy = self._pumping = False
-        self._urgent: deque[tuple[Any, memoryview | None]] = deque()  # order among equals is kept
+        self.arrival_deadline = float("inf")  # simulated seconds; messages that arrive later are lost
+        self._connected = self._held = self._receiving = self._sending = False
+        self._urgent: deque[tuple[Any, memoryview | None]] = deque()
         self._outbox: deque[tuple[Any, memoryview | None]] = deque()
         self._inbox: deque[tuple[Any, bytes | None]] = deque()
-        self._arrival = 0.0
+        self._last_arrival = 0.0
         owner.ends[self] = None
 
-    # ---- what handlers' owners use ---------------------------------------------------------------------------------
+    # ---- called by the owner -----------------------------------------------------------------------------------
 
     def send(self, message: Any, payload: memoryview | bytes | None = None, *, urgent: bool = False) -> None:
-        """Queue a message; what an end that is over is given goes nowhere."""
-        self.owner.act()
+        """Queue a message. It is dropped if the connection is over."""
+        self.owner.count_action()
         if not self.open:
             return
         view = None if payload is None else memoryview(payload)
         (self._urgent if urgent else self._outbox).append((message, view))
-        if not self._pumping:
-            self._leave(self._connection.network.gap())
+        if not self._sending:
+            self._schedule_send(self._connection.network.gap())
 
     def close(self, reason: str = "") -> None:
-        """Hang up; what was sent leaves first, and the other end then learns the reason."""
+        """Close the connection after the queued messages are sent."""
         self._outbox.append((None, None))
-        if not self._pumping:
-            self._leave(0.0)
+        if not self._sending:
+            self._schedule_send(0.0)
 
     def hold(self, held: bool) -> None:
-        """Let what arrives wait, as a handler that blocks in `joined` does; or no longer."""
+        """Hold back arriving messages, as a handler that blocks in `on_connected` does, or deliver them again."""
         self._held = held
         if not held:
             self._world.after(0.0, self._deliver)
 
-    # ---- the way out -----------------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------
 
-    def _leave(self, gap: float) -> None:
-        """Let the next message leave after a gap, at once when there is none."""
+    def _schedule_send(self, gap: float) -> None:
+        """Send the next message after `gap` seconds."""
         if gap == 0.0:
-            self._pump()
+            self._send_next()
         else:
-            self._pumping = True
-            self._world.after(gap, self._pump)
+            self._sending = True
+            self._world.after(gap, self._send_next)
 
-    def _pump(self) -> None:
-        self._pumping = False
+    def _send_next(self) -> None:
+        self._sending = False
         queue = self._urgent or self._outbox
         if not self.open or self._connection.broken or not queue:
             return
         network = self._connection.network
         message, payload = queue.popleft()
         data = None if message is None else _encode(message)
-        body = None if payload is None else bytes(payload)  # as it is when it leaves
-        if network.on_leave is not None:
-            network.on_leave(self.owner, message, body)
+        body = None if payload is None else bytes(payload)  # the bytes at the time of sending
+        if network.on_send is not None:
+            network.on_send(self.owner, message, body)
         leaves = self._world.now
         if network.cuts:
             leaves = max(leaves, network.blocked_until(self._connection.hosts))
-        self._arrival = max(self._arrival, leaves + network.latency())
-        self._world.at(self._arrival, self.other._arrive, data, body)
+        self._last_arrival = max(self._last_arrival, leaves + network.latency())
+        self._world.at(self._last_arrival, self.other._arrive, data, body)
         if self._outbox or self._urgent:
-            self._leave(network.gap())
+            self._schedule_send(network.gap())
 
-    # ---- the way in ------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------
 
     def _arrive(self, data: bytes | None, body: bytes | None) -> None:
-        if not self.open or not self.owner.alive or self._world.now > self.until:
+        if not self.open or not self.owner.alive or self._world.now > self.arrival_deadline:
             return
         if data is None:
             self._inbox.append((None, None))
         else:
-            self._inbox.append((self._connection.kinds.decode(data), body))
+            self._inbox.append((self._connection.decoder.decode(data), body))
         self._deliver()
 
-    def joins(self) -> None:
-        """The handshake is done at this end."""
+    def complete_handshake(self) -> None:
+        """End the handshake at this end."""
         if self.open and self.owner.alive:
-            self.owner.act()
+            self.owner.count_action()
             self.handler.on_connected(self)
-            self._joined = True
-            self.owner.poke()
+            self._connected = True
+            self.owner.wake_tasks()
             self._deliver()
 
     def _deliver(self) -> None:
-        """Hand over what has arrived, as far as can be now."""
-        while self._inbox and self.open and self._joined and not (self._held or self._busy) and self.owner.alive:
+        """Deliver the messages that have arrived and can be handled now."""
+        while (
+            self._inbox and self.open and self._connected and not (self._held or self._receiving) and self.owner.alive
+        ):
             if self._world.now < self.owner.paused_until:
                 self._world.at(self.owner.paused_until, self._deliver)
                 return
@@ -170,52 +172,52 @@ class End:
                 self.drop("it hung up")
                 return
             try:
-                self._hand_over(message, body)
+                self._deliver_one(message, body)
             except ProtocolError as error:
-                raise self._refused(error) from error
+                raise self._invariant_broken(error) from error
 
-    def _hand_over(self, message: Any, body: bytes | None) -> None:
-        self.owner.act()
+    def _deliver_one(self, message: Any, body: bytes | None) -> None:
+        self.owner.count_action()
         if self._world.trace is not None:
-            self._world.say(lambda: f"{self.owner} <- {self.other.owner}: {_short(message, body)}")
+            self._world.log(lambda: f"{self.owner} <- {self.other.owner}: {_short(message, body)}")
         if body is None:
             self.handler.on_message(self, message, None)
-            self.owner.poke()
+            self.owner.wake_tasks()
             return
-        place = self.handler.receive_buffer_for(self, message, len(body))
-        where = memoryview(bytearray(len(body))) if place is None else place.cast("B")
-        assert len(where) == len(body), f"{len(where)} bytes given for a payload of {len(body)}"
-        pause = self._connection.network.reading()
+        given = self.handler.receive_buffer_for(self, message, len(body))
+        buffer = memoryview(bytearray(len(body))) if given is None else given.cast("B")
+        assert len(buffer) == len(body), f"{len(buffer)} bytes given for a payload of {len(body)}"
+        pause = self._connection.network.payload_delay()
         if not pause:
-            where[:] = body
-            self.handler.on_message(self, message, where)
-            self.owner.poke()
+            buffer[:] = body
+            self.handler.on_message(self, message, buffer)
+            self.owner.wake_tasks()
             return
         half = len(body) // 2
-        where[:half] = body[:half]
-        self._busy = True
-        self._world.after(pause, self._complete, message, where, half, body)
+        buffer[:half] = body[:half]
+        self._receiving = True
+        self._world.after(pause, self._complete, message, buffer, half, body)
 
-    def _complete(self, message: Any, where: memoryview, half: int, body: bytes) -> None:
+    def _complete(self, message: Any, buffer: memoryview, half: int, body: bytes) -> None:
         if not self.open or not self.owner.alive:
             return
-        where[half:] = body[half:]
-        self._busy = False
+        buffer[half:] = body[half:]
+        self._receiving = False
         try:
-            self.handler.on_message(self, message, where)
+            self.handler.on_message(self, message, buffer)
         except ProtocolError as error:
-            raise self._refused(error) from error
-        self.owner.poke()
+            raise self._invariant_broken(error) from error
+        self.owner.wake_tasks()
         self._deliver()
 
-    def _refused(self, error: ProtocolError) -> Broken:
-        """None of ours ever sends what another may not send."""
-        return Broken("protocol", f"{self.owner} refuses {self.other.owner}: {error}")
+    def _invariant_broken(self, error: ProtocolError) -> Violation:
+        """Return the error for a refused message: its sender or its receiver is wrong."""
+        return Violation("protocol", f"{self.owner} refuses {self.other.owner}: {error}")
 
-    # ---- the end ---------------------------------------------------------------------------------------------------
+    # ---- closing -----------------------------------------------------------------------------------------------
 
     def drop(self, why: str) -> None:
-        """This end learns that the connection is over."""
+        """End the connection at this end."""
         if not self.open:
             return
         self.open = False
@@ -224,135 +226,135 @@ class End:
         self._inbox.clear()
         self.owner.ends.pop(self, None)
         if not self._connection.broken:
-            self._connection.snap(self._connection.network.notice())
+            self._connection.disconnect(self._connection.network.detection_delay())
         if self.owner.alive:
-            self._world.say(lambda: f"{self.owner} loses {self.other.owner}: {why}")
-            if not self._joined:
-                _tell(self.owner, self.failed, why)  # the dial came to nothing
+            self._world.log(lambda: f"{self.owner} loses {self.other.owner}: {why}")
+            if not self._connected:
+                _report_failure(self.owner, self.on_dial_failed, why)
             else:
                 self.handler.on_connection_lost(
                     self, PeerLost(f"{self.other.owner.member}: {why}", where=str(self.other.owner))
                 )
-                self.owner.poke()
+                self.owner.wake_tasks()
 
-    def died(self) -> None:
-        """The process at this end is gone; what it had not sent is lost."""
+    def on_process_end(self) -> None:
+        """End the connection with its process; queued messages are lost."""
         self.open = False
         self._urgent.clear()
         self._outbox.clear()
         network = self._connection.network
-        dark = self.owner.host in network.dark
-        self._connection.snap(SILENCE if dark else network.notice())
+        dark = self.owner.host in network.hosts_down
+        self._connection.disconnect(KEEPALIVE_TIMEOUT if dark else network.detection_delay())
 
 
 class Network:
-    """All connections, listeners, and what is wrong with the ways between hosts.
+    """All connections, listeners and network faults.
 
     Args:
-        world: time and chance.
-        pace: seconds that a message takes at most, mostly; a hundredth of it at least.
-        torn: share of payloads whose arrival takes a while, with other messages between.
+        world: the event queue.
+        max_latency: seconds that a message takes at most; the least is a hundredth of it.
+        slow_payloads: share of payloads that arrive in two parts, with other messages between.
     """
 
-    def __init__(self, world: World, pace: float, torn: float) -> None:
-        self.world, self._pace, self._torn = world, pace, torn
-        self.dark: set[int] = set()
-        self.memory: list[torch.Tensor] = []  # that processes of a host share (unix_channel.py)
-        self.doors: dict[Member, Address] = {}  # where a worker listens for others of its host
+    def __init__(self, world: World, max_latency: float, slow_payloads: float) -> None:
+        self.world, self._max_latency, self._slow_payloads = world, max_latency, slow_payloads
+        self.hosts_down: set[int] = set()
+        self.shared_memory: list[torch.Tensor] = []  # segments of all hosts
+        self.peer_addresses: dict[Member, Address] = {}  # where a worker listens for workers of its host
         self.connections: list[Connection] = []
-        self.on_leave: Callable[[Process, Any, bytes | None], None] | None = None
+        self.on_send: Callable[[Process, Any, bytes | None], None] | None = None
         self.cuts: dict[frozenset[int], float] = {}
-        self._listeners: dict[Address, tuple[Process, Callable[[Member], str | None], Handler, Kinds]] = {}
+        self._listeners: dict[Address, tuple[Process, Callable[[Member], str | None], Handler, MessageDecoder]] = {}
         self._port = 20000
 
-    def listen(self, owner: Process, handler: Handler, kinds: Any, allow: Callable[[Member], str | None]) -> Address:
-        """Let `owner` accept connections; returns where."""
+    def listen(self, owner: Process, handler: Handler, messages: Any, allow: Callable[[Member], str | None]) -> Address:
+        """Let `owner` accept connections; return the address."""
         self._port += 1
         address = Address(f"10.0.0.{owner.host + 1}", self._port)
-        self._listeners[address] = (owner, allow, handler, Kinds(kinds) if not isinstance(kinds, Kinds) else kinds)
+        self._listeners[address] = (owner, allow, handler, MessageDecoder(messages))
         return address
 
     def dial(
         self, owner: Process, address: Address, expect: Member, handler: Handler, failed: Callable[[str], None]
     ) -> None:
-        """Connect: later the handler's `joined` is called, or `failed` with a reason."""
-        self.world.after(self.latency(), self._reach, owner, address, expect, handler, failed, self.world.now)
+        """Connect; later the handler's `on_connected` is called, or `failed` with a reason."""
+        self.world.after(self.latency(), self._connect, owner, address, expect, handler, failed, self.world.now)
 
-    def _reach(
+    def _connect(
         self, owner: Process, address: Address, expect: Member, handler: Handler, failed: Callable[[str], None],
         began: float,
     ) -> None:  # fmt: skip
         if not owner.alive:
             return
-        target, allow, theirs, kinds = self._listeners[address]
+        target, allow, theirs, decoder = self._listeners[address]
         blocked = self.blocked_until(frozenset((owner.host, target.host)))
-        if target.host in self.dark or blocked > began + HANDSHAKE:
-            self.world.at(began + HANDSHAKE, _tell, owner, failed, f"no answer within {HANDSHAKE:g} s")
+        if target.host in self.hosts_down or blocked > began + DIAL_TIMEOUT:
+            self.world.at(began + DIAL_TIMEOUT, _report_failure, owner, failed, f"no answer within {DIAL_TIMEOUT:g} s")
             return
         if blocked > self.world.now:
-            self.world.at(blocked + self.latency(), self._reach, owner, address, expect, handler, failed, began)
+            self.world.at(blocked + self.latency(), self._connect, owner, address, expect, handler, failed, began)
             return
         refusal = "connection refused" if not target.alive else allow(owner.member)
         if refusal is None and target.member != expect:
             refusal = f"expected {expect} of incarnation {expect.incarnation}, found {target}"
         if refusal is not None:
-            self.world.say(lambda: f"{owner} cannot reach {expect}: {refusal}")
-            self.world.after(self.latency(), _tell, owner, failed, refusal)
+            self.world.log(lambda: f"{owner} cannot reach {expect}: {refusal}")
+            self.world.after(self.latency(), _report_failure, owner, failed, refusal)
             return
-        connection = Connection(self, kinds, owner, target)
+        connection = Connection(self, decoder, owner, target)
         self.connections.append(connection)
-        ours, there = connection.ends
-        ours.handler, there.handler, ours.failed = handler, theirs, failed
-        ours.member, there.member = target.member, owner.member
-        self.world.after(self.latency(), ours.joins)
-        self.world.after(self.latency(), there.joins)
+        ours, theirs_end = connection.ends
+        ours.handler, theirs_end.handler, ours.on_dial_failed = handler, theirs, failed
+        ours.member, theirs_end.member = target.member, owner.member
+        self.world.after(self.latency(), ours.complete_handshake)
+        self.world.after(self.latency(), theirs_end.complete_handshake)
 
-    # ---- what goes wrong -------------------------------------------------------------------------------------------
+    # ---- faults ------------------------------------------------------------------------------------------------
 
     def cut(self, hosts: frozenset[int], seconds: float) -> None:
-        """Nothing passes between these two hosts for a time; when it is long, connections break."""
-        self.world.say(lambda: f"the link between hosts {sorted(hosts)} is cut for {seconds:.2f} s")
+        """Deliver nothing between two hosts for `seconds`. A long cut breaks the connections."""
+        self.world.log(lambda: f"the link between hosts {sorted(hosts)} is cut for {seconds:.2f} s")
         self.cuts[hosts] = max(self.cuts.get(hosts, 0.0), self.world.now + seconds)
-        if seconds > SILENCE:
+        if seconds > KEEPALIVE_TIMEOUT:
             for connection in self.connections:
                 if connection.hosts == hosts and not connection.broken:
-                    self.world.after(SILENCE - 1.0, connection.snap, 1.0)
+                    self.world.after(KEEPALIVE_TIMEOUT - 1.0, connection.disconnect, 1.0)
 
-    def snap(self, a: Member, b: Member) -> None:
+    def disconnect(self, a: Member, b: Member) -> None:
         """Break the connections between two members."""
         for connection in self.connections:
             if {end.owner.member for end in connection.ends} == {a, b} and not connection.broken:
-                self.world.say(lambda: f"the connection between {a} and {b} breaks")
-                connection.snap(self.notice())
+                self.world.log(lambda: f"the connection between {a} and {b} breaks")
+                connection.disconnect(self.detection_delay())
 
     def blocked_until(self, hosts: frozenset[int]) -> float:
-        """Return until when nothing passes between these hosts; in the past when all does."""
+        """Return the simulated time until which the link between two hosts is cut; 0 if it never was."""
         return self.cuts.get(hosts, 0.0)
 
     def gap(self) -> float:
-        """Seconds that a queued message waits before it leaves; mostly none, and sometimes long."""
-        chance = self.world.random
-        return chance.random() * self._pace if chance.random() < 0.15 else 0.0
+        """Return the seconds that a queued message waits before it is sent; 0 for most."""
+        rng = self.world.random
+        return rng.random() * self._max_latency if rng.random() < 0.15 else 0.0
 
     def latency(self) -> float:
-        """Seconds that one message takes."""
+        """Return the seconds that one message takes."""
         share = self.world.random.random()
-        return self._pace * (0.01 + share * share)
+        return self._max_latency * (0.01 + share * share)
 
-    def notice(self) -> float:
-        """Seconds within which an end learns that a connection broke."""
-        return 4 * self._pace
+    def detection_delay(self) -> float:
+        """Return the seconds within which an end detects that a connection broke."""
+        return 4 * self._max_latency
 
-    def reading(self) -> float:
-        """Seconds that a payload takes to come in; 0: no other message comes between."""
-        chance = self.world.random
-        return chance.random() * self._pace if chance.random() < self._torn else 0.0
+    def payload_delay(self) -> float:
+        """Return the seconds between the two parts of a payload; 0 for a payload that arrives at once."""
+        rng = self.world.random
+        return rng.random() * self._max_latency if rng.random() < self._slow_payloads else 0.0
 
 
-def _tell(owner: Process, failed: Callable[[str], None], why: str) -> None:
+def _report_failure(owner: Process, failed: Callable[[str], None], why: str) -> None:
     if owner.alive:
         failed(why)
-        owner.poke()
+        owner.wake_tasks()
 
 
 def _short(message: Any, body: bytes | None) -> str:

@@ -1,9 +1,7 @@
-"""A simulated worker: the shipped ClientMind, and the order of calls that runtime's client, served and session make.
+"""A simulated worker: the shipped DenseClient, and the calls of psctl/client, psctl/sync and psctl/worker around it.
 
-Where workers share a host, also what client/host_aggregation.py does. Thin on purpose. What is not covered: threads
-inside
-one worker (each call runs to its end), torch's hooks (shards are pushed last ones first, as backward would), the script
-itself.
+Also simulates psctl/client/host_aggregation.py for workers that share a host. Not covered: threads inside a worker
+(each call runs to its end), torch's hooks (shards are pushed in reverse order, as in backward), the script itself.
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ from psctl.ps.outputs import ToServer
 from psctl.ps.pieces import pieces
 from psctl.train_state.example_sharing import ExampleShare
 from psctl.types import Address, Assignment, Member, ServerAt
-from tests.simulation.beside import Lines, Memory
-from tests.simulation.feed import Feed, Place
-from tests.simulation.kernel import Broken, Process, Sleep, Task, Until
-from tests.simulation.links import Links
-from tests.simulation.model import Script, scale_at, taken, weight
+from tests.simulation.host_peers import HostPeers, SharedMemory
+from tests.simulation.kernel import Process, Sleep, Task, Until, Violation
+from tests.simulation.model import Script, examples_taken, gradient_weight, scale_at
 from tests.simulation.network import End, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Scenario
+from tests.simulation.server_connections import ServerConnections
+from tests.simulation.worker_batches import LoaderPosition, WorkerBatches
 
 _encode = msgspec.msgpack.Encoder().encode
-_place = msgspec.msgpack.Decoder(Place).decode
+_decode_position = msgspec.msgpack.Decoder(LoaderPosition).decode
 
 
 class Worker:
@@ -66,15 +64,15 @@ class Worker:
         self._coordinator: End | None = None
         self._compute = early[self._rank]
         self.machine: DenseClient | None = None
-        self.links = Links(process, network, self, lambda at: True)
+        self.servers = ServerConnections(process, network, self, lambda at: True)
         self._assignment: Assignment | None = None
-        self._memory = Memory(network)
-        self._lines: Lines | None = None  # to others of this host
+        self._memory = SharedMemory(network)
+        self._host_peers: HostPeers | None = None
         self.step = 0
-        self._division: ExampleShare | None = None
-        self._feed: Feed | None = None  # where members may change
+        self._example_share: ExampleShare | None = None
+        self._batches: WorkerBatches | None = None  # only where members may change
         network.dial(process, coordinator, Member("coordinator", 0), self, self._unreachable)
-        process.spawn(self._main())
+        process.spawn(self._run())
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
@@ -93,17 +91,17 @@ class Worker:
                 if message.elastic:
                     first = message.resume.step if message.resume is not None else 0
                     world, staleness = self._scenario.spec.world, message.staleness or 0
-                    self._division = ExampleShare(world, first, elastic=True, staleness=staleness)
-            case NextClockWanted(ticket=ticket) if self._division is not None:
-                self._tell(NextClock(ticket, self._division.next_clock(ticket)))
-            case ExamplesShared() if self._division is not None:
-                self._division.add_change(message)
-            case WorkersAt(workers=workers) if self._lines is not None:
-                self._lines.told(workers)
+                    self._example_share = ExampleShare(world, first, elastic=True, staleness=staleness)
+            case NextClockWanted(ticket=ticket) if self._example_share is not None:
+                self._send_to_coordinator(NextClock(ticket, self._example_share.next_clock(ticket)))
+            case ExamplesShared() if self._example_share is not None:
+                self._example_share.add_change(message)
+            case WorkersAt(workers=workers) if self._host_peers is not None:
+                self._host_peers.set_peers(workers)
             case Go():
                 self._go = True
             case Reassign(assignment=assignment):
-                self._told(assignment)
+                self._on_assignment(assignment)
             case Leave():
                 self.process.end(1)
             case _:
@@ -116,180 +114,204 @@ class Worker:
     def _unreachable(self, why: str) -> None:
         self.process.end(1)
 
-    def _tell(self, message: Any) -> None:
+    def _send_to_coordinator(self, message: Any) -> None:
         assert self._coordinator is not None
         self._coordinator.send(message)
 
     # ---- the script ----------------------------------------------------------------------------------------------
 
-    def _main(self) -> Task:
+    def _run(self) -> Task:
         yield Until("the coordinator", lambda: self._coordinator is not None)
-        self._tell(Join(1))
+        self._send_to_coordinator(Join(1))
         yield Until("Welcome", lambda: self._welcome is not None)
-        self._tell(Prepare(self._script.layout, ()))
+        self._send_to_coordinator(Prepare(self._script.layout, ()))
         yield Until("the decision", lambda: self._decision is not None)
         assert self._decision is not None
         yield from self._start(self._decision)
-        self._tell(MemberReady())
+        self._send_to_coordinator(MemberReady())
         yield Until("go", lambda: self._go)
-        self._leave_aside()
-        if self._feed is not None:
-            yield from self._passes(self._feed)
-        for clock in range(self.step, self._scenario.spec.steps if self._feed is None else 0):
-            epoch, mine, together = taken(self._scenario.spec, clock, self._rank)
-            yield from self._clock(clock, epoch, mine, weight(self._scenario.spec, len(mine), together))
+        self._store_rank_state()
+        if self._batches is not None:
+            yield from self._train_epochs(self._batches)
+        for clock in range(self.step, self._scenario.spec.steps if self._batches is None else 0):
+            epoch, positions, total = examples_taken(self._scenario.spec, clock, self._rank)
+            yield from self._train_clock(
+                clock, epoch, positions, gradient_weight(self._scenario.spec, len(positions), total)
+            )
             self.step = clock + 1
-            self._leave_aside()
-            self._tell(Heartbeat(self.step, "compute"))
-        yield from self._last()
-        self._oracle.finished(self._rank, self.step)
-        self._tell(ScriptFinished(self.step))
-        self.links.close()
-        if self._lines is not None:
-            self._lines.close()
+            self._store_rank_state()
+            self._send_to_coordinator(Heartbeat(self.step, "compute"))
+        yield from self._wait_for_end()
+        self._oracle.on_finished(self._rank, self.step)
+        self._send_to_coordinator(ScriptFinished(self.step))
+        self.servers.close()
+        if self._host_peers is not None:
+            self._host_peers.close()
         assert self._coordinator is not None
         self._closing = True
         self._coordinator.close("the script ended")
-        yield Sleep(4 * self._scenario.pace)
+        yield Sleep(4 * self._scenario.latency)
         self.process.end(0)
 
-    def _passes(self, feed: Feed) -> Task:
-        """The clocks of all passes, whoever takes part."""
-        while not feed.over:
-            if feed.pass_drawn:
-                yield from self._all()
-                late = yield from feed.end_pass()
-                self._leave_aside()
+    def _train_epochs(self, batches: WorkerBatches) -> Task:
+        """Train all clocks of all epochs, with the members of each clock."""
+        while not batches.finished:
+            if batches.epoch_drawn:
+                yield from self._wait_for_all()
+                late = yield from batches.end_epoch()
+                self._store_rank_state()
                 if not late:
                     continue
             else:
-                yield from feed.draw()
-            assert feed.batch is not None, "it was drawn"
-            feed.drawn()
-            batch = feed.batch
-            mine = [place for part in batch.of(self._rank) for place in range(part.start, part.stop)]
-            among = len(mine) * len(batch.ranks)
+                yield from batches.draw()
+            assert batches.batch is not None, "it was drawn"
+            batches.commit_batch()
+            batch = batches.batch
+            positions = [place for part in batch.of(self._rank) for place in range(part.start, part.stop)]
+            among = len(positions) * len(batch.ranks)
             share = 1.0 if among == batch.size else among / batch.size
-            yield from self._clock(feed.step, feed.epoch, mine, share)
-            feed.done()
-            self.step = feed.step
-            if not feed.pass_drawn:
-                self._leave_aside()
-            self._tell(Heartbeat(self.step, "compute"))
+            yield from self._train_clock(batches.step, batches.epoch, positions, share)
+            batches.advance_step()
+            self.step = batches.step
+            if not batches.epoch_drawn:
+                self._store_rank_state()
+            self._send_to_coordinator(Heartbeat(self.step, "compute"))
 
-    def _all(self) -> Task:
-        """Wait until all clocks of everyone are in the values, as run.wait() does."""
+    def _wait_for_all(self) -> Task:
+        """Wait until the values contain all clocks of all workers, as run.wait() does."""
         exact = self._client.terms.staleness != 0
         if exact:
             self._pull(self.step, exact=True)
         yield from self._wait(self.step, exact=exact)
 
-    def _last(self) -> Task:
-        """As who reads the state_dict at the end: all clocks of everyone; and nothing is left unacknowledged."""
-        yield from self._all()
+    def _wait_for_end(self) -> Task:
+        """Wait until all clocks of all workers are applied and every push is acknowledged, as at the script's end."""
+        yield from self._wait_for_all()
         machine = self._client
-        yield Until("acknowledgements", lambda: not machine.unacknowledged_servers(self.step), self.links.away)
+        yield Until(
+            "acknowledgements",
+            lambda: not machine.unacknowledged_servers(self.step),
+            self.servers.disconnected,
+        )
 
     def _start(self, decision: Decision) -> Task:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
         terms = Terms(decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts)
-        if decision.hosts != self._scenario.groups:
-            raise Broken("hosts", f"{decision.hosts} are said to share hosts, and {self._scenario.groups} do")
+        if decision.hosts != self._scenario.host_groups:
+            raise Violation("hosts", f"the decision has host groups {decision.hosts}, not {self._scenario.host_groups}")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
         self.machine = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
         if any(self._rank in group for group in decision.hosts):
-            self._lines = Lines(self.process, self._network, self)
-            self._tell(WorkerListens(None, b"secret"))
+            self._host_peers = HostPeers(self.process, self._network, self)
+            self._send_to_coordinator(WorkerListens(None, b"secret"))
         self._assignment = first
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
         self._local = self._script.initial.clone()
         self._optimizer, self._parameters = self._script.optimizer(self._local)
-        self.links.assigned(first.servers)
+        self.servers.set_servers(first.servers)
         if self._rank == 0 and decision.resume is None:
-            self._send(self.machine.send_start_values({self._scenario.spec.dtype: self._script.initial}))
+            self._send_outputs(self.machine.send_start_values({self._scenario.spec.dtype: self._script.initial}))
         self._pull(base)
         yield from self._wait(base)
         if decision.resume is not None and not decision.resume.checkpoint:
-            place = yield from self._take_aside(base)
+            place = yield from self._fetch_rank_state(base)
         else:
             state = decision.resume.state if decision.resume is not None else {}
-            place = Place(base, state.get("epoch", 0), state.get("within", 0))
-        if self._division is not None:
+            place = LoaderPosition(base, state.get("epoch", 0), state.get("clock_in_epoch", 0))
+        if self._example_share is not None:
             spec = self._scenario.spec
             passes = spec.steps // clocks_in_epoch(spec.examples, spec.batch, spec.world)
-            self._feed = Feed(spec, self._division, place, passes)
+            self._batches = WorkerBatches(spec, self._example_share, place, passes)
 
-    def _clock(self, clock: int, epoch: int, mine: Sequence[int], share: float) -> Task:
+    def _train_clock(self, clock: int, epoch: int, positions: Sequence[int], share: float) -> Task:
         machine, spec = self._client, self._scenario.spec
         yield Sleep(self._compute * (0.5 + self._network.world.random.random()))
         yield from self._wait(clock)
-        self._oracle.begins(self._rank, clock)
+        self._oracle.on_clock_started(self._rank, clock)
         values = self._local if self._scenario.update == "worker" else machine.front[spec.dtype]
-        gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
-        self._spoil(gradient, clock)
+        gradient = self._script.gradient(values, clock, self._rank, positions, epoch)
+        self._fill_absent_gradients(gradient, clock)
         before = clock - machine.buffer_count
-        yield Until(f"room for clock {clock}", lambda: not machine.unacknowledged_servers(before), self.links.away)
+        yield Until(
+            f"room for clock {clock}",
+            lambda: not machine.unacknowledged_servers(before),
+            self.servers.disconnected,
+        )
         machine.send_buffer(clock)[spec.dtype].copy_(gradient)
-        self._oracle.computed(self.process.member, clock, gradient, share, (epoch, tuple(mine)))
-        if self._scenario.early:
+        self._oracle.on_gradient(self.process.member, clock, gradient, share, (epoch, tuple(positions)))
+        if self._scenario.pulls_early:
             self._pull(clock + 1)
         for shard in reversed(range(len(machine.shards))):
-            self._send(machine.push(clock, shard, self._present(clock, shard), share))
+            self._send_outputs(machine.push(clock, shard, self._presence_of(clock, shard), share))
             if self._network.world.random.random() < 0.5:
                 yield Sleep(self._compute * 0.3)
         serves = self._scenario.update == "server"
-        if serves and self._scenario.norms:
-            yield from self._norms(clock)
-        saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
+        if serves and self._scenario.requests_norms:
+            yield from self._fetch_norms(clock)
+        saves_now = bool(serves and self._scenario.save_every and (clock + 1) % self._scenario.save_every == 0)
         if serves:
-            self._send(machine.order_step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
-        if saves:
-            where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
-            self._tell(SaveBegin(clock + 1, [], where if self._rank == 0 else None))
-            self._tell(SaveEnd(clock + 1))
-        if not self._scenario.early:
+            self._send_outputs(
+                machine.order_step(clock, self._script.group_numbers(clock), scale_at(spec, clock), saves_now)
+            )
+        if saves_now:
+            where = (
+                {}
+                if self._batches is None
+                else {"epoch": self._batches.epoch, "clock_in_epoch": self._batches.clock_in_epoch}
+            )
+            self._send_to_coordinator(SaveBegin(clock + 1, [], where if self._rank == 0 else None))
+            self._send_to_coordinator(SaveEnd(clock + 1))
+        if not self._scenario.pulls_early:
             self._pull(clock + 1)
-        self._oracle.consumed(self._rank, clock)
+        self._oracle.on_clock_consumed(self._rank, clock)
         if self._scenario.update == "worker":
-            yield from self._apply(clock)
+            yield from self._step_optimizer(clock)
 
-    def _apply(self, clock: int) -> Task:
-        """Step here, as the user's optimizer does with the joint gradient."""
+    def _step_optimizer(self, clock: int) -> Task:
+        """Step the optimizer in the worker with the joint gradient."""
         yield from self._wait(clock + 1)
         mean = self._client.front[self._scenario.spec.dtype].clone()
         scale = scale_at(self._scenario.spec, clock)
         if scale is not None:
             mean.mul_(scale)
         there = self._client.presence(clock)
-        for group, numbers in zip(self._optimizer.param_groups, self._script.numbers(clock), strict=True):
+        for group, numbers in zip(self._optimizer.param_groups, self._script.group_numbers(clock), strict=True):
             group.update(numbers)
         for index, (start, size) in enumerate(zip(self._script.starts, self._script.sizes, strict=True)):
             self._parameters[index].grad = mean[start : start + size] if there[index] else None
         self._optimizer.step()
 
-    def _leave_aside(self) -> None:
-        """What rank 0 alone keeps (asp: each rank) goes beside, as it is at the start of the next clock."""
+    def _store_rank_state(self) -> None:
+        """Store the rank state of rank 0 (asp: of each rank) with the servers for the start of the next clock."""
         if self._rank == 0 or self._client.terms.staleness is None:
-            place = self._feed.place if self._feed is not None else Place(self.step, 0, 0)
-            self._send(self._client.send_rank_state(self.step, memoryview(_encode(place))))
+            place = self._batches.position if self._batches is not None else LoaderPosition(self.step, 0, 0)
+            self._send_outputs(self._client.send_rank_state(self.step, memoryview(_encode(place))))
 
-    def _take_aside(self, clock: int) -> Generator[Sleep | Until, None, Place]:
-        """As who joins in mid-run: take over what rank 0 left with the servers."""
+    def _fetch_rank_state(self, clock: int) -> Generator[Sleep | Until, None, LoaderPosition]:
+        """Fetch the rank state that rank 0 has stored, as a worker that joins during the run does."""
         machine = self._client
-        self._send(machine.request_rank_state(clock))
-        yield Until(f"the state at clock {clock}", lambda: machine.rank_state(clock) is not None, self.links.away)
-        place = _place(machine.rank_state(clock) or b"")
-        self._oracle.aside(self._rank, clock, place.step)
+        self._send_outputs(machine.request_rank_state(clock))
+        yield Until(
+            f"the state at clock {clock}",
+            lambda: machine.rank_state(clock) is not None,
+            self.servers.disconnected,
+        )
+        place = _decode_position(machine.rank_state(clock) or b"")
+        self._oracle.on_rank_state(self._rank, clock, place.step)
         return place
 
-    def _norms(self, clock: int) -> Task:
+    def _fetch_norms(self, clock: int) -> Task:
         machine = self._client
-        self._send(machine.request_norms(clock))
-        yield Until(f"norms of clock {clock}", lambda: not machine.servers_without_norms(clock), self.links.away)
+        self._send_outputs(machine.request_norms(clock))
+        yield Until(
+            f"norms of clock {clock}",
+            lambda: not machine.servers_without_norms(clock),
+            self.servers.disconnected,
+        )
         assert machine.squared_norms(clock) is not None
 
     def _wait(self, clock: int, *, exact: bool = False) -> Task:
@@ -297,26 +319,26 @@ class Worker:
         missing = machine.missing_shards(clock, exact=exact)
         machine.set_waiting(missing, True)
         what = f"values of clock {clock}"
-        yield Until(what, lambda: not machine.missing_shards(clock, missing, exact=exact), self.links.away)
+        yield Until(what, lambda: not machine.missing_shards(clock, missing, exact=exact), self.servers.disconnected)
         machine.set_waiting(missing, False)
         machine.copy_to_front()
-        self._oracle.read(self._rank, clock, machine, range(len(machine.shards)))
+        self._oracle.on_read(self._rank, clock, machine, range(len(machine.shards)))
 
     def _pull(self, clock: int, *, exact: bool = False) -> None:
         self._client.copy_to_front()
-        self._send(self._client.pull(clock, exact=exact))
+        self._send_outputs(self._client.pull(clock, exact=exact))
 
-    def _present(self, clock: int, shard: int) -> list[bool]:
+    def _presence_of(self, clock: int, shard: int) -> list[bool]:
         place = {index: at for at, index in enumerate(self._trainable)}
-        return [self._script.has(clock, self._rank, place[piece.parameter]) for piece in self._held[shard]]
+        return [self._script.has_gradient(clock, self._rank, place[piece.parameter]) for piece in self._held[shard]]
 
-    def _spoil(self, gradient: torch.Tensor, clock: int) -> None:
-        """Where there is no gradient the buffer holds what was left there: it may never count."""
+    def _fill_absent_gradients(self, gradient: torch.Tensor, clock: int) -> None:
+        """Write garbage where there is no gradient: it must never be part of a sum."""
         for index, (start, size) in enumerate(zip(self._script.starts, self._script.sizes, strict=True)):
-            if not self._script.has(clock, self._rank, index):
+            if not self._script.has_gradient(clock, self._rank, index):
                 gradient[start : start + size] = 777.0 + clock
 
-    # ---- servers -------------------------------------------------------------------------------------------------
+    # ---- outputs -------------------------------------------------------------------------------------------------
 
     @property
     def _client(self) -> DenseClient:
@@ -327,65 +349,63 @@ class Worker:
     def _trainable(self) -> list[int]:
         return [index for index, info in enumerate(self._script.layout.parameters) if info.trainable]
 
-    def _send(self, said: Sequence[ClientOutput]) -> None:
-        for one in said:
+    def _send_outputs(self, outputs: Sequence[ClientOutput]) -> None:
+        for one in outputs:
             match one:
                 case ToServer(server=server, message=message, payload=payload):
-                    self.links.send(server, message, payload)
-                case ToPeer(rank=rank, message=message) if self._lines is not None:
-                    self._lines.send(rank, message)
+                    self.servers.send(server, message, payload)
+                case ToPeer(rank=rank, message=message) if self._host_peers is not None:
+                    self._host_peers.send(rank, message)
                 case HostSumTask():
-                    chance = self._network.world.random
-                    self.process.world.after(
-                        chance.choice((0.0, chance.random())) * self._scenario.pace, self._sum, one
-                    )
+                    rng = self._network.world.random
+                    self.process.world.after(rng.choice((0.0, rng.random())) * self._scenario.latency, self._sum, one)
 
-    # ---- others of this host -------------------------------------------------------------------------------------
+    # ---- workers of this host ------------------------------------------------------------------------------------
 
-    def _sum(self, gather: HostSumTask) -> None:
-        """What the thread does that sums."""
+    def _sum(self, task: HostSumTask) -> None:
+        """Sum the gradients of a host, as the aggregation thread does."""
         if not self.process.alive:
             return
         if self.process.world.now < self.process.paused_until:
-            self.process.world.at(self.process.paused_until, self._sum, gather)
+            self.process.world.at(self.process.paused_until, self._sum, task)
             return
-        present = host_sum(gather.into, self._held[gather.shard], gather.parts)
-        self._send(self._client.on_host_sum(gather, present))
-        self.process.poke()
+        present = host_sum(task.into, self._held[task.shard], task.parts)
+        self._send_outputs(self._client.on_host_sum(task, present))
+        self.process.wake_tasks()
 
-    def line_up(self, rank: int) -> None:
-        self._send(self._client.on_peer_connected(rank))
+    def on_peer_connected(self, rank: int) -> None:
+        self._send_outputs(self._client.on_peer_connected(rank))
 
-    def line_down(self, rank: int) -> None:
-        self._send(self._client.on_peer_disconnected(rank))
+    def on_peer_disconnected(self, rank: int) -> None:
+        self._send_outputs(self._client.on_peer_disconnected(rank))
 
-    def beside(self, rank: int, message: BetweenPeers) -> None:
+    def on_peer_message(self, rank: int, message: BetweenPeers) -> None:
         data = self._memory.read(message.at) if isinstance(message, HostPush) else None
-        self._send(self._client.on_peer_message(rank, message, data))
+        self._send_outputs(self._client.on_peer_message(rank, message, data))
 
-    # ---- servers, again ------------------------------------------------------------------------------------------
+    # ---- servers -------------------------------------------------------------------------------------------------
 
-    def _told(self, assignment: Assignment) -> None:
-        """Take in a new assignment, as ParameterClient.told; before the decision it is kept."""
+    def _on_assignment(self, assignment: Assignment) -> None:
+        """Take a new assignment. One that comes before the decision is stored."""
         if self._assignment is not None and assignment.epoch <= self._assignment.epoch:
             return
         self._assignment = assignment
         if self.machine is not None:
-            self.links.assigned(assignment.servers)
+            self.servers.set_servers(assignment.servers)
             ranks = [at.rank for at in assignment.servers]
-            self._send(self.machine.on_assignment(assignment.epoch, assignment.owners, ranks))
+            self._send_outputs(self.machine.on_assignment(assignment.epoch, assignment.owners, ranks))
 
-    def up(self, at: ServerAt, peer: End) -> None:
-        """Nothing to say: the server speaks first."""
+    def on_server_connected(self, at: ServerAt, peer: End) -> None:
+        """Do nothing: the server sends the first message."""
 
-    def down(self, at: ServerAt) -> None:
-        self._send(self._client.on_server_disconnected(at.rank))
+    def on_server_disconnected(self, at: ServerAt) -> None:
+        self._send_outputs(self._client.on_server_disconnected(at.rank))
 
-    def unreachable(self, at: ServerAt, why: str) -> None:
-        self._tell(ServerUnreachable(at.rank, at.incarnation, why))
+    def on_server_unreachable(self, at: ServerAt, why: str) -> None:
+        self._send_to_coordinator(ServerUnreachable(at.rank, at.incarnation, why))
 
-    def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
+    def server_buffer_for(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
         return self._client.receive_buffer_for(at.rank, message, size)
 
-    def received_from(self, at: ServerAt, message: Any, size: int) -> None:
-        self._send(self._client.on_server_message(at.rank, message, size))
+    def on_server_message_from(self, at: ServerAt, message: Any, size: int) -> None:
+        self._send_outputs(self._client.on_server_message(at.rank, message, size))

@@ -1,7 +1,7 @@
-"""A coordinator that moves shards and starts servers whenever the scenario says so.
+"""A coordinator that also moves shards and adds servers at random times.
 
-Its messages are those of the job's state machine, as in coordinator.py, which moves shards by balance and after losses.
-This one moves them at random too, so servers and workers get sequences of assignments that are rare in a balanced job.
+Its messages are those of the job's state machine, which moves shards for balance and after losses only. So servers and
+workers receive sequences of assignments that are rare in a job.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from psctl.job.shard_placement import ShardPlacement
 from tests.simulation.coordinator import Coordinator
 
 LATE = 8.0
-"""Seconds until a lost server is replaced in scenarios that replace none: longer than most runs take, and shorter than
-the coordinator waits for the end of a process."""
+"""Seconds until a lost server is replaced in scenarios without replacement: longer than most runs, and shorter than
+the time for which the coordinator waits for the end of a process."""
 
 
-class Director(Coordinator):
-    """The coordinator's process."""
+class ReassigningCoordinator(Coordinator):
+    """A coordinator with methods that reassign shards."""
 
     def start_member(self, start: StartMember) -> None:
-        replaces = start.member.role == "server" and start.member.incarnation > 0 and self.machine.job.training
-        if replaces and not self._scenario.replaces:
+        replaces_servers = start.member.role == "server" and start.member.incarnation > 0 and self.machine.job.training
+        if replaces_servers and not self._scenario.replaces_servers:
             self._world.after(LATE, super().start_member, start)
         else:
             super().start_member(start)
 
     def move(self, shard: int, server: int) -> None:
-        """Make `server` the primary of a shard, when that can be."""
+        """Make `server` the primary of a shard, if shards can move now."""
         placement = self._movable()
         if placement is None or server not in placement.places:
             return
@@ -38,7 +38,7 @@ class Director(Coordinator):
         self.aim(goal)
 
     def leave(self, server: int) -> None:
-        """Move everything away from a server."""
+        """Move all shards away from a server."""
         placement = self._movable()
         rest = {rank: place.host for rank, place in placement.places.items() if rank != server} if placement else {}
         if placement is not None and rest:
@@ -46,13 +46,13 @@ class Director(Coordinator):
             self.aim(assign(placement.sizes, rest, replicas, placement.chains))
 
     def join(self, server: int, host: int) -> None:
-        """Start one more server."""
+        """Start an additional server."""
         if self._movable() is not None:
             server_changes.start_server(self.machine.job, server, host)
             self.handle(Tick())
 
     def _movable(self) -> ShardPlacement | None:
-        """Return the shards, while they may be moved."""
+        """Return the placement of shards, or None while they cannot move."""
         job = self.machine.job
         placement = job.shards.placement
         moves = job.training and not job.all_processes_end and not self.over

@@ -1,0 +1,319 @@
+"""A simulation of tables: servers are lost, added and released, shards move, connections break, workers are replaced.
+
+The state machines are the shipped ones: servers and workers (psctl/ps), and the placement of shards
+(psctl/job/shard_placement.py). Every message, also the coordinator's to each server, arrives at a random time; a
+connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every push is
+applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket remains, and
+all replicas are equal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from psctl.job.shard_placement import ServerPlace, ShardPlacement
+from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp
+from psctl.ps.tables import table_packing
+from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.server import client_sessions
+from psctl.types import Address, ServerAt
+from tests.ps.table_world import World, spec
+from tests.simulation.kernel import Violation
+from tests.simulation.outcome import Outcome
+
+SHARDS = 4
+KEYS = 12
+ACTIONS = 60
+MESSAGE_LIMIT = 20_000
+"""Messages within which a run without further faults must become idle."""
+
+
+def check(what: object, invariant: str, text: str = "") -> None:
+    """Raise Violation when a condition does not hold."""
+    if not what:
+        raise Violation(invariant, text or invariant)
+
+
+@contextmanager
+def small_limits() -> Iterator[None]:
+    """Let short key lists have hashes too, and servers remember few of them."""
+    before = table_packing.HASHED, client_sessions.REMEMBERED
+    table_packing.HASHED, client_sessions.REMEMBERED = 2, 80
+    try:
+        yield
+    finally:
+        table_packing.HASHED, client_sessions.REMEMBERED = before
+
+
+class TableRun(World):
+    """A run: a world of tables with a coordinator and faults."""
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = numbers = random.Random(seed)
+        self.orders: dict[int, deque] = {}
+        self.known: dict[int, dict[int, int]] = {}  # by server: incarnations in its newest assignment
+        self.incarnations = dict.fromkeys(range(6), 0)
+        workers, servers = numbers.randint(1, 3), numbers.randint(2, 4)
+        replicas = numbers.randint(1, servers - 1)
+        self.placement = ShardPlacement([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
+        super().__init__(
+            workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
+            replicas=replicas, shares=numbers.random() < 0.5,
+        )  # fmt: skip
+        self.expected = np.zeros(KEYS)
+        self.own_pushes = np.zeros((workers, KEYS))
+        self.next_step = [0] * workers
+        self.last_push: dict[int, tuple[np.ndarray, bool]] = {}  # by worker: (keys, whether pushed one by one)
+        self.repeat: set[int] = set()  # replaced workers that must repeat their last step
+        self.reads: list = []  # (worker, client, read, the worker's own pushes)
+        self.row_reads: list = []  # (worker, client, ticket, key, the worker's own pushes)
+        self.values_checked = 0
+
+    def place(self, rank: int) -> ServerPlace:
+        return ServerPlace(ServerAt(rank, self.incarnations[rank], Address("h", rank)), rank)
+
+    # ---- the coordinator ----
+
+    def assign(self, chains, copies=None) -> None:
+        assignment = self.placement.assignment
+        for rank in self.servers:
+            self.orders[rank].append(assignment)
+
+    def start(self, rank: int):
+        self.orders[rank], self.known[rank] = deque(), {}
+        return super().start(rank)
+
+    def meet(self, rank: int) -> None:
+        """Connect two servers when both have received each other's incarnation."""
+        for other in self.servers:
+            known = [self.known[one].get(another) for one, another in ((rank, other), (other, rank))]
+            if known == [self.incarnations[other], self.incarnations[rank]] and rank != other:
+                self.connect(("server", rank), ("server", other))
+
+    def handle_reports(self) -> None:
+        """Handle the servers' reports, and send the assignment that follows."""
+        for rank, output in self.reports:
+            if isinstance(output, ReplicaCaughtUp):
+                self.placement.on_caught_up(output.epoch, output.shard, output.server)
+            elif isinstance(output, LeadMoved):
+                self.placement.on_transferred(output.shard, rank)
+        self.reports.clear()
+        self.placement.advance(patient=self.numbers.random() < 0.5)
+        self.send_assignment()
+        for rank in self.placement.forget_released():
+            self.end_server(rank)
+
+    def send_assignment(self) -> None:
+        if self.placement.news_for_servers() is not None:
+            self.assign(None)
+        self.placement.news_for_workers()
+
+    def end_server(self, rank: int) -> None:
+        del self.orders[rank], self.known[rank]
+        self.incarnations[rank] += 1
+        self.kill(rank)
+
+    # ---- random actions ----
+
+    def lose_server(self) -> None:
+        rank = self.numbers.choice(list(self.servers))
+        if self.placement.survives([rank]) and self.placement.remove_lost([rank]):
+            self.end_server(rank)
+            self.send_assignment()  # at once, before shards move for another reason
+
+    def add_server(self) -> None:
+        free = [rank for rank in range(5) if rank not in self.servers]
+        if free:
+            self.start(free[0])
+            self.placement.add_server(self.place(free[0]))
+
+    def release_server(self) -> None:
+        staying = [rank for rank in self.placement.places if rank not in self.placement.leaving]
+        if len(staying) > 2 and self.placement.settled:
+            self.placement.release([self.numbers.choice(staying)])
+
+    def break_connection(self) -> None:
+        """Break a connection of a worker or between servers."""
+        servers = list(self.servers)
+        between = [link for link in self.links if link[0][0] == link[1][0] == "server"]
+        if self.numbers.random() < 0.5 and between:
+            self.connect(*self.numbers.choice(between))
+        else:
+            self.cut(self.numbers.randrange(len(self.clients)), self.numbers.choice(servers))
+
+    def take_step(self) -> None:
+        """Let a worker run one step or two, or repeat a step if it replaced another one."""
+        rank = self.numbers.randrange(len(self.clients))
+        client = self.clients[rank]
+        if not client.is_open or client.lagging_shards():
+            return
+        step = self.next_step[rank]
+        keys = np.array(sorted(self.numbers.sample(range(KEYS), self.numbers.randint(1, KEYS))))
+        if rank in self.repeat:
+            self.repeat.discard(rank)
+            self.run_step(rank, step - 1, *self.last_push[rank], repeat=True)
+            return
+        one_by_one = self.numbers.random() < 0.5
+        for _ in range(1 + (self.numbers.random() < 0.1)):
+            self.expected[keys] += 1
+            self.own_pushes[rank, keys] += 1
+            self.last_push[rank] = keys, one_by_one
+            self.run_step(rank, step, keys, one_by_one)
+            self.next_step[rank] = step = step + 1
+
+    def run_step(self, rank: int, step: int, keys: np.ndarray, one_by_one: bool, *, repeat: bool = False) -> None:
+        """Run one step of a worker.
+
+        Args:
+            one_by_one: push the keys one by one, the first of them in two halves, with other messages between.
+            repeat: the step repeats one of a lost worker, whose pushes in it are not the new worker's own.
+        """
+        if one_by_one:
+            for key in (keys[0], *keys):
+                self.push_one(rank, spec(), int(key), 0.5 if key == keys[0] else 1.0, place=step)
+                for _ in range(self.numbers.randrange(3)):
+                    self.step()
+        else:
+            self.push(rank, spec(), keys, torch.ones(len(keys)), place=step)
+        own = self.own_pushes[rank, keys] * (not repeat)
+        if self.numbers.random() < 0.3:
+            for key, of_key in zip(keys.tolist(), own.tolist(), strict=True):
+                ticket = self.begin_one(rank, spec(), key)
+                self.row_reads.append((rank, self.clients[rank], ticket, key, of_key))
+        if self.numbers.random() < 0.3:
+            self.reads.append((rank, self.clients[rank], self.begin(rank, spec(), keys), own))
+        if self.store.staleness is not None:
+            self.clock(rank, place=step)
+        if step % 5 == 4 and self.steps[rank] < step:
+            self.mark(rank, step, place=step)
+
+    def replace(self) -> None:
+        """Replace a worker within its step; the new worker repeats the step."""
+        rank = self.numbers.randrange(len(self.clients))
+        outstanding = [change.sequence for change in self.clients[rank].outstanding]
+        if (
+            self.next_step[rank]
+            and self.clients[rank].is_open
+            and all(each >> 32 >= self.next_step[rank] - 1 for each in outstanding)
+        ):
+            self.repeat.add(rank)
+            self.join(rank)
+
+    def check_reads(self) -> None:
+        """Compare the results of finished reads."""
+        for each in list(self.reads):
+            rank, client, read, own = each
+            if self.clients[rank] is not client:
+                self.reads.remove(each)
+            elif self.done(rank, read):
+                self.reads.remove(each)
+                keys, lanes = result(read.wants[0])
+                found, most = lanes.values.flatten().numpy(), self.expected[keys]
+                check((found <= most).all(), "nothing twice", f"{rank} read {found} where {most} was pushed")
+                check((found >= own).all(), "read my writes", f"{rank} read {found}, and pushed {own} itself")
+                self.values_checked += len(found)
+        self.row_reads = [each for each in self.row_reads if self.clients[each[0]] is each[1]]
+        for each in [each for each in self.row_reads if each[2] in each[1].rows]:
+            rank, client, ticket, key, own = each
+            self.row_reads.remove(each)
+            found, most = float(client.rows.pop(ticket)), self.expected[key]
+            check(own <= found <= most, "read my writes", f"{rank} read {found} of {key}: {own} its own, {most} of all")
+            self.values_checked += 1
+
+    def deliver_assignment(self) -> None:
+        """Deliver an assignment to a server."""
+        waiting = [rank for rank, queue in self.orders.items() if queue]
+        if waiting:
+            rank = self.numbers.choice(waiting)
+            assignment = self.orders[rank].popleft()
+            alive = [at.rank for at in assignment.servers]
+            before, self.known[rank] = self.known[rank], {at.rank: at.incarnation for at in assignment.servers}
+            self.follow(
+                rank, self.servers[rank].on_assignment(assignment.epoch, assignment.chains, assignment.copies, alive)
+            )
+            if before != self.known[rank]:
+                self.meet(rank)
+
+
+def run_and_check(world: TableRun) -> None:
+    """Run random actions, deliver all messages, and check the invariants."""
+    numbers = world.numbers
+    faults = [world.lose_server, world.add_server, world.release_server, world.break_connection, world.replace]
+    for _ in range(ACTIONS):
+        numbers.choices([world.take_step, numbers.choice(faults)], [5, 1])[0]()
+        for _ in range(numbers.randrange(25)):
+            (world.deliver_assignment if numbers.random() < 0.1 else world.step)()
+            world.handle_reports()
+        world.check_reads()
+    drain(world)
+    for rank in sorted(world.repeat):
+        check(world.clients[rank].is_open, "no ticket left", f"worker {rank} has not opened the store")
+        world.run_step(rank, world.next_step[rank] - 1, *world.last_push[rank], repeat=True)
+    for rank in range(len(world.clients)):  # no worker waits for another one from here on
+        world.put(rank, world.clients[rank].leave(world.next_step[rank], world.ticket()))
+    drain(world)
+    check(world.placement.settled, "shards add_server to drain")
+    world.check_reads()
+    check(not world.row_reads, "no ticket left", f"reads of one row: {world.row_reads}")
+    outstanding = [
+        (client.outstanding.bytes_in_flight, list(client._reads), client.is_open) for client in world.clients
+    ]
+    check(
+        all(each == (0, [], True) for each in outstanding),
+        "no ticket left",
+        f"kept, reads, opened: {outstanding}",
+    )
+    last = len(world.clients) - 1
+    world.join(last)
+    world.run()
+    found = world.pull(last, spec(), np.arange(KEYS)).flatten().numpy()
+    text = f"{found.tolist()} where {world.expected.tolist()} was pushed"
+    check(
+        found.tolist() == world.expected.tolist(),
+        "nothing twice" if found.sum() > world.expected.sum() else "nothing lost",
+        text,
+    )
+    for shard, chain in enumerate(world.placement.chains):
+        check(
+            len({shard_state(world, rank, shard) for rank in chain}) == 1,
+            "replicas are equal",
+            f"shard {shard}: {chain}",
+        )
+
+
+def drain(world: TableRun) -> None:
+    """Deliver messages until none is in flight."""
+    for _ in range(MESSAGE_LIMIT):
+        delivered = world.step()
+        world.deliver_assignment()
+        world.handle_reports()
+        if not delivered and not any(world.orders.values()) and not any(world.links.values()):
+            return
+
+
+def shard_state(world: TableRun, rank: int, shard: int) -> bytes:
+    """Return a server's state of a shard."""
+    _, data = world.servers[rank].shards_here[shard].state.snapshot()
+    return bytes(data)
+
+
+def run_tables(seed: int, traced: bool = False) -> Outcome:
+    """Run one seed."""
+    outcome = Outcome(seed)
+    with small_limits():
+        try:
+            world = TableRun(seed)
+            world.trace = outcome.trace if traced else None
+            run_and_check(world)
+            outcome.values_checked = world.values_checked
+        except Violation as error:
+            outcome.invariant, outcome.text = error.invariant, str(error)
+        except Exception as error:  # noqa: BLE001  any exception of the product is a failure
+            outcome.invariant, outcome.text = "no error", f"{type(error).__name__}: {error}"
+    return outcome
