@@ -1,7 +1,8 @@
 """The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
 A refused connection means that the coordinator is gone: the job is over on this host. Silence may be a link that comes
-back: the agent waits until the coordinator has been unreachable for AGENT_PATIENCE (job/silence.py).
+back: when the coordinator has been out of reach for AGENT_PATIENCE (job/silence.py), the agent ends its processes, but
+goes on to dial for as long as the job waits for lost hosts.
 """
 
 from __future__ import annotations
@@ -97,6 +98,12 @@ class LinkUp(msgspec.Struct, frozen=True):
     """The coordinator is connected."""
 
 
+class LinkSilent(msgspec.Struct, frozen=True):
+    """The coordinator has been out of reach for AGENT_PATIENCE; it may come back."""
+
+    reason: str
+
+
 class LinkGone(msgspec.Struct, frozen=True):
     """The coordinator is gone for good."""
 
@@ -115,17 +122,19 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
 
     Args:
         credentials: of the agent.
-        register: the first message of each connection.
+        register: returns the first message of each connection; called on another thread.
+        patience: seconds without the coordinator after which it is gone for good, at least AGENT_PATIENCE.
         congestion: TCP's congestion control.
-        put: takes LinkUp, LinkGone and FromCoordinator; called on other threads.
+        put: takes LinkUp, LinkSilent, LinkGone and FromCoordinator; called on other threads.
         copies: receives checkpoint copies.
     """
 
     def __init__(
-        self, credentials: Credentials, register: Register, congestion: str,
-        put: Callable[[LinkUp | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
+        self, credentials: Credentials, register: Callable[[], Register], patience: float, congestion: str,
+        put: Callable[[LinkUp | LinkSilent | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
     ) -> None:  # fmt: skip
         self._credentials, self._register, self._congestion = credentials, register, congestion
+        self._patience = max(AGENT_PATIENCE, patience)
         self._put, self._copies = put, copies
         self._lock = threading.Lock()
         self._peer: PeerConnection | None = None
@@ -156,30 +165,32 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
             peer.close("the agent ends")
 
     def _run(self, address: Address) -> None:
-        since: float | None = None
+        since, silent = time.monotonic(), False  # out of reach since; whether the agent knows it
         while not self._over.is_set():
             self._lost.clear()
-            began = time.monotonic()
-            since = since if since is not None else began
             try:
-                peer = self._dial(address, since + AGENT_PATIENCE - began)
+                peer = self._dial(address, since + self._patience - time.monotonic())
             except PsctlError as error:
-                if isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() - since >= AGENT_PATIENCE:
+                away = time.monotonic() - since
+                if isinstance(error.__cause__, ConnectionRefusedError) or away >= self._patience:
                     self._put(LinkGone(error.message))
                     return
+                if away >= AGENT_PATIENCE and not silent:
+                    silent = True
+                    self._put(LinkSilent(error.message))
                 self._lost.wait(0.3)
                 continue
             with self._lock:
-                peer.send(self._register, urgent=True)
+                peer.send(self._register(), urgent=True)
                 self._peer = peer
             self._put(LinkUp())
             silence = self._await_end(peer)
             if self._over.is_set():
                 return
-            if silence >= AGENT_PATIENCE:
-                self._put(LinkGone(f"{peer.name}: no sign of life for {silence:.0f} s"))
-                return
-            self._peer, since = None, time.monotonic() - silence
+            self._peer, since, silent = None, time.monotonic() - silence, silence >= AGENT_PATIENCE
+            if silent:
+                self._put(LinkSilent(f"{peer.name}: no sign of life for {silence:.0f} s"))
+                peer.close("no sign of life")
 
     def _await_end(self, peer: PeerConnection) -> float:
         """Wait for the connection's end, or for AGENT_PATIENCE of silence; return the seconds of silence before."""

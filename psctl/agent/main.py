@@ -30,7 +30,14 @@ from psctl.agent.control_socket import (
     StopRequested,
     answer,
 )
-from psctl.agent.coordinator_link import CheckpointCopies, CoordinatorLink, FromCoordinator, LinkGone, LinkUp
+from psctl.agent.coordinator_link import (
+    CheckpointCopies,
+    CoordinatorLink,
+    FromCoordinator,
+    LinkGone,
+    LinkSilent,
+    LinkUp,
+)
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
@@ -83,8 +90,8 @@ class SupervisorEnded(msgspec.Struct, frozen=True):
 
 
 AgentEvent = (
-    ChildEnded | SigtermReceived | SupervisorEnded | LinkUp | LinkGone | FromCoordinator | CoordinatorAt | StoreWanted
-    | StopRequested
+    ChildEnded | SigtermReceived | SupervisorEnded | LinkUp | LinkSilent | LinkGone | FromCoordinator | CoordinatorAt
+    | StoreWanted | StopRequested
 )  # fmt: skip
 
 
@@ -122,9 +129,11 @@ class Agent:
         credentials = spawn.credentials_of(orders)
         self._master_port = MasterPort(orders.job, credentials)
         self._head = HeadServices(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
-        register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
         self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
-        self._link = CoordinatorLink(credentials, register, orders.job.congestion, self._queue.put, self._copies)
+        self._link = CoordinatorLink(
+            credentials, self._registration, orders.job.restart_wait, orders.job.congestion, self._queue.put,
+            self._copies,
+        )  # fmt: skip
         self._queries = CoordinatorQueries(self._link.send)
         self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._link.send, self._log)
 
@@ -201,6 +210,9 @@ class Agent:
                 self._queries.add_answer(event)
             case FromCoordinator(message=message):
                 self._on_coordinator_message(message)
+            case LinkSilent(reason=reason):
+                self._log(f"the coordinator is out of reach: {reason}; ending the job's processes on this host")
+                self._end_members(list(self._members.values()), self.orders.grace)
             case LinkGone(reason=reason):
                 self._on_coordinator_lost(reason)
             case StoreWanted() if not self._stopping:
@@ -398,6 +410,10 @@ class Agent:
         processes = [(member, child.pid) for child, member in list(self._members.items())]
         status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
         return answer(request, status, self._queue.put, self._queries)
+
+    def _registration(self) -> Register:
+        memory, running = psutil.virtual_memory().total, tuple(self._members.values())
+        return Register(self.host.name, os.getpid(), self.host.cores, memory, self.host.gpus, running)
 
     def _sample(self) -> None:
         sample = self._processes.sample(self.host.name)

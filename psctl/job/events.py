@@ -151,6 +151,18 @@ class StateChanged(Event, frozen=True, tag="state"):
     staleness: int = 0  # clocks that were missing from the values of a worker's last step
 
 
+class Recovering(Event, frozen=True, tag="recovering"):
+    """The job waits for hosts that are lost or out of reach; times in seconds since the epoch. psctl's own."""
+
+    hosts: list[str]
+    since: float
+    until: float  # then it goes on, or ends, without them
+
+
+class Recovered(Event, frozen=True, tag="recovered"):
+    """The job waits for hosts no longer: it goes on, or ends. psctl's own."""
+
+
 class Notice(Event, frozen=True, tag="notice"):
     """A plain sentence for people ("worker/1 is slow: step 31 since 32 s, in sync"). psctl's own."""
 
@@ -159,7 +171,7 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
-    | Finished | StateChanged | Notice
+    | Finished | StateChanged | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

@@ -26,6 +26,7 @@ The phases of a restart, after a loss that the job may survive:
     settling    a process ended: a short wait for the reports that show whether it was a loss or an exception
     leaving     the number of workers changes: all run to one common step, save and exit
     ending      all workers and servers are being ended: TERM, then KILL
+    waiting     no process is left, and the hosts that are left have too few slots: lost hosts may return
     choosing    no process is left: the newest checkpoint with correct digests is being searched
     over        new incarnations of all processes were ordered, or the job ends after all
 """
@@ -75,8 +76,9 @@ ENDING: Table = {
 RECOVERY: Table = {
     "settling": {"end": "ending", "give up": "over"},
     "leaving": {"end": "ending", "give up": "over"},
-    "ending": {"gone": "choosing", "give up": "over"},
-    "choosing": {"ordered": "over", "give up": "over"},
+    "ending": {"gone": "choosing", "short": "waiting", "give up": "over"},
+    "waiting": {"gone": "choosing", "give up": "over"},
+    "choosing": {"ordered": "over", "short": "waiting", "give up": "over"},
     "over": {},
 }
 """Phase of a restart -> trigger -> next phase."""

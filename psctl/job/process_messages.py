@@ -14,13 +14,14 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Register(JobMessage, frozen=True):
-    """First message of an agent."""
+    """First message of an agent on each connection. `running`: the job's processes on its host."""
 
     host: str
     pid: int
     cores: int
     memory: int  # bytes
     gpus: int
+    running: tuple[Member, ...] = ()
 
 
 class ProcessStarted(JobMessage, frozen=True):

@@ -45,11 +45,19 @@ class FinishedDigest(msgspec.Struct):
     failure: JsonObject | None = None
 
 
+class RecoveryDigest(msgspec.Struct):
+    """The hosts that a job waits for; times in seconds since the epoch."""
+
+    hosts: list[str]
+    since: float
+    until: float
+
+
 class JobDigest(msgspec.Struct):
     """The last events of a job's log, and the state of its head's agent.
 
     `alive`: whether that agent runs; `waiting`: whether its orders are not read yet; `state`: the job's state; `ranks`:
-    the last state of every process by name, "worker/3".
+    the last state of every process by name, "worker/3"; `recovering`: the hosts that the job waits for.
     """
 
     alive: bool
@@ -61,6 +69,7 @@ class JobDigest(msgspec.Struct):
     progress: StepDigest | None = None
     checkpoint: StepDigest | None = None
     finished: FinishedDigest | None = None
+    recovering: RecoveryDigest | None = None
 
 
 _DIGESTS: msgspec.json.Decoder[dict[str, JobDigest]] = msgspec.json.Decoder(dict[str, JobDigest])

@@ -161,13 +161,18 @@ class CheckpointSpec(Section, frozen=True):
 class RestartSpec(Section, frozen=True):
     """How the job continues after losses."""
 
-    later: ClassVar[tuple[str, ...]] = ("wait",)
     max: Annotated[int, whole(0, 1000), Doc("Losses of workers, servers and hosts that the job survives.")] = 3
 
     on_worker_loss: Annotated[
         Literal["wait", "continue"],
         Doc("wait: another worker replaces the lost one and repeats the step. continue: continue with fewer workers."),
     ] = "wait"
+
+    wait: Annotated[
+        float,
+        duration(7 * 86400),
+        Doc("Time for lost hosts to return when the others have too few slots; 0: the job ends at once."),
+    ] = 600.0
 
 
 class TimeoutSpec(Section, frozen=True):

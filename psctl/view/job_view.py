@@ -69,6 +69,7 @@ class JobView:
     plan: kinds.Planned | None = None
     recent_events: list[RecentEvent] = field(default_factory=list)
     finished: kinds.Finished | None = None
+    recovering: kinds.Recovering | None = None  # hosts that the job waits for
 
     def apply(self, event: kinds.AnyEvent) -> None:
         """Update the state by one event."""
@@ -94,7 +95,12 @@ class JobView:
                 self._on_restored(event)
             case kinds.StateChanged():
                 self._on_state(event)
+            case kinds.Recovering():
+                self.recovering = event
+            case kinds.Recovered():
+                self.recovering = None
             case kinds.Finished():
+                self.recovering = None
                 self.finished, self.state = event, event.status
                 for rank in self.ranks.values():
                     rank.rate = 0.0
@@ -188,7 +194,7 @@ class JobView:
 
     def _on_state(self, event: kinds.StateChanged) -> None:
         if event.role == "job":
-            self.state = event.state
+            self.state, self.recovering = event.state, None
             return
         found = self.rank_of(event.role, event.rank, event.host)
         if found.state != event.state:  # steps count from here on: steps before it ran were no training

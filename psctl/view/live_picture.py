@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from psctl.job.events import Recovering
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import ROLE_STYLES, STATE_STYLES, Glyphs, state_text
 from psctl.view.job_view import ERROR, WARNING, JobView, RecentEvent
@@ -42,6 +43,8 @@ def picture(state: JobView, width: int, height: int, age: float, hint: str, glyp
 def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield _header(state, width, age)
     progress = state.progress
+    if state.recovering is not None:
+        yield _line("recovering", _recovery_text(state.recovering, state.latest + age))
     if progress is None:
         yield _line("step", _startup_text(state))
     else:
@@ -68,6 +71,12 @@ def _header(state: JobView, width: int, age: float) -> Text:
     if state.hosts and width >= 60:
         line.append(f"  on {state.hosts[0] if len(state.hosts) == 1 else f'{len(state.hosts)} hosts'}", style="dim")
     return line
+
+
+def _recovery_text(waits: Recovering, now: float) -> str:
+    """Return the hosts that the job waits for, since when, and how much longer."""
+    since, left = format_seconds(max(0.0, now - waits.since)), format_seconds(max(0.0, waits.until - now))
+    return f"waiting for {', '.join(map(one_line, waits.hosts))} since {since}, {left} more at most"
 
 
 def _startup_text(state: JobView) -> str:

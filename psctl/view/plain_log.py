@@ -120,6 +120,10 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.Restored():
             lost = f" lost={event.lost}" if event.lost else ""
             text = f"restored checkpoint={event.checkpoint or 'none'} step={event.step}{lost}"
+        case kinds.Recovering():
+            text = f"recovering waiting for {', '.join(event.hosts)}, {event.until - event.since:.0f} s at most"
+        case kinds.Recovered():
+            text = "recovered"
         case kinds.Notice():
             text = f"notice {event.text}"
         case kinds.StateChanged():

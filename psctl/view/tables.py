@@ -16,7 +16,7 @@ from rich.text import Text
 from psctl.types import Document
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import STATE_STYLES, Glyphs, say
-from psctl.view.text import date_time, number, one_line
+from psctl.view.text import clock_time, date_time, number, one_line
 
 LAST = 20
 """Least width of a table's last column; with less space rows become blocks."""
@@ -130,6 +130,14 @@ def draw_doctor(console: Console, document: Document) -> None:
 def draw_status(console: Console, document: Document) -> None:
     """Draw the result of `status`: jobs, the ranks of each, and the hosts."""
     draw_jobs(console, document)
+    for job in document["jobs"]:
+        if waits := job.get("recovering"):
+            names, since, until = (
+                one_line(", ".join(waits["hosts"])),
+                clock_time(waits["since"]),
+                clock_time(waits["until"]),
+            )
+            say(console, f"{job['job']} is recovering: it waits for {names} since {since}, until {until} at most")
     heads = ("rank", "host", "state", "step", "pid", "last error")
     ranks = {str(job["job"]): [_rank(rank) for rank in job.get("ranks", [])] for job in document["jobs"]}
     if console.is_terminal:

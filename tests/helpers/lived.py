@@ -62,22 +62,23 @@ def words(epochs: int, pause: float, *more: str) -> list[str]:
 
 
 class Lived:
-    """Hosts with two slots each, one worker and one server on each, and the job that trains there.
+    """Hosts with one worker and one server each, and the job that trains there.
 
     Args:
         hosts: test hosts.
         folder: for psctl's home on the driving side.
         more: lines of the cluster file.
+        slots: of each host.
     """
 
     job = "steady-1"
 
-    def __init__(self, hosts: Any, folder: Path, more: str = "") -> None:
+    def __init__(self, hosts: Any, folder: Path, more: str = "", slots: int = 2) -> None:
         self.hosts, self.head = hosts, next(iter(hosts))
         home = hosts.make_home(folder)
         self.psctl = Psctl(home.path, environment=home.env)
         self.cluster = home.path / "cluster.yaml"
-        rows = "".join(f"  - {{address: {name}, name: {name}, slots: 2}}\n" for name in hosts)
+        rows = "".join(f"  - {{address: {name}, name: {name}, slots: {slots}}}\n" for name in hosts)
         text: str = hosts.cluster_text([self.head], more=more)
         self.cluster.write_text(text[: text.index("hosts:")] + "hosts:\n" + rows)
         self.log = hosts.path(self.head, f"/root/.psctl/host/jobs/{self.job}/{self.head}/events.jsonl")

@@ -21,7 +21,7 @@ JOB = {
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
-    "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
+    "restart.wait": "1h",    "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
     "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "servers.per_host": "2",
 }  # fmt: skip

@@ -248,7 +248,7 @@ def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind:
 def test_a_host_that_loses_power(shared: Lab) -> None:
     """The last of this file: its hosts are shared."""
     shared.write()
-    slow = ["--servers", "1", *set_args("--epochs", "200", "--pause", "0.05")]
+    slow = ["--servers", "1", "--set", "restart.wait=0s", *set_args("--epochs", "200", "--pause", "0.05")]
     with shared.psctl.start("train", str(STEADY), "--cluster", str(shared.cluster), "-o", "jsonl", *slow) as process:
         next_event(process, "progress")
         shared.hosts.crash("h2")

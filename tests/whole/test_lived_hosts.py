@@ -67,8 +67,12 @@ def test_an_outage_of_the_heads_own_link_costs_as_long_as_it_lasts(job: Lived, r
     job.ends_right(reference)
 
 
-def test_an_outage_that_outlasts_the_agents_ends_the_job(job: Lived) -> None:
+def test_an_outage_that_outlasts_the_agents_ends_a_job_that_may_not_wait(
+    make_hosts: Callable[..., Any], tmp_path: Path
+) -> None:
     """The agents end their processes after 15 s; the head is left with too few slots."""
+    job = Lived(make_hosts(3), tmp_path / "home", slots=1)
+    job.train("--set", "restart.wait=0s")
     job.hosts.cut("h1")
     job.until(lambda: job.of("finished"), "the end", 90)
     last = job.of("finished")[-1]
@@ -86,8 +90,31 @@ def test_a_host_that_was_cut_off_for_60_s_is_lost_and_does_no_harm_when_it_is_ba
     job.hosts.cut("h3")
     job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
     lasting(60, job)
-    assert not job.hosts.leftovers("h3"), "an agent that misses the coordinator for 15 s ends its processes"
+    left = [kind for kind in ("worker", "server") for host, _ in job.processes(kind) if host == "h3"]
+    assert not left, "an agent that misses the coordinator for 15 s ends its processes"
     job.hosts.heal("h3")
+    job.until(lambda: job.notices("h3 is back, and may be used again"), "the host's return", 60)
+    job.goes_on()
+    job.ends_right(reference)
+
+
+@pytest.mark.parametrize("host", ["h3", "h1"])
+def test_a_job_waits_for_hosts_that_it_needs_and_goes_on_when_they_are_back(
+    make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str], host: str
+) -> None:
+    """All slots are in use. h1 is the head: to it all others are lost, and their agents end their processes."""
+    job = Lived(make_hosts(3), tmp_path / "home", slots=1)
+    job.train()
+    job.hosts.cut(host)
+    job.until(lambda: job.of("recovering") and job.lost(), "the wait", 90)
+    lasting(20, job)
+    if host != "h1":
+        (row,) = job.psctl.run("status", job.job, "-o", "json").document["jobs"]
+        assert row["recovering"]["hosts"] == ["h3"], row
+        shown = job.psctl.run("status", job.job)
+        assert "is recovering: it waits for h3 since" in shown.out, shown
+    job.hosts.heal(host)
+    job.until(lambda: job.of("restored"), "the restart", 120)
     job.goes_on()
     job.ends_right(reference)
 

@@ -90,6 +90,8 @@ class JobState:
 
         self.registered: set[int] = set()  # hosts
         self.lost_hosts: set[int] = set()
+        self.returning: dict[int, set[Member]] = {}  # lost hosts whose agents are back, with processes yet to end
+        self.may_serve = [host.may_serve for host in order.hosts]  # also while a host is lost
         self.refused: set[Member] = set()  # they broke the protocol; this incarnation may not connect again
         self.ranks: dict[Member, Rank] = {}
         self._by_role: dict[str, list[Rank]] = {}  # as `ranks_of` returns them, until they change

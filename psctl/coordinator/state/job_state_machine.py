@@ -20,6 +20,7 @@ from psctl.coordinator.state import (
     outages,
     progress,
     restart,
+    returning_hosts,
     scaling,
     server_changes,
     startup,
@@ -235,8 +236,10 @@ class JobStateMachine:
     def _on_agent_message(self, agent: Member, message: JobMessage) -> None:
         job = self.job
         match message:
-            case Register():
-                startup.on_register(job, agent)
+            case Register(running=running):
+                startup.on_register(job, agent, running)
+            case ProcessExited(member=member) if agent.rank in job.lost_hosts:
+                returning_hosts.on_process_ended(job, agent.rank, member)
             case ProcessStarted(member=member, pid=pid) if self._is_on_host(agent, member):
                 startup.on_started(job, job.ranks[member], pid)
             case ProcessExited(member=member) if self._is_on_host(agent, member):

@@ -174,6 +174,7 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
 
     Connections to the coordinator outlast long silence, so those of the host are closed here: a restart waits for them.
     """
+    job.returning.pop(host, None)
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from psctl.job import events
 from psctl.job.silence import AGENT_PATIENCE
 
 if TYPE_CHECKING:
@@ -92,6 +93,9 @@ def on_reached(job: JobState, host: int) -> None:
 def _go_on(job: JobState, silent: set[int]) -> None:
     if job.outage is None:
         job.outage = Outage(job.now, set(silent))
+        names = [job.order.hosts[host].name for host in sorted(silent)]
+        until = job.time + AGENT_PATIENCE
+        job.append_event(events.Recovering(time=job.time, hosts=names, since=job.time, until=until))
         job.notice(
             f"no sign of life from {_names(job, silent)} at the same time: the network of the head, "
             f"{job.order.hosts[0].name}, seems to be down; the job waits until it is back"
@@ -103,6 +107,7 @@ def _go_on(job: JobState, silent: set[int]) -> None:
 def _end(job: JobState, reached: set[int]) -> None:
     outage, job.outage = job.outage, None
     assert outage is not None, "called for one"
+    job.append_event(events.Recovered(time=job.time))
     lasted = job.now - outage.since
     back = outage.hosts & reached
     if back:

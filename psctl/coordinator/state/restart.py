@@ -17,7 +17,8 @@ Why this is right after any loss:
 under ps with `update: auto` on servers restarts when its script changes gradients in its first step (`on_step_unfit`).
 
 Workers of a lost host move to free slots of the job's other hosts; hosts keep their order, so ranks are numbered anew
-in that order and the plan is made again. Without enough slots the job ends of the loss.
+in that order and the plan is made again. Without enough slots the job waits `restart.wait` for lost hosts to return
+(returning_hosts.py), then ends of the loss.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.table_placement import TableServers
-from psctl.job import failures
+from psctl.job import events, failures
 from psctl.job.membership_messages import StepUnfit
 from psctl.job.process_messages import EndProcesses, HoldSlots, RenewStore
 from psctl.job.training_messages import Resume
@@ -41,6 +42,8 @@ from psctl.types import Member
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
+
+NO_SLOTS = "the hosts that are left have too few slots for its workers"
 
 ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
 
@@ -71,14 +74,36 @@ def _advance_once(job: JobState, restart: Restart) -> bool:
             names = ", ".join(job.describe(rank) for rank in running)
             _give_up(job, restart, f"{names} did not end when it was ordered to")
             return False
-        restart.move("gone", job.now + ending.DRAIN)
-        job.instructions.append(FindRestorable())
+        _choose_or_wait(job, restart)
+    elif restart.phase == "waiting" and _hosts_without_lost(job) is not None:
+        job.append_event(events.Recovered(time=job.time))
+        _choose_or_wait(job, restart)
+    elif restart.phase == "waiting" and late:
+        job.append_event(events.Recovered(time=job.time))
+        _give_up(job, restart, f"{NO_SLOTS}; none came back within {job.order.restart_wait:.0f} s (restart.wait)")
+        return False
     elif restart.phase == "choosing" and late:
         _give_up(job, restart, "its checkpoints could not be read in time")
         return False
     else:
         return False
     return True
+
+
+def _choose_or_wait(job: JobState, restart: Restart) -> None:
+    """Search the checkpoint to resume from; without enough slots, wait for lost hosts first."""
+    if _hosts_without_lost(job) is not None or not job.order.restart_wait:
+        restart.move("gone", job.now + ending.DRAIN)
+        job.instructions.append(FindRestorable())
+        return
+    restart.move("short", job.now + job.order.restart_wait)
+    names = [job.order.hosts[host].name for host in sorted(job.lost_hosts)]
+    until = job.time + job.order.restart_wait
+    job.append_event(events.Recovering(time=job.time, hosts=names, since=job.time, until=until))
+    job.notice(
+        f"{NO_SLOTS}: the job waits up to {job.order.restart_wait:.0f} s (restart.wait) until {', '.join(names)} "
+        f"{'is' if len(names) == 1 else 'are'} back"
+    )
 
 
 def _give_up(job: JobState, restart: Restart, why: str) -> None:
@@ -154,8 +179,10 @@ def on_restorable(job: JobState, found: RestorableFound) -> None:
     hosts = _hosts_without_lost(job)
     if found.problem:
         _give_up(job, restart, f"it cannot be started again: {found.problem}")
+    elif hosts is None and job.order.restart_wait:
+        _choose_or_wait(job, restart)
     elif hosts is None:
-        _give_up(job, restart, "the hosts that are left have no slots for its workers")
+        _give_up(job, restart, NO_SLOTS)
     else:
         restart.move("ordered", job.now)
         job.restart = None

@@ -8,12 +8,13 @@ decision is sent to all; when all workers have their start values, they train. A
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import losses, lost_workers, outages, server_changes, sum_order
+from psctl.coordinator.state import losses, lost_workers, outages, returning_hosts, server_changes, sum_order
 from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
@@ -55,8 +56,8 @@ def start_job(job: JobState, pid: int) -> None:
     job.move("placed")
 
 
-def on_register(job: JobState, member: Member) -> None:
-    """An agent has registered."""
+def on_register(job: JobState, member: Member, running: Collection[Member]) -> None:
+    """An agent has registered; `running`: the job's processes on its host."""
     returned = member.rank in job.lost_hosts
     outages.on_reached(job, member.rank)
     job.registered.add(member.rank)
@@ -68,7 +69,7 @@ def on_register(job: JobState, member: Member) -> None:
         job.startup.reached["starting"] = job.now
         order_workers(job)
     elif returned:
-        job.send(member, StopProcesses(0.0, "this host was lost to the job, which continues without it"))
+        returning_hosts.on_returned(job, member.rank, running)
 
 
 def order_workers(job: JobState) -> None:

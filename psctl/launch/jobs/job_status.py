@@ -41,6 +41,7 @@ class JobRow(TypedDict):
     head: str
     exit: int | None
     problem: NotRequired[str]
+    recovering: NotRequired[JsonObject]  # hosts that it waits for; since, until: seconds since the epoch
 
 
 def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[JobRow]:
@@ -122,6 +123,8 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
         "started": record.created, "ranks": [_rank(rank, over=record.over) for rank in record.ranks],
         "cluster": record.cluster.name, "head": record.head.name, "exit": record.exit,
     }  # fmt: skip
+    if digest is not None and digest.recovering is not None and not record.over:
+        document["recovering"] = msgspec.to_builtins(digest.recovering)
     problem = problem or record.reason
     return {**document, "problem": problem} if problem else document
 

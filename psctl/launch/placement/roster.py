@@ -235,6 +235,7 @@ def job_order(
         congestion=cluster.network.congestion,
         require_encryption=cluster.network.require_encryption,
         restarts=job.restart.max,
+        restart_wait=job.restart.wait,
         replicas=job.replicas if isinstance(job.replicas, int) else None,
         on_worker_loss=job.restart.on_worker_loss,
         topology=topology,

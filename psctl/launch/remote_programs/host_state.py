@@ -372,8 +372,13 @@ def note(out: Question, event: Question) -> None:
     elif kind == "restored":  # later steps are repeated
         out.pop("progress", None)
         out["ranks"] = {name: {**rank, "step": min(rank["step"], event["step"])} for name, rank in out["ranks"].items()}
+    elif kind == "recovering":
+        out["recovering"] = event
+    elif kind == "recovered":
+        out.pop("recovering", None)
     elif kind == "state" and event.get("role") == "job":
         out["state"] = event["state"]
+        out.pop("recovering", None)
     elif kind == "state":
         out["ranks"][f"{event['role']}/{event['rank']}"] = event
 

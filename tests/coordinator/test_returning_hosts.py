@@ -1,0 +1,99 @@
+"""Lost hosts that return: the job waits for them, ends their old processes first, and uses them again."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.coordinator.state.instructions import ConnectionLost, FindRestorable, RestorableFound, StartMember
+from psctl.job import events
+from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessExited, Register, StopWanted
+from psctl.job.training_messages import Resume
+from tests.helpers.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, again, appended, notices, sent
+
+WAIT = 600.0
+PATIENT = replace(ORDER, restarts=3, restart_wait=WAIT)
+AT_500 = Resume("digits-3@500", 500, {"position": 500}, [])
+BACK = Register("h1", 1, 4, 1, 0)
+
+
+@pytest.fixture
+def job() -> DrivenJob:
+    """Two hosts with a slot each; h1 is lost, and all other processes have ended."""
+    made = DrivenJob(PATIENT).training()
+    made.handle(ConnectionLost(A1, "no sign of life for 5 s"), ConnectionLost(W1, "no sign of life for 5 s"))
+    made.wait(0.4)
+    for member in (W0, S0):
+        made.exits(member, -15)
+    return made
+
+
+def test_the_job_waits_for_a_host_that_it_needs(job: DrivenJob) -> None:
+    (waits,) = appended(job.instructions, events.Recovering)
+    assert (waits.hosts, round(waits.until - waits.since)) == (["h1"], WAIT)
+    assert FindRestorable() not in job.instructions
+    assert any("waits up to 600 s (restart.wait) until h1 is back" in text for text in notices(job.instructions))
+    job.wait(WAIT - 5)
+    assert job.machine.job.ending is None
+
+
+def test_it_starts_again_when_the_host_is_back(job: DrivenJob) -> None:
+    job.wait(60)
+    new = job.receive(A1, BACK)
+    assert appended(new, events.Recovered)
+    assert sent(new, HoldSlots) == [(A1, HoldSlots(1))]
+    assert FindRestorable() in new
+    new = job.handle(RestorableFound(AT_500))
+    starts = [(each.member, each.host) for each in new if isinstance(each, StartMember)]
+    assert starts == [(again(W0), 0), (again(W1), 1), (again(S0), 0)]
+
+
+def test_old_processes_of_the_host_end_first(job: DrivenJob) -> None:
+    new = job.receive(A1, replace(BACK, running=(W1, S0)))
+    assert [each.members for _, each in sent(new, EndProcesses)] == [[S0, W1]]
+    assert FindRestorable() not in new
+    assert FindRestorable() not in job.receive(A1, ProcessExited(W1, -9))
+    assert FindRestorable() in job.receive(A1, ProcessExited(S0, -9))
+
+
+def test_a_host_that_is_lost_again_is_waited_for_again(job: DrivenJob) -> None:
+    job.receive(A1, replace(BACK, running=(W1,)))
+    job.handle(ConnectionLost(A1, "reset"))
+    assert not job.machine.job.returning
+    assert FindRestorable() in job.receive(A1, BACK)
+    job.handle(ConnectionLost(A1, "reset"))
+    new = job.handle(RestorableFound(AT_500))
+    assert appended(new, events.Recovering)
+    assert not [each for each in new if isinstance(each, StartMember)]
+    assert FindRestorable() in job.receive(A1, BACK)
+
+
+def test_the_job_fails_when_no_host_returns_in_time(job: DrivenJob) -> None:
+    new = job.wait(WAIT + 1)
+    assert appended(new, events.Recovered)
+    failure = job.finished.failure
+    assert failure is not None
+    assert failure["exception"].startswith("HostLost: h1 is lost")
+    assert "none came back within 600 s (restart.wait)" in failure["hint"]
+
+
+def test_a_stop_ends_the_wait(job: DrivenJob) -> None:
+    job.receive(A0, StopWanted(False, False, "Ctrl-C"))
+    assert job.finished.status == "stopped"
+
+
+def test_a_host_whose_workers_went_elsewhere_serves_again_when_it_is_back() -> None:
+    roomy = replace(PATIENT, hosts=[replace(host, slots=2) for host in PATIENT.hosts])
+    job = DrivenJob(roomy).training()
+    job.handle(ConnectionLost(A1, "no sign of life for 5 s"), ConnectionLost(W1, "no sign of life for 5 s"))
+    job.wait(0.4)
+    for member in (W0, S0):
+        job.exits(member, -15)
+    assert not appended(job.instructions, events.Recovering)
+    job.handle(RestorableFound(AT_500))
+    assert [host.may_serve for host in job.machine.job.order.hosts] == [True, False]
+    new = job.receive(A1, BACK)
+    assert sent(new, HoldSlots) == [(A1, HoldSlots(0))]
+    assert [host.may_serve for host in job.machine.job.order.hosts] == [True, True]
+    assert job.machine.job.lost_hosts == set()
+    assert any("h1 is back, and may be used again" in text for text in notices(new))
