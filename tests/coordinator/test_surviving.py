@@ -31,6 +31,7 @@ from psctl.job.membership_messages import (
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import EndProcesses, StopProcesses
 from psctl.job.training_messages import Decision, Go, Heartbeat, Join, MemberReady, Prepare, Resume, Welcome
+from psctl.types import Member
 from tests.helpers.driven_job import (
     A0,
     A1,
@@ -49,6 +50,7 @@ from tests.helpers.driven_job import (
     sent,
     training,
 )
+from tests.helpers.orders import make_hosts
 
 # ---- servers -------------------------------------------------------------------------------------------------------
 
@@ -427,3 +429,27 @@ def test_each_loss_counts_and_beyond_the_last_the_job_ends() -> None:
     job.killed(W1)
     job.wait(0.4)
     assert sent(job.instructions, StopProcesses)
+
+
+def test_two_workers_of_a_lost_host_that_fit_nowhere_together_restart_all() -> None:
+    """One slot is free: each would fit alone."""
+
+    class FourWorkers(DrivenJob):
+        def agent_of(self, member: Member) -> Member:
+            return Member("agent", self.machine.job.ranks[member].host)
+
+    hosts = [replace(host, slots=2) for host in make_hosts(2, 1, 2)]
+    job = FourWorkers(replace(ELASTIC, hosts=hosts, servers=1, replicas=0))
+    job.register()
+    workers = [Member("worker", rank) for rank in range(5)]
+    for worker in workers:
+        job.prepares(worker, LAYOUT)
+    job.handle(PlanMade("ps", "server", [0], PLAN))
+    job.listens(S[0])
+    job.handle(ShardsMade(SHARDS, [8] * 6))
+    for worker in workers:
+        job.receive(worker, MemberReady())
+    assert job.machine.job.training
+    job.handle(ConnectionLost(Member("agent", 2), "reset"))
+    job.wait(0.4)
+    assert {member for _, each in sent(job.instructions, EndProcesses) for member in each.members} >= {W0, W1, S[0]}

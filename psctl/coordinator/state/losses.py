@@ -206,6 +206,8 @@ def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
     workers = [rank for rank in lost if rank.member.role == "worker"]
     if not all(_may_lose_worker(job, rank) for rank in workers):
         return False
+    if not lost_workers.can_be_replaced(job, [rank for rank in workers if lost_workers.is_replaced(job, rank)]):
+        return False
     if servers and not all(_is_applied(job, rank) for rank in job.lost_workers.cuts):
         return False
     if servers and not _remove_servers(job, [rank.member.rank for rank in servers]):
@@ -246,6 +248,4 @@ def _may_lose_worker(job: JobState, rank: Rank) -> bool:
     on_servers = job.plan is not None and job.plan.update == "server" and job.shards.ranges
     if job.order.on_worker_loss == "restart" or not on_servers or not rank.decided:
         return False
-    if lost_workers.is_replaced(job, rank):
-        return lost_workers.host_for_replacement(job, rank) is not None
-    return len(job.live("worker")) > 0
+    return lost_workers.is_replaced(job, rank) or len(job.live("worker")) > 0

@@ -41,6 +41,7 @@ After the cut:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -92,6 +93,17 @@ def host_for_replacement(job: JobState, rank: Rank) -> int | None:
         if workers < job.order.hosts[agent.rank].slots:
             return agent.rank
     return None
+
+
+def can_be_replaced(job: JobState, ranks: Sequence[Rank]) -> bool:
+    """Return whether there is a slot for each of these lost workers' replacements, all together."""
+    live = job.live("worker")
+    free = {
+        agent.rank: job.order.hosts[agent.rank].slots - sum(each.host == agent.rank for each in live)
+        for agent in job.agents
+    }
+    homeless = sum(rank.host in job.lost_hosts for rank in ranks)
+    return homeless <= sum(slots for slots in free.values() if slots > 0)
 
 
 def is_replaced(job: JobState, rank: Rank) -> bool:
