@@ -93,7 +93,7 @@ class Play:
 
     def start(self) -> None:
         """From the first agent's word to the first step."""
-        self(MessageReceived(Member("agent", n), Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
+        self(MessageReceived(Member("agent", n), Register()) for n in range(self.hosts))
         self(MessageReceived(self.agent(each), ProcessStarted(each, 100)) for each in self.workers)
         for message in (Join(1), Prepare(LAYOUT, ())):
             self(happening for each in self.workers for happening in (Connected(each), MessageReceived(each, message)))

@@ -28,7 +28,6 @@ from psctl.job.control_answers import (
     HelloAnswer,
     ReadAnswer,
     RunningProcess,
-    ScaledNumbers,
     ServerRows,
     StateAnswer,
     StopAnswer,
@@ -129,12 +128,11 @@ class CoordinatorQueries:
         """Add an answer; one to an earlier request is dropped when the next one is made."""
         self._answers.put(answer)
 
-    def scale(self, workers: int | None, servers: int | None) -> ScaledNumbers:
+    def scale(self, workers: int | None, servers: int | None) -> ScaleAnswer:
         """Ask for other numbers of workers and servers."""
         for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
             if isinstance(answer.message, ScaleAnswer):
-                found = answer.message
-                return ScaledNumbers(found.workers, found.servers, found.problem, found.hint)
+                return answer.message
         raise ControlRefused(f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s")
 
     def read(self, store: str, names: list[str], keys: list[int]) -> ReadAnswer:

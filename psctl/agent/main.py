@@ -52,6 +52,7 @@ from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
     HoldSlots,
+    HostSample,
     JobFinished,
     ProcessExited,
     ProcessFailure,
@@ -412,14 +413,13 @@ class Agent:
         return answer(request, status, self._queue.put, self._queries)
 
     def _registration(self) -> Register:
-        memory, running = psutil.virtual_memory().total, tuple(self._members.values())
-        return Register(self.host.name, os.getpid(), self.host.cores, memory, self.host.gpus, running)
+        return Register(tuple(self._members.values()))
 
     def _sample(self) -> None:
-        sample = self._processes.sample(self.host.name)
+        self._processes.update_memory_kills()
         busy = self._cpu_usage.busy_sessions(child.pid for child in self._members)
         members = [member for child, member in self._members.items() if child.pid in busy]
-        self._link.send(msgspec.structs.replace(sample, busy=members))
+        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members))
 
     def _log(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.mask_text(text)}"

@@ -17,7 +17,6 @@ import psutil
 
 from psctl.agent import supervisor
 from psctl.agent.resource_usage import MemoryKills
-from psctl.job.process_messages import HostSample
 from psctl.process import lifeline
 
 
@@ -90,10 +89,9 @@ class Processes:
         self._children[child.pid] = child
         return child
 
-    def sample(self, host: str) -> HostSample:
-        """Return the host's load; call it every few seconds."""
+    def update_memory_kills(self) -> None:
+        """Note the processes that the kernel killed for memory; call it every few seconds."""
         self._memory_kills.update()
-        return HostSample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
     @property
     def running(self) -> list[AgentChild]:

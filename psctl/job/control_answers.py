@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadRows
 from psctl.types import Address, Role
 
@@ -39,15 +40,6 @@ class StopAnswer(msgspec.Struct, frozen=True):
     accepted: bool
 
 
-class ScaledNumbers(msgspec.Struct, frozen=True):
-    """The numbers of workers and servers before a change; `problem` is the reason why there is none, else ""."""
-
-    workers: int
-    servers: int
-    problem: str
-    hint: str
-
-
 class ServerRows(ReadRows, frozen=True, tag="ReadRows"):
     """ReadRows of one server, with its payload."""
 
@@ -74,5 +66,5 @@ class ControlFailure(msgspec.Struct, frozen=True):
     error: ControlError
 
 
-ControlAnswer = HelloAnswer | StopAnswer | ScaledNumbers | ReadAnswer
+ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer
 """What an agent answers to a command that it takes; StateAnswer is a HelloAnswer."""

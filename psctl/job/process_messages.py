@@ -16,11 +16,6 @@ Stream = Literal["stdout", "stderr"]
 class Register(JobMessage, frozen=True):
     """First message of an agent on each connection. `running`: the job's processes on its host."""
 
-    host: str
-    pid: int
-    cores: int
-    memory: int  # bytes
-    gpus: int
     running: tuple[Member, ...] = ()
 
 
@@ -78,13 +73,11 @@ class Stacks(JobMessage, frozen=True):
 
 
 class HostSample(JobMessage, frozen=True):
-    """How busy a host is now."""
+    """The load of a host: the share of its memory that is used, 0..1, and the processes that used the processor since
+    the last sample."""
 
-    host: str
-    cpu: float  # share of all cores, 0..1
-    memory: float  # share used, 0..1
-    gpus: list[float] = msgspec.field(default_factory=list)
-    busy: list[Member] = msgspec.field(default_factory=list)  # processes that used the processor since the last one
+    memory: float
+    busy: list[Member]
 
 
 class StopWanted(JobMessage, frozen=True):

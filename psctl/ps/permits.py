@@ -64,8 +64,7 @@ TABLES = Permits(
         # ---- a worker to a server
         Permit(of_tables.OpenStore, (ASK,), size=LISTS),
         Permit(of_tables.Update, (ASK,), size=LAYOUTS, payload=of_tables.LARGEST_UPDATE),
-        Permit(of_tables.FinishClock, (ASK,), size=LISTS),
-        Permit(of_tables.MarkStep, (ASK,), size=LISTS),
+        Permit(of_tables.Marker, (ASK,), size=LISTS),
         Permit(of_tables.Fetch, (ASK,), size=LAYOUTS, payload=of_tables.LARGEST_UPDATE),
         Permit(of_tables.DescribeTable, (ASK,), size=LISTS),
         Permit(of_tables.AnswersRead, (ASK,)),

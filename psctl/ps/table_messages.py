@@ -181,7 +181,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 class OpenStore(Message, frozen=True):
     """Requests to take part in a store, or begins a new session with it. Answered by StoreLeads.
 
-    `step`: the newest step that this worker has marked (MarkStep). `after`: its later updates have larger sequences; a
+    `step`: the newest step that this worker has marked (Marker). `after`: its later updates have larger sequences; a
     worker that has left with a larger sequence does not take part again.
     """
 
@@ -206,26 +206,20 @@ class Update(Message, frozen=True):
     at: SharedRange | None = None
 
 
-class FinishClock(Message, frozen=True):
-    """This worker has finished `clock` clocks; all its updates in them to these shards were sent before."""
+class Marker(Message, frozen=True):
+    """Separates this worker's earlier updates of these shards, which were all sent before, from its later ones.
+
+    `what`: "clock": the worker has finished `number` clocks; "mark": the earlier updates belong to the checkpoint of
+    step `number`, the later ones do not.
+    """
 
     store: str
     session: int
     term: int
     shards: list[int]
     sequence: int
-    clock: int
-
-
-class MarkStep(Message, frozen=True):
-    """Cuts a checkpoint: this worker's earlier updates belong to the checkpoint of `step`, its later ones do not."""
-
-    store: str
-    session: int
-    term: int
-    shards: list[int]
-    sequence: int
-    step: int
+    what: Literal["clock", "mark"]
+    number: int
 
 
 class Fetch(Message, frozen=True):
@@ -317,7 +311,7 @@ class KeysUnknown(Message, frozen=True):
     session: int
 
 
-TableFromWorker = OpenStore | Update | FinishClock | MarkStep | Fetch | DescribeTable | WaitQuery
+TableFromWorker = OpenStore | Update | Marker | Fetch | DescribeTable | WaitQuery
 """Messages of a worker that the state machine of the tables handles."""
 
 TableFromServer = StoreLeads | Done | Fetched | TableDescribed | ClocksFinished | KeysUnknown | WaitAnswer | Refused

@@ -9,7 +9,7 @@ import pytest
 from psctl.agent import control_socket
 from psctl.agent.control_socket import AgentStatus, ControlRefused, ControlRequest, CoordinatorQueries, answer
 from psctl.agent.coordinator_link import FromCoordinator
-from psctl.job.control_answers import ControlAnswer, ScaledNumbers
+from psctl.job.control_answers import ControlAnswer
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
@@ -62,7 +62,7 @@ def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None
     def ask(command: str, arguments: dict[str, Any]) -> ControlAnswer:
         return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions)
 
-    assert ask("scale", {"servers": 2}) == ScaledNumbers(2, 1, "no", "because")
+    assert ask("scale", {"servers": 2}) == ScaleAnswer(1, 2, 1, "no", "because")
     for wrong in (
         {"store": "s", "names": [], "keys": [1 << 63]},
         {"store": "s"},

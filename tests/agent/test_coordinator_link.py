@@ -43,7 +43,7 @@ class Prompt:
 
 def test_answers_to_the_first_order_are_sent_after_the_register(monkeypatch):
     happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    peer, register = Prompt(), Register("h1", 1, 2, 1 << 30, 0)
+    peer, register = Prompt(), Register()
     peer.link = link = CoordinatorLink(None, lambda: register, 0.0, "auto", happened.put, None)
     monkeypatch.setattr("psctl.agent.coordinator_link.dial", lambda *_: peer)
     link.start(Address("127.0.0.1", 1))

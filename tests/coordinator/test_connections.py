@@ -84,7 +84,7 @@ class Scene:
     def join(self, peer: FakePeer) -> FakePeer:
         """Connect a member, as far as its first messages."""
         self.handler.on_connected(peer)
-        self.handler.on_message(peer, Register("host", 1, 1, 1, 0) if peer.member.role == "agent" else Join(1), None)
+        self.handler.on_message(peer, Register() if peer.member.role == "agent" else Join(1), None)
         if peer.member.role == "worker":
             self.handler.on_message(peer, Prepare(Layout((), "", ()), ()), None)
         return peer

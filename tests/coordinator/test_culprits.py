@@ -126,13 +126,13 @@ def test_a_script_that_never_calls_psctl_ends_when_no_rank_shows_a_sign(sign: st
     job = DrivenJob(replace(ORDER, stall_timeout=20.0)).running()
     for _ in range(8):
         job.wait(4)
-        job.receive(A0, HostSample("h0", 0.1, 0.1))
+        job.receive(A0, HostSample(0.1, []))
         if sign == "prints":
             job.receive(A1, OutputLines(W1, "stdout", ["epoch 1"]))
         elif sign == "computes":
-            job.receive(A1, HostSample("h1", 0.1, 0.1, busy=[W1]))
+            job.receive(A1, HostSample(0.1, [W1]))
         elif sign == "none":
-            job.receive(A1, HostSample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
+            job.receive(A1, HostSample(0.1, [W0]))  # not of its host
     assert (job.machine.state != "running") == (sign == "none")
 
 

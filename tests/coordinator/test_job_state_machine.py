@@ -75,8 +75,8 @@ def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_
     assert isinstance(first, AppendEvent)
     assert isinstance(first.event, events.Started)
     assert first.event.time == 1000.0
-    assert [each for each in job.receive(A0, Register("h0", 1, 4, 1, 0)) if isinstance(each, StartMember)] == []
-    starts = [each for each in job.receive(A1, Register("h1", 1, 4, 1, 0)) if isinstance(each, StartMember)]
+    assert [each for each in job.receive(A0, Register()) if isinstance(each, StartMember)] == []
+    starts = [each for each in job.receive(A1, Register()) if isinstance(each, StartMember)]
     assert [(start.member, start.host, start.local_rank) for start in starts] == [(W0, 0, 0), (W1, 1, 0)]
     assert starts[1].environment["RANK"] == "1"
     assert job.machine.state == "starting"
@@ -264,7 +264,7 @@ def test_a_server_that_ends_early_is_a_failure_whatever_its_status() -> None:
     ("prepare", "missing", "text"),
     [
         (
-            lambda job: job.receive(A0, Register("h0", 1, 4, 1, 0)),
+            lambda job: job.receive(A0, Register()),
             "agent/1",
             "psctl's agent on h1 did not register",
         ),
@@ -298,7 +298,7 @@ def test_a_plain_script_may_run_as_long_as_it_likes() -> None:
     job = DrivenJob().running()
     for _ in range(40):
         job.wait(100)
-        job.receive(A0, HostSample("h0", 0.5, 0.1, busy=[W0]))
+        job.receive(A0, HostSample(0.1, [W0]))
     assert job.machine.state == "running"
 
 
@@ -539,7 +539,7 @@ ANYTHING = st.one_of(
         st.builds(ProcessExited, MEMBERS, st.sampled_from([0, 1, -9])),
     ),
     st.builds(MessageReceived, st.sampled_from([A0, A1]), st.builds(ProcessStarted, MEMBERS, st.just(5))),
-    st.builds(MessageReceived, st.sampled_from([A0, A1]), st.just(Register("h", 1, 1, 1, 0))),
+    st.builds(MessageReceived, st.sampled_from([A0, A1]), st.just(Register())),
     st.builds(CheckpointCommitted, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
     st.builds(CheckpointCopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
     st.builds(Connected, MEMBERS),

@@ -22,9 +22,8 @@ NAMES = ["h0", "h1", "h2", "h3"]
 def job() -> DrivenJob:
     """Four hosts with a worker each, under a schedule; the head is h0."""
     made = DrivenJob(replace(ELASTIC, hosts=make_hosts(1, 1, 1, 1), servers=0, strategy="ring", replicas=0))
-    for index, name in enumerate(NAMES):
-        made.receive(Member("agent", index), Register(name, 1, 4, 1, 0))
     for index in range(4):
+        made.receive(Member("agent", index), Register())
         made.joins(Member("worker", index), Member("agent", index))
         made.receive(Member("worker", index), Prepare(LAYOUT, ()))
     made.handle(PlanMade("ring", "worker", [], PLAN))
@@ -126,7 +125,7 @@ def test_an_agent_whose_connection_ends_in_an_outage_is_lost_only_if_it_is_not_b
     silence(job, [1, 2, 3], 6.0)
     assert not lost(job.handle(ConnectionLost(Member("agent", 1), "no sign of life for 30 s")))
     assert not lost(job.handle(ConnectionLost(Member("agent", 2), "no sign of life for 30 s")))
-    job.receive(Member("agent", 2), Register("h2", 1, 4, 1, 0))
+    job.receive(Member("agent", 2), Register())
     assert not lost(job.handle(AgentsSilent({})))
     job.wait(RETURN + 0.1)
     assert lost(job.handle(AgentsSilent({}))) == ["h1"]

@@ -207,7 +207,7 @@ def test_a_lost_hosts_workers_move_to_slots_of_others_and_the_plan_is_made_again
         new = job.receive(again(worker), Prepare(LAYOUT, ()))
     (plan,) = [each for each in new if isinstance(each, MakePlan)]
     assert [host.workers for host in plan.order.hosts] == [2, 0]
-    back = job.receive(A1, Register("h1", 1, 4, 1, 0, (W1,)))
+    back = job.receive(A1, Register((W1,)))
     assert [(member, each.members) for member, each in sent(back, EndProcesses)] == [(A1, [W1])]
 
 

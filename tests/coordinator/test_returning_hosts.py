@@ -14,7 +14,7 @@ from tests.helpers.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, again
 WAIT = 600.0
 PATIENT = replace(ORDER, restarts=3, restart_wait=WAIT)
 AT_500 = Resume("digits-3@500", 500, {"position": 500}, [])
-BACK = Register("h1", 1, 4, 1, 0)
+BACK = Register()
 
 
 @pytest.fixture

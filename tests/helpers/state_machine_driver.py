@@ -120,8 +120,8 @@ class StateMachineDriver:
 
     def register(self) -> None:
         """All agents register."""
-        for index, host in enumerate(self.machine.job.order.hosts):
-            self.receive(Member("agent", index), Register(host.name, 1, host.cores, 1, 0))
+        for index in range(len(self.machine.job.order.hosts)):
+            self.receive(Member("agent", index), Register())
 
     def joins(self, member: Member, agent: Member | None = None) -> list[Instruction]:
         """A process starts, connects and joins."""

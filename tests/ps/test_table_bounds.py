@@ -12,7 +12,7 @@ from psctl.errors import MessageRefused, UsageError
 from psctl.ps.permits import TABLES
 from psctl.ps.table_messages import (
     Fetch,
-    FinishClock,
+    Marker,
     OpenStore,
     ReadSection,
     StoreSpec,
@@ -121,7 +121,7 @@ def test_the_size_of_a_read_of_absent_rows_is_bounded() -> None:
         tables.update(worker, push(), arrays=(np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)))
     for worker in (0, 1):
         tables.sequence += 1
-        tables.send(worker, FinishClock("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
+        tables.send(worker, Marker("s", 1, tables.term, list(range(SHARDS)), tables.sequence, "clock", 1))
     with pytest.raises(MessageRefused, match="a read of 4194304000 bytes of store"):
         tables.fetch(1, 0, 1000)
 

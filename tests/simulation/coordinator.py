@@ -135,7 +135,7 @@ class Agent:
 
     def on_connected(self, peer: End) -> None:
         self._end = peer
-        peer.send(Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
+        peer.send(Register())
 
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None

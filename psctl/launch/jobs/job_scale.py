@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from psctl import errors
-from psctl.job.control_answers import ScaledNumbers
+from psctl.job.process_messages import ScaleAnswer
 from psctl.launch import agent_calls
 from psctl.launch.home import JobRecord
 from psctl.remote.shell import Shell
 
-_ANSWER = msgspec.json.Decoder(ScaledNumbers)
+_ANSWER = msgspec.json.Decoder(ScaleAnswer)
 
 
 class Counts(msgspec.Struct, frozen=True):

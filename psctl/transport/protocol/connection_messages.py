@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Number of this protocol; ends that differ refuse each other."""
 
 

@@ -19,8 +19,7 @@ from psctl.ps.table_messages import (
     LARGEST_UPDATE,
     DescribeTable,
     Fetch,
-    FinishClock,
-    MarkStep,
+    Marker,
     OpenStore,
     PlainValue,
     ReadSection,
@@ -132,10 +131,9 @@ class ServerSession:
         if not to:
             return []
         store, session, term = self._spec.name, self.number, self.term
-        if change.what == "clock":
-            return [ToServer(self.server, FinishClock(store, session, term, to, change.sequence, change.clock))]
-        if change.what == "mark":
-            return [ToServer(self.server, MarkStep(store, session, term, to, change.sequence, change.clock))]
+        if change.what != "update":
+            marker = Marker(store, session, term, to, change.sequence, change.what, change.clock)
+            return [ToServer(self.server, marker)]
         sections: list[UpdateSection] = []
         arrays: list[Array] = []
         for part in [part for shard in to for part in change.shards[shard]]:

@@ -30,9 +30,8 @@ from psctl.ps.table_messages import (
     DescribeTable,
     Done,
     Fetch,
-    FinishClock,
     KeysUnknown,
-    MarkStep,
+    Marker,
     OpenStore,
     StoreLeads,
     TableBetween,
@@ -303,11 +302,8 @@ class TableServer:
         match message:
             case Update():
                 return self._update(session, worker, message, reader)
-            case FinishClock():
-                entry = TableEntry(worker, message.sequence, message.clock, [], "clock")
-                return self._add_entry(message.store, self._led_shards(message), entry)
-            case MarkStep():
-                entry = TableEntry(worker, message.sequence, message.step, [], "mark")
+            case Marker():
+                entry = TableEntry(worker, message.sequence, message.number, [], message.what)
                 return self._add_entry(message.store, self._led_shards(message), entry)
             case Fetch():
                 sections = [
@@ -332,7 +328,7 @@ class TableServer:
         hosted = self.shards_here.get(shard)
         return hosted is not None and hosted.leads and term >= hosted.term
 
-    def _led_shards(self, message: FinishClock | MarkStep | DescribeTable) -> list[HostedShard]:
+    def _led_shards(self, message: Marker | DescribeTable) -> list[HostedShard]:
         return [self.shards_here[shard] for shard in message.shards if self._is_led(shard, message.term)]
 
     # ---- entries ---------------------------------------------------------------------------------------------------
