@@ -162,8 +162,7 @@ class Home:
     def start_lock(self) -> Iterator[None]:
         """Hold the lock under which a psctl looks for free slots and starts a job on them."""
         make_private(str(self.root))
-        with os.fdopen(os.open(self.root / "starting", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
+        with _locked(self.root / "starting"):
             yield
 
     # ---- clusters ------------------------------------------------------------------------------------------------
@@ -216,20 +215,11 @@ class Home:
         write_atomic(self._measured(what, name), msgspec.json.encode(value))
 
     def load_measurement(self, what: str, name: str, kind: type[S]) -> S | None:
-        """Return a saved measurement of a cluster; None when there is none.
-
-        Raises:
-            InvalidFile: the file is damaged.
-        """
-        path = self._measured(what, name)
+        """Return a saved measurement of a cluster; None when there is none, or it is damaged or of another version."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except FileNotFoundError:
+            return msgspec.json.decode(self._measured(what, name).read_bytes(), type=kind)
+        except (FileNotFoundError, *UNDECODABLE):
             return None
-        except UNDECODABLE as error:
-            raise errors.InvalidFile(
-                f"{path}: this measurement is damaged: {error}", hint=f"remove {path}", where=str(path)
-            ) from error
 
     def _measured(self, what: str, name: str) -> Path:
         return self.root / "measured" / what / f"{name}.json"
@@ -288,8 +278,7 @@ class Home:
     def submission_lock(self, job: str) -> Iterator[None]:
         """Hold the lock that shows that this psctl starts a job."""
         path = self.root / "jobs" / job / PLACING
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _locked(path):
             yield
             path.unlink(missing_ok=True)
 
@@ -333,6 +322,13 @@ class Home:
                 raise errors.InvalidFile(
                     f"{path}: the record is damaged: {error}", hint=f"remove {path.parent}", where=str(path)
                 ) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
+        yield
 
 
 def write_atomic(path: Path, data: bytes) -> None:

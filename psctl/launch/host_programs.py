@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from psctl import errors
+from psctl.launch.remote_programs.host_files import DISK_FULL
 from psctl.remote.shell import Shell
 from psctl.types import UNDECODABLE
 
@@ -26,8 +27,6 @@ HOST_STATE, HOST_FILES, NETWORK_CHECKS, LINK_PROBE, GPU_COPIES = (
     "gpu_copies",
 )
 """The programs, by the names of their modules in remote_programs/."""
-
-_DISK_FULL = 28
 
 _IMPORT = re.compile(r"^from psctl\.launch\.remote_programs\.(\w+) import (?:\([^)]*\)|[^(\n]*)\n", re.MULTILINE)
 
@@ -94,7 +93,7 @@ def run_program(
         TimedOut, HostUnreachable: as `Shell.run`.
     """
     result = shell.run(program_command(python, program, verb, question), stdin=stdin, timeout=timeout, check=False)
-    if result.status == _DISK_FULL:
+    if result.status == DISK_FULL:
         text = result.stderr.decode(errors="replace").strip()
         raise errors.DiskFull(
             f"{shell.name}: {text}", hint="free space there, or set runtime.workdir", where=shell.name

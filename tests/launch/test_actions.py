@@ -28,8 +28,8 @@ def facts() -> HostFacts:
 def site(**changes: Any) -> HostSite:
     plain = HostSite(
         name="node-a", facts=facts(), executable="/usr/bin/python3", version="3.11.4", paths=["/usr/lib/dist-packages"],
-        modules=dict(FULL), cuda=None, workdir="/w", home="/root", free=50 * GB, writable=True, open=None, skew=0.0,
-        codes={}, environments={}, ready=None, jobs=[], names=[], hostname="a", cores=8,
+        modules=dict(FULL), cuda=None, workdir="/w", free=50 * GB, writable=True, open=None, skew=0.0,
+        codes={}, environments={}, ready=None, jobs=[], names=[], cores=8,
     )  # fmt: skip
     return msgspec.structs.replace(plain, **changes)
 

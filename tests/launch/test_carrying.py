@@ -109,11 +109,11 @@ def test_it_is_carried_to_a_host_that_lacks_it_and_a_good_copy_there_is_used(she
     found = checkpoint_actions.locate(shell, record(tmp_path / "old"), "10")
     other = record(tmp_path / "new").head
     root = str(tmp_path / "new" / "checkpoints")
-    folder = checkpoint_actions.bring(shell, found, shell, other, root)
+    folder = checkpoint_actions.bring(shell, found, shell, other)
     assert folder == f"{root}/digits-1/0000000010"
     assert verify(Path(folder)) == []
     before = Path(folder).stat().st_ino
-    assert checkpoint_actions.bring(shell, found, shell, other, root) == folder
+    assert checkpoint_actions.bring(shell, found, shell, other) == folder
     assert Path(folder).stat().st_ino == before
 
 

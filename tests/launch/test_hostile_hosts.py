@@ -214,7 +214,7 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
         return CommandResult(0, json.dumps(answer).encode(), b"")
 
     other.on("env", tool)
-    folder = checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
+    folder = checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"))
     assert folder == "/v/checkpoints/digits-1/0000000010"
     partial = told[-1]["partial"]
     assert partial.startswith(f"{folder}.")
@@ -225,7 +225,7 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
     forged_bytes(hostile)
     other.files.clear()
     with pytest.raises(errors.CheckpointCorrupt):
-        checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
+        checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"))
     assert other.files == {}
 
 

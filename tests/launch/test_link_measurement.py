@@ -55,8 +55,8 @@ def reached(
     sites = {
         name: HostSite(
             name=name, facts=facts(number, nics, gpus), executable="python3", version="3.11.4", paths=[], modules={},
-            cuda=None, workdir="/w", home="/root", free=1, writable=True, open=None, skew=0.0, codes={},
-            environments={}, ready={"python": "/w/python"}, jobs=[], names=[], hostname=name, cores=8,
+            cuda=None, workdir="/w", free=1, writable=True, open=None, skew=0.0, codes={},
+            environments={}, ready={"python": "/w/python"}, jobs=[], names=[], cores=8,
         )
         for number, name in enumerate(names, 1)
     }  # fmt: skip
@@ -314,7 +314,7 @@ class Meets(Answers):
             return CommandResult(0, json.dumps({"ports": ports, "failed": {}}).encode(), b"")
         if verb == "reach":
             answers = {
-                key: {"latency": 1e-4, "own": ""} if to[0] in self.rates else {"error": "no answer"}
+                key: {"latency": 1e-4} if to[0] in self.rates else {"error": "no answer"}
                 for key, to in question["to"].items()
             }
             self.asked.append((verb, question))

@@ -46,7 +46,11 @@ def down(
         own.home.remove_cluster(chosen.spec.name)
     elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():
         own.home.save_cluster(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
-    own.print_results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
+    own.print_results(
+        {"cluster": chosen.spec.name, "hosts": msgspec.to_builtins(rows)},
+        draw_up,
+        verdict(failed, len(rows), "cleared"),
+    )
     own.tell(f"{chosen.spec.name} is down")
     if not purge:
         named = chosen.spec.name if chosen.embedded else shown_path(Path(chosen.known.source))

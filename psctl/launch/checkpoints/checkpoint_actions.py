@@ -252,7 +252,7 @@ def pull(shell: Shell, found: LocatedCheckpoint, folder: Path) -> Path:
     return target
 
 
-def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostRecord, root: str) -> str:
+def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostRecord) -> str:
     """See that a verified copy of a checkpoint lies on another host; return its folder there.
 
     A copy that lies there already (a job keeps a second one) is proved and used; else it is carried over this machine.
@@ -260,9 +260,8 @@ def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostReco
     Args:
         source: a connection to where it lies.
         target, host: the new head, where psctl's code already is.
-        root: the folder of checkpoints there.
     """
-    folder = f"{root}/{found.record.job}/{found.step:010d}"
+    folder = folder_on(host, found.record.job, found.step)
     with contextlib.suppress(errors.CheckpointIncomplete, errors.CheckpointCorrupt, errors.NoSuchCheckpoint):
         if question(target, host, "verify", {"folder": folder}, VerifyAnswer).verified:
             return folder

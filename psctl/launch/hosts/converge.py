@@ -55,6 +55,12 @@ class HostOutcome(msgspec.Struct, frozen=True):
     actions: list[str]
     error: dict[str, object] | None = None
 
+    @classmethod
+    def of(cls, name: str, state: str, actions: list[str], failed: Mapping[str, errors.PsctlError]) -> HostOutcome:
+        """Return the row of a host; one that failed has that state and its error."""
+        error = failed.get(name)
+        return cls(name, "failed" if error else state, actions, dict(error.document()["error"]) if error else None)
+
 
 class ReachedCluster(msgspec.Struct):
     """A cluster whose hosts are connected and inspected: their states, planned actions and errors, by host."""
@@ -167,11 +173,9 @@ def outcomes(reached: ReachedCluster) -> list[HostOutcome]:
     rows = []
     for name in (host.name for host in reached.chosen.spec.hosts):
         actions = [str(action) for action in reached.plans.get(name, [])]
-        if name in reached.failed:
-            rows.append(HostOutcome(name, "failed", actions, dict(reached.failed[name].document()["error"])))
-            continue
-        fresh = reached.sites[name].ready is None
-        rows.append(HostOutcome(name, "unchanged" if not actions else "created" if fresh else "updated", actions))
+        fresh = name in reached.sites and reached.sites[name].ready is None
+        state = "unchanged" if not actions else "created" if fresh else "updated"
+        rows.append(HostOutcome.of(name, state, actions, reached.failed))
     return rows
 
 
@@ -202,9 +206,9 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
         progress(shell.name, str(action))
         match action:
             case SendCode(hash=name):
-                _send(reached, shell, site, name, "code")
+                send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name])
             case SendWheels(hash=name):
-                _send(reached, shell, site, name, "wheels")
+                send_archive(shell, site.executable, f"{site.workdir}/wheels", reached.archives[name])
             case MakeEnvironment():
                 _make_environment(shell, site, action)
             case Install():
@@ -213,12 +217,8 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
                 shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
 
 
-def _send(reached: ReachedCluster, shell: Shell, site: HostSite, name: str, folder: str) -> None:
-    send_archive(shell, site.executable, f"{site.workdir}/{folder}", reached.archives[name])
-
-
-def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> str:
-    """Unpack an archive on a host as `folder`/HASH, unless it exists; return that folder.
+def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> None:
+    """Unpack an archive on a host as `folder`/HASH, unless it exists.
 
     Args:
         shell: the host.
@@ -229,7 +229,6 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
     """
     question = {"folder": folder, "hash": archive.hash, "keep": keep}
     run_program(shell, python, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data, timeout=None)
-    return f"{folder}/{archive.hash}"
 
 
 def _make_environment(shell: Shell, site: HostSite, action: MakeEnvironment) -> None:

@@ -54,7 +54,6 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, str | None]
     cuda: str | None  # the CUDA version that its torch was built for
     workdir: str
-    home: str
     free: int
     writable: bool
     open: dict[str, str] | None  # why other users can change files in the workdir ("why"), and the remedy ("cure")
@@ -63,7 +62,6 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     ready: JsonObject | None
     jobs: list[RunningJob]
     names: list[str]  # of jobs and checkpoints in the workdir
-    hostname: str
     cores: int
     inodes: int | None = None  # free inodes of the workdir's file system; None: no limit
     machine: str = ""  # a hash of the id of its installation and of its network cards

@@ -45,7 +45,7 @@ class RequestedJob(msgspec.Struct, frozen=True):
     @property
     def folder(self) -> Path:
         """Return the job's folder: `workdir:`, relative to the job file."""
-        return script_entry.folder_of(self.job, self.source)
+        return (Path(self.source).parent / Path(self.job.workdir).expanduser()).resolve()
 
 
 def request_of(
@@ -233,13 +233,11 @@ def _bring(
 ) -> str:
     head = job_hosts.hosts[0].name
     host = reached.record(resume.record.job, head)
-    folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
     same = _same_cluster(reached, resume.record) and resume.host.name == head
-    if same and folder == resume.folder:
-        return folder
+    if same and host.workdir == resume.host.workdir:
+        return resume.folder
     progress(head, f"carrying {resume.id} over from {resume.host.name}")
-    target = reached.fleet.shells[HostName(head)]
-    return checkpoint_actions.bring(source, resume, target, host, f"{host.workdir}/checkpoints")
+    return checkpoint_actions.bring(source, resume, reached.fleet.shells[HostName(head)], host)
 
 
 def _same_cluster(reached: ReachedCluster, record: JobRecord) -> bool:

@@ -12,16 +12,10 @@ from pathlib import Path
 
 from psctl import errors
 from psctl.spec import yaml_nodes
-from psctl.spec.job import JobSpec
 from psctl.spec.nearest import nearest
 
 LOOKED_AT = 2000
 """Limit of Python files of a job's folder that are searched for a similar name."""
-
-
-def folder_of(job: JobSpec, source: str) -> Path:
-    """Return the job's folder: `workdir:`, relative to the job file."""
-    return (Path(source).parent / Path(job.workdir).expanduser()).resolve()
 
 
 def position(text: str, source: str, key: str) -> str:

@@ -39,7 +39,7 @@ class Calibration(msgspec.Struct, frozen=True):
 def save(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace]) -> Calibration:
     """Save results by engine and by strategy; earlier results of other ones on the same machines are kept."""
     machines = machines_of(reached)
-    before = _kept(reached)
+    before = reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
     known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
     made = Calibration(
         time.time(), machines, {**known.engines, **engines},
@@ -55,7 +55,7 @@ def load(reached: ReachedCluster) -> dict[str, dict[str, float]]:
 
     Call `reach.find` or `reach.settled` first.
     """
-    kept = _kept(reached)
+    kept = reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
     if kept is None or not machines_of(reached).items() <= kept.machines.items():
         return {}
     found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
@@ -72,10 +72,3 @@ def machines_of(reached: ReachedCluster) -> dict[str, str]:
         name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"
         for name, site in reached.sites.items()
     }
-
-
-def _kept(reached: ReachedCluster) -> Calibration | None:
-    try:
-        return reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
-    except errors.InvalidFile:  # damaged, or written by another version
-        return None

@@ -286,10 +286,10 @@ def load(reached: ReachedCluster) -> Measurements | None:
     Call `reach.find` or `reach.settled` first.
     """
     reached.rates = {}
+    kept = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
     try:
-        kept = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
         at = _addresses(reached)
-    except errors.PsctlError:  # the file is damaged, or a host has no usable address
+    except errors.PsctlError:  # a host has no usable address
         return None
     if kept is None or not at.items() <= kept.addresses.items():
         return None
@@ -340,10 +340,7 @@ def carry_out(reached: ReachedCluster, progress: Progress) -> tuple[str, ...]:
 
 def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
     """Return the saved copies inside the machines that are unchanged since `topo --measure`."""
-    try:
-        before = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
-    except errors.InvalidFile:
-        return {}
+    before = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
     if before is None:
         return {}
     same = {name for name, identity in measured.machines.items() if before.machines.get(name) == identity}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from psctl import errors
 from psctl.launch.clusters import Progress
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure.measurement_servers import (
@@ -58,9 +57,10 @@ def settled(reached: ReachedCluster) -> bool:
     if not asked:
         reached.addresses = {}
         return True
-    known = _kept(reached, fingerprint(asked, reached))
-    reached.addresses = known.chosen if known else {}
-    return known is not None
+    known = reached.home.load_measurement("reach", reached.chosen.spec.name, KeptAddresses)
+    valid = known is not None and known.fingerprint == fingerprint(asked, reached)
+    reached.addresses = known.chosen if known is not None and valid else {}
+    return valid
 
 
 def find(reached: ReachedCluster, progress: Progress, *, keep: bool = True) -> None:
@@ -169,11 +169,3 @@ def fingerprint(asked: Candidates, reached: ReachedCluster) -> str:
         for name, own in asked.items()
     )
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
-
-
-def _kept(reached: ReachedCluster, wanted: str) -> KeptAddresses | None:
-    try:
-        known = reached.home.load_measurement("reach", reached.chosen.spec.name, KeptAddresses)
-    except errors.InvalidFile:  # damaged: it is probed anew
-        return None
-    return known if known is not None and known.fingerprint == wanted else None

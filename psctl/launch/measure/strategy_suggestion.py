@@ -22,16 +22,13 @@ _UNLINKED = "no path between the ranks is known, so the engine decides"
 Trees = tuple[tuple[tuple[str, str], ...], ...]
 
 
-def suggest(
-    cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None = None, size: int = UNKNOWN
-) -> Suggestion | None:
-    """Return the strategy that `plan` chooses on these machines for `size` bytes of gradients.
+def suggest(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None = None) -> Suggestion | None:
+    """Return the strategy that `plan` chooses on these machines for gradients of UNKNOWN bytes.
 
     Args:
         cluster: the hosts and the links between them.
         measured: the costs of messages that `bench` measured, by engine; None for machines from a file, for which only
             the latencies of the file count.
-        size: bytes of gradients per worker.
 
     Returns:
         The strategy, the reason and the groups; None if no host may run a worker.
@@ -44,9 +41,9 @@ def suggest(
         return Suggestion("native", _UNLINKED)
     if any(_unlinked(host) for host in cluster.hosts):
         return Suggestion("native", _UNLINKED)
-    plan = planner_for_cluster(inputs, PlanRequest(bucketed=measured is not None)).plan(size)
+    plan = planner_for_cluster(inputs, PlanRequest(bucketed=measured is not None)).plan(UNKNOWN)
     groups, shares, trees = _groups(plan, inputs)
-    reason = plan.reason if plan.reason == ALONE else f"{format_bytes(size)} of gradients: {plan.reason}"
+    reason = plan.reason if plan.reason == ALONE else f"{format_bytes(UNKNOWN)} of gradients: {plan.reason}"
     return Suggestion(plan.chosen, reason + _unknown(inputs), groups, shares, trees)
 
 

@@ -23,8 +23,8 @@ from psctl.launch.remote_programs.pending_orders import discard_orders, keep_ord
 Question = dict[str, Any]
 """A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
-DISK_FULL = 28
-"""Exit status for a full disk (errno ENOSPC)."""
+DISK_FULL = errno.ENOSPC
+"""Exit status for a full disk."""
 
 
 def make_private(folder: str) -> None:
@@ -245,11 +245,9 @@ def discard(question: Question) -> Question:
     folder = os.path.expanduser(question["folder"])
     discard_orders(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with contextlib.suppress(OSError):  # not empty: another host of the cluster on this machine has its folder there
         os.rmdir(os.path.dirname(folder))
-    except OSError:
-        return {"kept": True}  # not empty: another host of the cluster on this machine has its folder there
-    return {"kept": False}
+    return {}
 
 
 def remove(question: Question) -> Question:

@@ -6,6 +6,7 @@ argument is a verb, the second the verb's parameters as JSON; the answer is one 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import glob
@@ -14,10 +15,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
-import socket
 import stat
 import sys
 import time
@@ -41,13 +42,12 @@ def probe(question: Question) -> Question:
     sweep_unread(workdir)
     codes = {name: os.path.isdir(os.path.join(workdir, "code", name)) for name in question["codes"]}
     return {
-        "executable": os.path.realpath(sys.executable) if question.get("resolve") else sys.executable,
+        "executable": sys.executable,
         "version": ".".join(map(str, sys.version_info[:3])),
         "paths": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
         "modules": {name: version_of(name) for name in question["modules"]},
         "cuda": torch_cuda(),
         "workdir": workdir,
-        "home": os.path.expanduser("~"),
         "free": free_space(workdir),
         "inodes": free_inodes(workdir),
         "writable": writable(workdir),
@@ -59,7 +59,6 @@ def probe(question: Question) -> Question:
         "jobs": jobs(workdir),
         "names": sorted({*names(workdir, "jobs"), *names(workdir, "checkpoints")}),
         "machine": machine_id(),
-        "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     }
 
@@ -166,8 +165,7 @@ def open_to_others(path: str, parts: Iterable[str] = ()) -> dict[str, str] | Non
 
 def folders_above(path: str) -> list[str]:
     """Return all parent folders of an absolute path, the root first."""
-    parts = path.split("/")[1:-1]
-    return ["/", *("/" + "/".join(parts[: number + 1]) for number in range(len(parts)))]
+    return [str(folder) for folder in reversed(pathlib.PurePosixPath(path).parents)]
 
 
 def environments(workdir: str) -> dict[str, object]:
@@ -400,8 +398,7 @@ def logs(question: Question) -> Iterator[bytes]:
             yield json.dumps([name, parts[0][0]]).encode() + b"\n"
         every = (line for _, path in parts for line in lines_of(path))
         lines = (line for line in every if pattern is None or pattern.search(line))
-        kept = last(lines, tail) if tail is not None else lines
-        for line in kept:
+        for line in lines if tail is None else collections.deque(lines, tail):
             yield json.dumps([name, line.decode(errors="replace").rstrip("\r\n")]).encode() + b"\n"
 
 
@@ -423,16 +420,6 @@ def lines_of(path: str) -> Iterator[bytes]:
         return
     with file:
         yield from file
-
-
-def last(lines: Iterator[bytes], count: int) -> list[bytes]:
-    """Return the last `count` lines."""
-    kept: list[bytes] = []
-    for line in lines:
-        kept.append(line)
-        if len(kept) > 2 * count + 16:
-            del kept[: len(kept) - count]
-    return kept[len(kept) - count :] if count else []
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ burst of a token bucket occur at the beginning and are left out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import itertools
@@ -398,14 +399,13 @@ def meet(question: Question, token: str, phase: str) -> None:
 
 
 def reach(question: Question, token: str) -> Question:
-    """Try many servers at the same time; return for each the latency and the local address, or the error."""
+    """Try many servers at the same time; return for each the latency, or the error."""
     found: Question = {}
 
     def one(key: str, to: list[object]) -> None:
         try:
             with connect_line({**question, "to": to, "patience": question["seconds"]}, token) as line:
-                own = line.socket.getsockname()[0]
-                found[key] = {"latency": latency(line, question["pings"]), "own": own}
+                found[key] = {"latency": latency(line, question["pings"])}
         except (OSError, ValueError) as error:
             found[key] = {"error": getattr(error, "strerror", None) or str(error) or "no answer"}
 
@@ -418,18 +418,11 @@ def reach(question: Question, token: str) -> Question:
     return {key: found.get(key, {"error": "no answer in time"}) for key in question["to"]}
 
 
-def ports(question: Question, token: str) -> Question:
-    """Return the ports of this host's server when it listens."""
-    return call_server("ports", question, token)
-
-
-def stop(question: Question, token: str) -> Question:
-    """End the server of this host."""
-    return call_server("stop", question, token)
-
-
 def call_server(message: str, question: Question, token: str) -> Question:
-    """Send a command to the control socket of this host's server; wait up to `seconds` for the socket."""
+    """Send "ports" or "stop" to the control socket of this host's server, and return its ports.
+
+    The socket is waited for, up to `seconds`.
+    """
     end = time.monotonic() + question["seconds"]
     while True:
         try:
@@ -446,7 +439,10 @@ def call_server(message: str, question: Question, token: str) -> Question:
 
 def main() -> int:
     verb, question, token = sys.argv[1], json.loads(sys.argv[2]), sys.stdin.readline().strip()
-    verbs = {"serve": serve, "ports": ports, "stop": stop, "dial": dial, "reach": reach}
+    verbs: dict[str, Callable[[Question, str], Question]] = {
+        "serve": serve, "dial": dial, "reach": reach,
+        "ports": functools.partial(call_server, "ports"), "stop": functools.partial(call_server, "stop"),
+    }  # fmt: skip
     try:
         print(json.dumps(verbs[verb](question, token)))
     except (OSError, ValueError) as error:

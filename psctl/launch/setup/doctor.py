@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -321,24 +321,18 @@ def _reach(reached: ReachedCluster, machines: Mapping[str, Machine], reports: Ma
 
         answered = all_hosts.each(connect_to_others, names=names)
     for name, outcome in answered.items():
-        for row in _reach_rows(name, outcome.value if outcome.ok else {}, outcome.error, at):
-            reports[name].checks.append(row)
-            if not row.ok:
-                reports[name].error = reports[name].error or errors.HostUnreachable(row.detail, row.cure, name)
-
-
-def _reach_rows(
-    name: str, answers: Mapping[str, str], error: errors.PsctlError | None, at: Mapping[str, str]
-) -> Iterator[HostCheck]:
-    if error is not None:
-        yield HostCheck("reach", False, error.message, error.hint)
-        return
-    failed = {other: why for other, why in answers.items() if why}
-    if not failed:
-        yield HostCheck("reach", True, f"{len(answers)} other host{' answers' if len(answers) == 1 else 's answer'}")
-    for other, why in failed.items():
-        cure = "open the firewall between them, or set network.interface or internal_address"
-        yield HostCheck("reach", False, f"{name} does not reach {other} at {at[other]}: {why}", cure)
+        if outcome.error is not None:
+            error = errors.HostUnreachable(outcome.error.message, outcome.error.hint, name)
+            reports[name].bad("reach", error)
+            continue
+        failed = {other: why for other, why in outcome.value.items() if why}
+        if not failed:
+            count = len(outcome.value)
+            reports[name].good("reach", f"{count} other host{' answers' if count == 1 else 's answer'}")
+        for other, why in failed.items():
+            what = f"{name} does not reach {other} at {at[other]}: {why}"
+            cure = "open the firewall between them, or set network.interface or internal_address"
+            reports[name].bad("reach", errors.HostUnreachable(what, cure, name))
 
 
 def document(reports: Sequence[HostReport]) -> dict[str, object]:

@@ -10,10 +10,11 @@ from psctl import errors
 from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
+from psctl.launch.hosts.converge import HostOutcome
 from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import HostName, JsonObject
+from psctl.types import HostName
 
 _REMOVED: msgspec.json.Decoder[dict[str, list[str]]] = msgspec.json.Decoder(dict[str, list[str]])
 
@@ -42,7 +43,7 @@ def tear_down(
     purge: bool,
     force: bool,
     progress: Progress,
-) -> list[JsonObject]:
+) -> list[HostOutcome]:
     """Remove code and environments from every host; with `purge` logs and checkpoints too.
 
     Args:
@@ -80,7 +81,10 @@ def tear_down(
         if outcome.error is not None:
             failed[name] = outcome.error
     _settle(home, running, failed)
-    return [_row(host.name, rows.get(host.name, []), failed.get(host.name)) for host in chosen.spec.hosts]
+    return [
+        HostOutcome.of(host.name, "updated" if rows.get(host.name) else "unchanged", rows.get(host.name, []), failed)
+        for host in chosen.spec.hosts
+    ]
 
 
 def _refusal(running: dict[str, list[RunningJob]]) -> errors.JobRunning:
@@ -98,8 +102,3 @@ def _settle(home: Home, running: dict[str, list[RunningJob]], failed: dict[str, 
     for record in home.jobs():
         if record.job in stopped and not record.over:
             home.save_record(msgspec.structs.replace(record, state="stopped", exit=1))
-
-
-def _row(name: str, actions: list[str], error: errors.PsctlError | None) -> JsonObject:
-    state = "failed" if error else "updated" if actions else "unchanged"
-    return {"name": name, "state": state, "actions": actions, "error": error.document()["error"] if error else None}
