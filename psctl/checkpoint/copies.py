@@ -37,7 +37,7 @@ def read_parts(folder: Path, files: Mapping[str, int], chunk: int = CHUNK) -> It
         except (FileNotFoundError, Unfit):
             offset = -1
         if offset != size:
-            raise errors.CheckpointIncomplete(f"{folder / name} went away while it was copied", where=str(folder))
+            raise errors.CheckpointIncomplete(f"{folder / name} was removed while it was copied", where=str(folder))
 
 
 class CheckpointReceiver:
@@ -45,7 +45,7 @@ class CheckpointReceiver:
 
     Args:
         folder: its final name on this host.
-        files: file names and sizes in bytes, as `outgoing` gives them; not trusted.
+        files: file names and sizes in bytes, as `file_sizes` returns them; not trusted.
 
     Raises:
         CheckpointCorrupt: names that no checkpoint has.

@@ -152,7 +152,7 @@ class ScheduleAllReduce:
         self.world = schedule.world
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
         self._players = _players(schedule, [self._rank, *helpers], plane, group, on_host=on_host)
-        self._helping = [PlayQueue(player.play) for player in self._players[1:]]
+        self._helper_queues = [PlayQueue(player.play) for player in self._players[1:]]
         self._own = PlayQueue(self.play, SHORT) if on_host else StreamQueue(self.play)
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -175,7 +175,7 @@ class ScheduleAllReduce:
         return self._plane.waits_for if self._plane is not None else ()
 
     def close(self) -> None:
-        for each in (self._own, *self._helping):
+        for each in (self._own, *self._helper_queues):
             each.close()
         if self._plane is not None and not self._shared:
             self._plane.close()
@@ -184,9 +184,9 @@ class ScheduleAllReduce:
 
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; no other sum is in progress."""
-        helping = [each.put(self._helpers(vector)) for each in self._helping]
+        tickets = [each.put(self._helpers(vector)) for each in self._helper_queues]
         self._players[0].play(vector)
-        for each in helping:
+        for each in tickets:
             each.wait()
 
     def _helpers(self, like: torch.Tensor) -> torch.Tensor:
@@ -265,7 +265,7 @@ class PlayQueue:
 
     def put(self, vector: torch.Tensor) -> PlayTicket:
         """Have a vector summed; in the same order on every rank."""
-        ticket = PlayTicket(self._help)
+        ticket = PlayTicket(self._play_until)
         self._work.append((vector, ticket))
         if vector.nbytes > self._short:
             self._wake.release()
@@ -277,9 +277,9 @@ class PlayQueue:
         self._wake.release()
         self._thread.join(10.0)
 
-    def _help(self, ticket: PlayTicket) -> None:
+    def _play_until(self, ticket: PlayTicket) -> None:
         """Play what is next until this one is."""
-        while not ticket.over:
+        while not ticket.done:
             self._next()
 
     def _loop(self) -> None:
@@ -297,19 +297,19 @@ class PlayQueue:
                 self._play(vector)
             except BaseException as error:  # noqa: BLE001  raised by the wait
                 ticket.error = error
-            ticket.over = True
+            ticket.done = True
 
 
 class PlayTicket:
     """A vector that is queued or being summed.
 
     Args:
-        help: plays it, unless another thread does.
+        play: plays it, unless another thread does.
     """
 
-    def __init__(self, help: Callable[[PlayTicket], None]) -> None:
-        self._help = help
-        self.over = False
+    def __init__(self, play: Callable[[PlayTicket], None]) -> None:
+        self._play_until = play
+        self.done = False
         self.error: BaseException | None = None
 
     def wait(self) -> None:
@@ -318,6 +318,6 @@ class PlayTicket:
         Raises:
             PeerLost: a peer is gone.
         """
-        self._help(self)
+        self._play_until(self)
         if self.error is not None:
             raise self.error

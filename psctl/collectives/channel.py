@@ -73,13 +73,13 @@ class VectorExchange(Protocol):
 class Channel(Protocol):
     """Moves pieces of tensors between ranks; may be called from several threads (the nodes of one process)."""
 
-    ahead: bool
+    posts_ahead: bool
     """Whether receives of later steps may be posted; otherwise a step's messages are posted together."""
 
     def reads_in_place(self, peer: int) -> bool:
-        """Return whether pieces of a peer are read in its memory: they are borrowed, and no receive is posted."""
+        """Return whether pieces of a peer are read in its memory: by `next_piece`, without posting a receive."""
 
-    def borrow(self, peer: int, tag: int) -> PeerPiece:
+    def next_piece(self, peer: int, tag: int) -> PeerPiece:
         """Wait for the next piece of a peer with this tag; to be released.
 
         Raises:
@@ -103,7 +103,7 @@ class Channel(Protocol):
         """End every wait, here and at the peers, with an error; the channel cannot be used afterwards."""
 
 
-class Delivers:
+class ReceivingChannel:
     """Base class of channels that deliver every piece into its receiver's own memory."""
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
@@ -116,11 +116,11 @@ class Delivers:
     def reads_in_place(self, peer: int) -> bool:
         return False
 
-    def borrow(self, peer: int, tag: int) -> PeerPiece:
+    def next_piece(self, peer: int, tag: int) -> PeerPiece:
         raise AssertionError("no piece is read in place here")
 
 
-class EngineChannel(Delivers):
+class EngineChannel(ReceivingChannel):
     """The engine's point-to-point operations on tensors of the CPU (Gloo).
 
     Args:
@@ -128,7 +128,7 @@ class EngineChannel(Delivers):
         nodes: of the schedule, where it has helpers behind the ranks: rank 0's process plays them.
     """
 
-    ahead = True
+    posts_ahead = True
 
     def __init__(self, group: dist.ProcessGroup, nodes: int = 0) -> None:
         self._group = group
@@ -154,7 +154,7 @@ class EngineChannel(Delivers):
                 return  # the intended error, or the connections were closed already
 
 
-class BatchChannel(Delivers):
+class BatchChannel(ReceivingChannel):
     """The engine's point-to-point operations, a step's in one batch: the form that NCCL requires on GPUs.
 
     NCCL has no tags: it matches the operations of two ranks in their order, and runs nothing of a batch before all of
@@ -164,7 +164,7 @@ class BatchChannel(Delivers):
         group: a process group of its own.
     """
 
-    ahead = False
+    posts_ahead = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -174,7 +174,7 @@ class BatchChannel(Delivers):
         asked = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
         if not asked:
             return []
-        together = _Together(
+        together = _BatchWork(
             dist.batch_isend_irecv(
                 [
                     dist.P2POp(what, one.piece, self._peers[one.peer], group=self._group, tag=one.tag)
@@ -188,7 +188,7 @@ class BatchChannel(Delivers):
         self._group.abort()
 
 
-class _Together:
+class _BatchWork:
     """The works of one batch; NCCL has one for all."""
 
     def __init__(self, works: Sequence[dist.Work]) -> None:
@@ -263,7 +263,7 @@ class LocalChannel:
         outside: moves the other pieces.
     """
 
-    ahead = True
+    posts_ahead = True
 
     def __init__(self, node: int, here: Sequence[int], inside: LocalExchange, outside: Channel) -> None:
         self._node, self._here, self._inside, self._outside = node, set(here), inside, outside
@@ -283,8 +283,8 @@ class LocalChannel:
     def reads_in_place(self, peer: int) -> bool:
         return peer not in self._here and self._outside.reads_in_place(peer)
 
-    def borrow(self, peer: int, tag: int) -> PeerPiece:
-        return self._outside.borrow(peer, tag)
+    def next_piece(self, peer: int, tag: int) -> PeerPiece:
+        return self._outside.next_piece(peer, tag)
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
         if not isinstance(pending, LocalTransfer):

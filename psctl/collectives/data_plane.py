@@ -36,7 +36,7 @@ INLINE = 64 << 10
 """Bytes of a piece up to which it is sent inside its record. Recursive doubling of 64 KB by four ranks: 0.12 ms, and
 0.35 ms with pieces that are read in place."""
 
-GOODBYE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` waits until queued data is sent."""
 
 EXCHANGE = UNUSED_TAG - 1
@@ -51,32 +51,32 @@ class DataPlane:
     Args:
         me: the rank of this process.
         world: number of ranks; rank 0's process also runs the nodes after them, a schedule's helpers.
-        lines: channels to processes of this host, by rank.
+        channels: to processes of this host, by rank.
         shared: memory that processes of this host can read.
         members: the other processes of this host, by rank.
         sealed: streams to processes of other hosts.
     """
 
-    ahead = True
+    posts_ahead = True
 
     def __init__(
         self,
         me: int,
         world: int,
-        lines: Mapping[int, UnixChannel],
+        channels: Mapping[int, UnixChannel],
         shared: SharedAllocator,
         members: Mapping[int, Member],
         sealed: SealedStreams | None = None,
     ) -> None:
         self.me = me
         self._world = world
-        self._channels = dict(lines)
+        self._channels = dict(channels)
         self._sealed = sealed
         self._shared = shared
         self._members = members
         self._buffers: dict[int, memoryview] = {}  # shared ones, by address
         self._changed = threading.Condition()  # reentrant: a sender may write its stream itself
-        self._arrived: dict[tuple[int, int], deque[BorrowedPiece]] = {}
+        self._arrived: dict[tuple[int, int], deque[ArrivedPiece]] = {}
         self._offered: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that the peer reads in place
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were returned
         self._broken = ""
@@ -87,12 +87,12 @@ class DataPlane:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
-        self._by_descriptor = {line.fileno(): rank for rank, line in self._channels.items()}
+        self._by_descriptor = {channel.fileno(): rank for rank, channel in self._channels.items()}
         self._events = dict.fromkeys(self._by_descriptor, select.EPOLLIN)
         for descriptor, events in self._events.items():
             self._poll.register(descriptor, events)
         if sealed is not None:
-            sealed.begin(self._changed, self._awake)
+            sealed.begin(self._changed, self._wake_poller)
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""
@@ -119,11 +119,11 @@ class DataPlane:
     def reads_in_place(self, peer: int) -> bool:
         return self._process(peer) in self._channels
 
-    def borrow(self, peer: int, tag: int) -> BorrowedPiece:
+    def next_piece(self, peer: int, tag: int) -> ArrivedPiece:
         key = self._process(peer), tag
         arrived = self._arrived
 
-        def look() -> BorrowedPiece | None:
+        def look() -> ArrivedPiece | None:
             found = arrived.get(key)
             return found.popleft() if found else None
 
@@ -137,42 +137,42 @@ class DataPlane:
 
     def _send(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
-        line = self._channels.get(peer)
-        if line is None:
+        channel = self._channels.get(peer)
+        if channel is None:
             assert self._sealed is not None, "there are streams to ranks of other hosts"
             return self._on_stream(peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
         where = self._shared.locate(one.piece.data_ptr(), size) if size > INLINE else None
         if where is None:
-            number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
-            self._watch(line)
+            number = channel.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
+            self._watch(channel)
             return PlaneTransfer(partial(self._await_written, peer, number))
         key = peer, one.tag
         self._offered[key] = self._offered.get(key, 0) + 1
-        line.send(SHARED, one.tag, *where, size)
-        self._watch(line)
+        channel.send(SHARED, one.tag, *where, size)
+        self._watch(channel)
         return PlaneTransfer(partial(self._await_returned, key, self._offered[key]))
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
-        assert self._sealed is not None, "pieces of this host are borrowed, not received"
+        assert self._sealed is not None, "pieces of this host are read in place, not received"
         return self._on_stream(peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
 
     def _on_stream(self, peer: int, piece: PostedPiece) -> PlaneTransfer:
-        return PlaneTransfer(lambda: self._until(lambda: piece.over, peer), (peer, piece))
+        return PlaneTransfer(lambda: self._until(lambda: piece.done, peer), (peer, piece))
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
         assert isinstance(pending, PlaneTransfer), "posted here"
-        assert pending.stream is not None, "pieces of this host are borrowed, not received"
+        assert pending.stream is not None, "pieces of this host are read in place, not received"
         peer, piece = pending.stream
 
         def look() -> bool:
-            there = piece.over or piece.at >= size
-            piece.wanted = piece.size if there else size  # no wake-up for the other bytes
-            return there
+            has_arrived = piece.done or piece.at >= size
+            piece.wanted = piece.size if has_arrived else size  # no wake-up for the other bytes
+            return has_arrived
 
         self._until(look, peer)
-        return piece.over
+        return piece.done
 
     def exchange_for(self, size: int) -> ShmExchange | None:
         if not 0 < size <= SLOT:
@@ -186,7 +186,7 @@ class DataPlane:
     def _exchange_memory(self) -> torch.Tensor | None:
         """Return the exchange's memory, which rank 0 shares with all; None when the host has no shared memory."""
         if self.me:
-            piece = self.borrow(0, EXCHANGE)
+            piece = self.next_piece(0, EXCHANGE)
             return piece.read(torch.uint8) if piece.is_awaited else None
         memory = self.buffer(exchange_size(self._world), torch.uint8)
         is_shared = self._shared.locate(memory.data_ptr(), memory.nbytes) is not None
@@ -200,38 +200,38 @@ class DataPlane:
                 self._poll_once(0.0)
             if self._broken:
                 raise RuntimeError(self._broken)
-            for peer, line in self._channels.items():
-                if line.ended:
-                    raise RuntimeError(f"worker/{peer}: {line.ended}")
+            for peer, channel in self._channels.items():
+                if channel.ended:
+                    raise RuntimeError(f"worker/{peer}: {channel.ended}")
 
     def abort(self, reason: str) -> None:
         with self._changed:
             self._broken = self._broken or reason
-            for line in self._channels.values():
-                line.send_bye(reason)
-                line.shutdown()
+            for channel in self._channels.values():
+                channel.send_bye(reason)
+                channel.shutdown()
             self._changed.notify_all()
         if self._sealed is not None:
             self._sealed.close(reason, 0.0)
-        self._awake()
+        self._wake_poller()
 
     def close(self) -> None:
         """Close all connections after queued data is sent; no thread may wait here any more."""
-        for rank, line in self._channels.items():
-            line.send_bye("it has finished")
-            timer = threading.Timer(GOODBYE, line.shutdown)
+        for rank, channel in self._channels.items():
+            channel.send_bye("it has finished")
+            timer = threading.Timer(CLOSE_TIMEOUT, channel.shutdown)
             timer.start()
             try:
-                self._until(lambda line=line: not line.has_queued or bool(line.ended), rank)  # type: ignore[misc]
+                self._until(lambda channel=channel: not channel.has_queued or bool(channel.ended), rank)  # type: ignore[misc]
             except RuntimeError:
                 pass  # the peer has closed its end
             finally:
                 timer.cancel()
         self._broken = self._broken or "closed"
         if self._sealed is not None:
-            self._sealed.close("done", GOODBYE)
-        for line in self._channels.values():
-            line.close()
+            self._sealed.close("done", CLOSE_TIMEOUT)
+        for channel in self._channels.values():
+            channel.close()
         self._poll.close()
         os.close(self._wake)
 
@@ -239,7 +239,7 @@ class DataPlane:
     def bytes_moved(self) -> int:
         """Bytes sent and received over streams, and sent over channels; pieces that are read in place do not count."""
         streams = self._sealed.bytes_moved if self._sealed is not None else 0
-        return streams + sum(line.bytes_sent for line in self._channels.values())
+        return streams + sum(channel.bytes_sent for channel in self._channels.values())
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
@@ -255,16 +255,16 @@ class DataPlane:
 
     def _await_written(self, peer: int, number: int) -> None:
         """Wait until a channel's record has been sent."""
-        line = self._channels[peer]
-        if line.written < number:
-            self._until(lambda: line.written >= number, peer)
+        channel = self._channels[peer]
+        if channel.written < number:
+            self._until(lambda: channel.written >= number, peer)
 
-    def give_back(self, peer: int, tag: int) -> None:
-        """Return a borrowed piece to its owner, which may then overwrite it."""
+    def _return_piece(self, peer: int, tag: int) -> None:
+        """Return a piece that was read in place to its owner, which may then overwrite it."""
         with self._changed:
-            line = self._channels[peer]
-            line.send(DONE, tag)
-            self._watch(line)
+            channel = self._channels[peer]
+            channel.send(DONE, tag)
+            self._watch(channel)
 
     def _until(self, look: Callable[[], T | None], peer: int) -> T:
         """Wait for a true result of `look`, which depends on `peer`; handle all records that arrive meanwhile."""
@@ -276,7 +276,7 @@ class DataPlane:
                 while not (found := look()):
                     if self._broken:
                         raise RuntimeError(self._broken)
-                    if why := self._gone(peer):
+                    if why := self._end_reason(peer):
                         raise RuntimeError(f"worker/{peer}: {why}")
                     if not self._channels or self._polling:
                         self._changed.wait()
@@ -286,11 +286,11 @@ class DataPlane:
             finally:
                 self._awaited.remove(peer)
 
-    def _gone(self, peer: int) -> str:
-        line = self._channels.get(peer)
-        if line is not None:
-            return line.ended
-        return self._sealed.gone(peer) if self._sealed is not None else ""
+    def _end_reason(self, peer: int) -> str:
+        channel = self._channels.get(peer)
+        if channel is not None:
+            return channel.ended
+        return self._sealed.end_reason(peer) if self._sealed is not None else ""
 
     def _poll_once(self, timeout: float | None = None) -> None:
         """Wait for events of all channels, at most `timeout` seconds, without the lock; then handle them."""
@@ -306,66 +306,66 @@ class DataPlane:
                 os.read(self._wake, 8)
                 continue
             peer = self._by_descriptor[descriptor]
-            line = self._channels[peer]
+            channel = self._channels[peer]
             if event & select.EPOLLOUT:
-                line.flush()
+                channel.flush()
             if event & ~select.EPOLLOUT:
-                for record in line.receive():
+                for record in channel.receive():
                     self._on_record(peer, record)
-            self._watch(line)
+            self._watch(channel)
         self._changed.notify_all()
 
     def _on_record(self, peer: int, record: Record) -> None:
         key = peer, record.tag
         if record.kind == PIECE:
             assert record.data is not None, "a piece has data"
-            self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
+            self._arrived.setdefault(key, deque()).append(ArrivedPiece(record.data, None))
         elif record.kind == SHARED:
             data = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
             if data is None:
                 what = f"worker/{peer}: holds no segment {record.segment} on this host"
                 raise ProtocolError(what, where=f"worker/{peer}")
-            self._arrived.setdefault(key, deque()).append(BorrowedPiece(data, lambda: self.give_back(*key)))
+            self._arrived.setdefault(key, deque()).append(ArrivedPiece(data, lambda: self._return_piece(*key)))
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
         elif record.kind == BYE:
             self._channels[peer].ended = (record.data or b"").decode(errors="replace") or "it has ended"
 
-    def _watch(self, line: UnixChannel) -> None:
+    def _watch(self, channel: UnixChannel) -> None:
         """Set the events that are polled of a channel, from its state."""
-        events = 0 if line.ended else select.EPOLLIN
-        if line.has_queued and not line.ended:
+        events = 0 if channel.ended else select.EPOLLIN
+        if channel.has_queued and not channel.ended:
             events |= select.EPOLLOUT
-        descriptor = line.fileno()
+        descriptor = channel.fileno()
         if self._events[descriptor] == events:
             return
         self._events[descriptor] = events
-        if line.ended:
+        if channel.ended:
             self._poll.unregister(descriptor)
         else:
             self._poll.modify(descriptor, events)
-            self._awake()
+            self._wake_poller()
 
-    def _awake(self) -> None:
+    def _wake_poller(self) -> None:
         """Wake the thread that polls, if there is one, for an event that is not of a channel."""
         if self._polling:
             os.eventfd_write(self._wake, 1)
 
 
-class BorrowedPiece:
+class ArrivedPiece:
     """A piece that has arrived: bytes to read, and to return to their owner.
 
     Args:
         data: the bytes, read-only.
-        back: returns the piece; None: it is owned by this process.
+        on_release: returns the piece; None: this process owns it.
     """
 
-    __slots__ = ("_back", "_data", "is_awaited")
+    __slots__ = ("_data", "_on_release", "is_awaited")
 
-    def __init__(self, data: memoryview | bytearray, back: Callable[[], None] | None) -> None:
+    def __init__(self, data: memoryview | bytearray, on_release: Callable[[], None] | None) -> None:
         self._data = data
-        self._back = back
-        self.is_awaited = back is not None
+        self._on_release = on_release
+        self.is_awaited = on_release is not None
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the piece as a vector."""
@@ -373,8 +373,8 @@ class BorrowedPiece:
 
     def release(self) -> None:
         """Return the piece to its owner, which may overwrite it then."""
-        if self._back is not None:
-            self._back()
+        if self._on_release is not None:
+            self._on_release()
 
 
 class PlaneTransfer:

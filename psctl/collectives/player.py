@@ -138,12 +138,12 @@ class StepExecutor:
         """Play the program on a vector that is cut into `chunks`."""
         steps, run = self._program.steps, _VectorRun(self._program, self._channel, vector, chunks)
         slots = self._slots(vector, chunks)
-        if not self._channel.ahead:
+        if not self._channel.posts_ahead:
             for step in steps:
                 run.exchange(step.out, step.into, step.writes, slots[0])
                 run.finish_step(step)
         expected = 0
-        for at, step in enumerate(steps if self._channel.ahead else ()):
+        for at, step in enumerate(steps if self._channel.posts_ahead else ()):
             for after in range(expected, min(at + len(slots), len(steps))):
                 run.post_receives(steps[after].into, slots[after % len(slots)])
                 expected = after + 1
@@ -159,7 +159,7 @@ class StepExecutor:
         posted = [[each for each in step.into if not in_place(each.message.source)] for step in self._program.steps]
         most = max((sum(chunks.size(each.message.chunks) for each in step) for step in posted), default=0)
         width = most * vector.element_size()
-        if not self._channel.ahead:
+        if not self._channel.posts_ahead:
             count = 1
         elif vector.numel() * vector.element_size() <= self._short:
             count = max(1, len(self._program.steps))
@@ -212,20 +212,20 @@ class _VectorRun:
     def finish_step(self, step: RankStep) -> None:
         """Wait for a step's messages, and do its writes.
 
-        Borrowed pieces are released before this rank waits for peers to release its own: two ranks that exchange a
+        Pieces read in place are released before this rank waits for peers to release its own: two ranks that exchange a
         chunk would wait for each other. Such a chunk's sum is kept in a buffer until its old value was read.
         """
         staged: dict[int, dict[int, torch.Tensor]] = {}
         coming: dict[int, list[tuple[_Incoming, int]]] = {}  # by write; where its chunk begins in what comes
-        borrowed: list[PeerPiece] = []
+        in_place_pieces: list[PeerPiece] = []
         for each in step.into:
             if self._channel.reads_in_place(each.message.source):
-                parts = self._borrow(each, borrowed)
+                parts = self._read_in_place(each, in_place_pieces)
             else:
                 parts = self._delivered(each, coming)
             for index, part in zip(each.writes, parts, strict=False):  # none: received in place
                 staged.setdefault(index, {})[each.message.source] = part
-        unreleased = {each.index for each in step.out} if any(piece.is_awaited for piece in borrowed) else set()
+        unreleased = {each.index for each in step.out} if any(piece.is_awaited for piece in in_place_pieces) else set()
         late: list[tuple[ChunkWrite, torch.Tensor]] = []
         for write in step.writes:
             if write.index not in staged:
@@ -237,18 +237,18 @@ class _VectorRun:
                 late.append((write, torch.empty_like(self._chunks.of(self._vector, write.chunk))))
                 self._write(write, staged[write.index], coming.get(write.index, []), late[-1][1])
             self._written.add(write.index)
-        for piece in borrowed:
+        for piece in in_place_pieces:
             piece.release()
         for write, total in late:
             self.wait_sent(write.readers)
             self._chunks.of(self._vector, write.chunk).copy_(total)
 
-    def _borrow(self, each: IncomingMessage, borrowed: list[PeerPiece]) -> list[torch.Tensor]:
+    def _read_in_place(self, each: IncomingMessage, in_place_pieces: list[PeerPiece]) -> list[torch.Tensor]:
         """Wait for a message's pieces in the peer's memory; return them by chunk."""
         chunks = each.message.chunks
-        mine = [self._channel.borrow(each.message.source, each.tag) for _ in range(self._chunks.pieces(chunks))]
-        borrowed += mine
-        return self._chunks.borrowed([piece.read(self._vector.dtype) for piece in mine], self._vector, chunks)
+        mine = [self._channel.next_piece(each.message.source, each.tag) for _ in range(self._chunks.pieces(chunks))]
+        in_place_pieces += mine
+        return self._chunks.split([piece.read(self._vector.dtype) for piece in mine], self._vector, chunks)
 
     def _delivered(self, each: IncomingMessage, coming: dict[int, list[tuple[_Incoming, int]]]) -> list[torch.Tensor]:
         """Return a staged message by chunk, and note which bytes to wait for; wait here for one received in place."""

@@ -26,13 +26,13 @@ from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.transport.unix_channel import ChannelListener, UnixChannel
 from psctl.types import Address, Member
 
-LINE = 64
+CACHE_LINE = 64
 """Alignment of vectors, a processor's cache line, so that no two vectors share one."""
 
-PATIENCE = 20.0
+CONNECT_TIMEOUT = 20.0
 """Seconds for all connections of one process to be made."""
 
-Ask = Callable[[Address | None, bytes], Sequence[WorkerAt]]
+AddressExchange = Callable[[Address | None, bytes], Sequence[WorkerAt]]
 """Sends this process's address and secret to the coordinator; returns those of all workers."""
 
 
@@ -72,7 +72,7 @@ class Rendezvous:
         self._workers_known = threading.Event()
         self._deadline = 0.0
 
-    def make(self, schedule: Schedule, ask: Ask) -> DataPlane:
+    def make(self, schedule: Schedule, exchange: AddressExchange) -> DataPlane:
         """Connect to all partners, and return the data plane.
 
         Raises:
@@ -85,9 +85,9 @@ class Rendezvous:
         listener = ChannelListener(self._folder, self._orders.member, "line")
         channels: dict[int, UnixChannel] = {}
         try:
-            found = ask(acceptor.address if acceptor is not None else None, listener.secret)
+            found = exchange(acceptor.address if acceptor is not None else None, listener.secret)
             self._workers = {each.rank: each for each in found}
-            self._deadline = time.monotonic() + PATIENCE
+            self._deadline = time.monotonic() + CONNECT_TIMEOUT
             self._workers_known.set()
             self._connect(listener, near, channels)
             if sealed is not None:
@@ -103,9 +103,11 @@ class Rendezvous:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return DataPlane(self._me, schedule.world, channels, SharedAllocator(self._segments, LINE), members, sealed)
+        return DataPlane(
+            self._me, schedule.world, channels, SharedAllocator(self._segments, CACHE_LINE), members, sealed
+        )
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
     # ---- within the host -----------------------------------------------------------------------------------------
@@ -113,12 +115,12 @@ class Rendezvous:
     def _connect(self, listener: ChannelListener, near: set[int], channels: dict[int, UnixChannel]) -> None:
         """Add a channel to each of these ranks."""
         for rank in sorted(rank for rank in near if rank < self._me):
-            channels[rank] = listener.connect(self._workers[rank], self._left())
+            channels[rank] = listener.connect(self._workers[rank], self._remaining())
         missing = {rank for rank in near if rank > self._me}
         while missing:
             known = [self._workers[rank] for rank in missing]
             try:
-                worker, channel = listener.accept(lambda known=known: known, self._left(), self._left())  # type: ignore[misc]
+                worker, channel = listener.accept(lambda known=known: known, self._remaining(), self._remaining())  # type: ignore[misc]
             except TimeoutError:
                 raise _missing(missing) from None
             except ConnectionFailed:  # not a worker of this job; the others may still connect
@@ -136,7 +138,7 @@ class Rendezvous:
 
     def _rejection_reason(self, member: Member) -> str | None:
         """Return why a member may not connect: only the newest incarnation of a worker may."""
-        self._workers_known.wait(PATIENCE)  # the peer may get the coordinator's answer first
+        self._workers_known.wait(CONNECT_TIMEOUT)  # the peer may get the coordinator's answer first
         worker = self._workers.get(member.rank)
         if member.role != "worker" or worker is None or worker.incarnation != member.incarnation:
             return f"{member} of incarnation {member.incarnation} does not take part"
@@ -148,12 +150,12 @@ class Rendezvous:
             if at.address is None:
                 raise PeerLost(f"worker/{rank} does not listen for other hosts", where=f"worker/{rank}")
             member = Member("worker", rank, at.incarnation)
-            dial(at.address, self._credentials, member, PlaneKinds, sealed, self._left(), self._orders.congestion)
-        missing = sealed.await_all(far, self._left())
+            dial(at.address, self._credentials, member, PlaneKinds, sealed, self._remaining(), self._orders.congestion)
+        missing = sealed.await_all(far, self._remaining())
         if missing:
             raise _missing(missing)
 
 
 def _missing(ranks: Iterable[int]) -> PeerLost:
     names = ", ".join(f"worker/{rank}" for rank in sorted(ranks))
-    return PeerLost(f"{names}: not connected within {PATIENCE:g} s", where=names)
+    return PeerLost(f"{names}: not connected within {CONNECT_TIMEOUT:g} s", where=names)

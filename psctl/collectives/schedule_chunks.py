@@ -52,10 +52,8 @@ class VectorChunks:
         """Return each chunk that was received into the pieces of `staging_pieces`."""
         return list(torch.split(buffer, [self.size((chunk,)) for chunk in chunks]))
 
-    def borrowed(
-        self, pieces: Sequence[torch.Tensor], vector: torch.Tensor, chunks: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return each chunk of borrowed pieces, which are divided as `places` returns them."""
+    def split(self, pieces: Sequence[torch.Tensor], vector: torch.Tensor, chunks: Sequence[int]) -> list[torch.Tensor]:
+        """Return each chunk of pieces that are divided as `places` returns them."""
         found, left = [], iter(pieces)
         piece, at = next(left, vector[:0]), 0
         for chunk in chunks:

@@ -22,7 +22,7 @@ from psctl.transport.peer_connection import PeerConnection
 PART = 512 * 1024
 """Bytes of a piece that one message has."""
 
-KEEPING = 2048
+EARLY_PART_CREDIT = 2048
 """Bytes of credit withheld for an early part beyond its own."""
 
 
@@ -39,19 +39,19 @@ PlaneKinds = PiecePart
 
 
 class PostedPiece:
-    """A piece that is sent or expected; `over` when it is sent, or has arrived.
+    """A piece that is sent or expected; `done` when it is sent, or has arrived.
 
     Args:
         place: the buffer that it is sent from or received into; None: it arrives before a buffer is posted.
         size: in bytes.
     """
 
-    __slots__ = ("at", "buffered", "kept", "over", "place", "size", "wanted")
+    __slots__ = ("at", "buffered", "done", "kept", "place", "size", "wanted")
 
     def __init__(self, place: memoryview | None, size: int) -> None:
         self.place = place
         self.size = size
-        self.over = False
+        self.done = False
         self.at = 0
         """Bytes that have arrived."""
         self.wanted = size
@@ -67,7 +67,7 @@ class SealedStreams:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._awake: Callable[[], None] = lambda: None
+        self._wake_poller: Callable[[], None] = lambda: None
         self._peers: dict[int, PeerConnection] = {}
         self._ended: dict[int, str] = {}
         self._closing = False
@@ -77,15 +77,15 @@ class SealedStreams:
         self._early: dict[tuple[int, int], deque[PostedPiece]] = {}
         self._filling: dict[tuple[int, int], PostedPiece] = {}
 
-    def begin(self, changed: threading.Condition, awake: Callable[[], None]) -> None:
+    def begin(self, changed: threading.Condition, wake_poller: Callable[[], None]) -> None:
         """Set the condition of waiting threads and the function that wakes a polling thread; call it first."""
         self._changed = changed
-        self._awake = awake
+        self._wake_poller = wake_poller
 
     # ---- with the lock -------------------------------------------------------------------------------------------
 
     def send(self, peer: int, tag: int, data: memoryview) -> PostedPiece:
-        """Queue a piece for sending; the result is `over` when it is written."""
+        """Queue a piece for sending; the result is `done` when it is written."""
         posted = PostedPiece(data, len(data))
         to = self._peers[peer]
         for offset in range(0, len(data), PART):
@@ -97,7 +97,7 @@ class SealedStreams:
         return posted
 
     def expect(self, peer: int, tag: int, place: memoryview) -> PostedPiece:
-        """Post the buffer for the next piece of a peer with this tag; the result is `over` when it has arrived."""
+        """Post the buffer for the next piece of a peer with this tag; the result is `done` when it has arrived."""
         early = self._early.get((peer, tag))
         if not early:
             posted = PostedPiece(place, len(place))
@@ -110,12 +110,12 @@ class SealedStreams:
         for part in posted.kept:
             place[start : start + len(part)] = part
             start += len(part)
-        self._peers[peer].release_credit(start + KEEPING * len(posted.kept))
+        self._peers[peer].release_credit(start + EARLY_PART_CREDIT * len(posted.kept))
         posted.place = place
         posted.kept = []
         return posted
 
-    def gone(self, peer: int) -> str:
+    def end_reason(self, peer: int) -> str:
         """Return why the stream to a peer has ended; "" while it has not."""
         return self._ended.get(peer, "")
 
@@ -167,16 +167,16 @@ class SealedStreams:
             start, piece.at = piece.at, piece.at + len(payload)
             if piece.place is None:
                 piece.kept.append(payload)
-                peer.withhold_credit(len(payload) + KEEPING)
+                peer.withhold_credit(len(payload) + EARLY_PART_CREDIT)
             elif piece.buffered:
                 piece.place[start : piece.at] = payload
             if piece.at == piece.size:
-                piece.over = True
+                piece.done = True
                 del self._filling[key]
             elif piece.at < piece.wanted:
                 return
             self._changed.notify_all()
-        self._awake()
+        self._wake_poller()
 
     def _written(self, message: WireMessage, size: int) -> None:
         assert isinstance(message, PiecePart), "nothing else is sent here"
@@ -184,16 +184,16 @@ class SealedStreams:
             posted = self._sending.pop(message.number, None)
             if posted is None:
                 return
-            posted.over = True
+            posted.done = True
             self._changed.notify_all()
-        self._awake()
+        self._wake_poller()
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Record the end of a stream, and wake waiting threads."""
         with self._changed:
             self._ended[peer.member.rank] = error.message
             self._changed.notify_all()
-        self._awake()
+        self._wake_poller()
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

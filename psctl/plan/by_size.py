@@ -42,13 +42,12 @@ def size_ranges(winner: Callable[[int], Winner], known: Sequence[Winner]) -> lis
     return found
 
 
-def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: int) -> list[SizeRange]:
+def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, halvings: int) -> list[SizeRange]:
     if low.chosen == high.chosen:
         return []
     size = round(math.sqrt(low.size * high.size))
-    if not more:
-        return [
-            SizeRange(round(size, min(0, 2 - len(str(size)))), high.chosen)
-        ]  # two digits, as precise as predictions
+    if not halvings:
+        two_digits = round(size, min(0, 2 - len(str(size))))  # predictions are no more precise
+        return [SizeRange(two_digits, high.chosen)]
     middle = winner(size)
-    return [*_between(winner, low, middle, more - 1), *_between(winner, middle, high, more - 1)]
+    return [*_between(winner, low, middle, halvings - 1), *_between(winner, middle, high, halvings - 1)]

@@ -55,7 +55,7 @@ COARSE = 16
 MESSAGES = 10_000
 """Most transfers of one schedule that a search simulates."""
 
-BILLION = 1e9
+ESTIMATED_BYTES = 1e9
 """Bytes for which steps are estimated; the time of another size follows from it."""
 
 LEAST = 1024
@@ -145,7 +145,7 @@ class CandidateSearch:
             return best.seconds, best.timing.waiting
         for options in self._options(strategy, size):
             if (strategy, options) not in self._steps:
-                self._estimate_by_steps(strategy, options, BILLION)
+                self._estimate_by_steps(strategy, options, ESTIMATED_BYTES)
         known = self.known_estimate(strategy, size)
         assert known is not None
         return known
@@ -189,9 +189,8 @@ class CandidateSearch:
     def _bound(self, strategy: str, options: ScheduleOptions) -> LowerBound:
         schedule = self._schedule(strategy, options)
         low = lower_bound(schedule, self._inputs.network, self._places(schedule), self._costs(strategy).alpha)
-        return (
-            LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low
-        )  # pieces overlap each other's waiting
+        # Pieces of a hierarchical schedule flow while others wait.
+        return LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low
 
     def _schedule(self, strategy: str, options: ScheduleOptions) -> Schedule:
         return catalog.build(_built_as(strategy), self._inputs.world, options)
@@ -278,8 +277,8 @@ class CandidateSearch:
 
     def _orders(self, strategy: str) -> Sequence[rank_orders.Order]:
         """Return the orders to try; () is that of the ranks' numbers."""
-        options_as_data = tuple(range(self._inputs.world))
-        found = [() if self._order == options_as_data else self._order]
+        by_number = tuple(range(self._inputs.world))
+        found = [() if self._order == by_number else self._order]
         if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
             found.append(rank_orders.slow_last(self._order, self._port))
             if "tree" in strategy:

@@ -152,8 +152,8 @@ def capacity(
 
 def waiting(workers: int, staleness: int | None) -> list[ConsistencyCost]:
     """Return the costs of bsp, some ssp (also that of `staleness`) and asp; the same numbers in every run."""
-    chance = random.Random(0)  # noqa: S311 (a simulation)
-    compute = [[chance.expovariate(1.0) for _ in range(min(workers, MOST_WORKERS))] for _ in range(CLOCKS)]
+    rng = random.Random(0)  # noqa: S311 (a simulation)
+    compute = [[rng.expovariate(1.0) for _ in range(min(workers, MOST_WORKERS))] for _ in range(CLOCKS)]
     rows = [ConsistencyCost("bsp", 0, harmonic(workers), 1 - 1 / harmonic(workers), stable_step(0))]
     for bound in sorted({1, 2, 4, 8, 16, *([staleness] if staleness else [])}):
         found = clock_times(compute, bound)

@@ -37,13 +37,13 @@ PREFERRED = {True: ("native", "ps"), False: ("ps",)}
 """Strategies preferred among equal predictions, before the fastest: on GPUs (True), and on CPUs, where `native` is
 last."""
 
-NEARLY = 1 + 1e-6
+ROUNDING = 1 + 1e-6
 """Tolerance for rounding."""
 
 UNKNOWN = 100_000_000
 """Bytes of gradients that a plan assumes when their number is not known."""
 
-ALONE = "one worker has nothing to synchronise"
+ONE_WORKER = "one worker has nothing to synchronise"
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of the first bucket, which is sent as soon as the last layers' gradients are there, and of the others."""
@@ -177,7 +177,7 @@ class Planner:
         self._search = CandidateSearch(inputs)
         self._default_servers = next(iter(server_placements(hosts, request.servers)), ())
         # The condition of coordinator/state/server_changes.py.
-        self._together = request.staleness == 0 and request.compression.off
+        self._sum_by_host = request.staleness == 0 and request.compression.off
         self._ps_bounds: list[LowerBound] | None = None
         self._gpus = inputs.gpus if request.on_gpus is None else request.on_gpus
 
@@ -209,7 +209,7 @@ class Planner:
         """
         wanted = self._request.strategy
         why = self._why_not(wanted, self._default_servers) if wanted != "auto" else None
-        if why not in (None, ALONE):
+        if why not in (None, ONE_WORKER):
             raise _impossible(wanted, why)
 
     def winner(self, size: int) -> Winner:
@@ -229,7 +229,7 @@ class Planner:
         least = {name: self._least(name, size) for name in possible}
         timed: dict[str, float] = {}
         for name in sorted(possible, key=lambda name: least[name]):
-            if least[name] <= min(timed.values(), default=math.inf) * NEARLY:
+            if least[name] <= min(timed.values(), default=math.inf) * ROUNDING:
                 timed[name] = self._seconds(name, size)
         limit = TIE * min(timed.values())
         last = not self._gpus and min(timed, key=lambda name: timed[name]) == "native"
@@ -243,7 +243,7 @@ class Planner:
         if name == "ps":
             if self._ps_bounds is None:
                 servers = self._request.servers
-                self._ps_bounds = lower_bounds(self._inputs, self._hosts, servers, together=self._together)
+                self._ps_bounds = lower_bounds(self._inputs, self._hosts, servers, sum_by_host=self._sum_by_host)
             part = min(coding(self._request.compression, update).both for update in self._updates())
             return min(one.seconds(size * part, self._inputs.pace("ps")) for one in self._ps_bounds)
         part = max(self._buckets(size)) * self._request.halved
@@ -273,7 +273,7 @@ class Planner:
         found = []
         for update in self._updates():
             codes = coding(self._request.compression, update)
-            mode = ServingMode(update == "worker", self._request.replicas, codes, self._together)
+            mode = ServingMode(update == "worker", self._request.replicas, codes, self._sum_by_host)
             servers = place_servers(self._inputs, self._hosts, self._request.servers, size, mode)
             if not servers:
                 return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
@@ -309,7 +309,7 @@ class Planner:
         if self._request.serving:
             return f"servers: {self._request.servers} is requested, but collectives use none"
         if self._inputs.world == 1 and name != "native":
-            return ALONE
+            return ONE_WORKER
         return self._why_unencrypted(name) or self._search.why_not(name)
 
     def _why_unencrypted(self, name: str) -> str | None:
@@ -331,7 +331,7 @@ class Planner:
         for name in sorted(least, key=lambda name: least[name]):
             timed = least[name] <= limit or name == wanted
             found[name] = self._search.best(name, part) if timed else self._search.estimate(name, part)
-            limit = min(limit, TIE * NEARLY * found[name].seconds) if timed else limit
+            limit = min(limit, TIE * ROUNDING * found[name].seconds) if timed else limit
         return found
 
     def _buckets(self, size: int) -> tuple[int, ...]:
@@ -369,7 +369,7 @@ class Planner:
             row = by_name[wanted]
             if row.feasible:
                 return wanted
-            if row.why_not == ALONE:
+            if row.why_not == ONE_WORKER:
                 return "native"
             raise _impossible(wanted, row.why_not)
         feasible = [row for row in rows if row.feasible and row.seconds is not None]
@@ -381,7 +381,7 @@ class Planner:
 
     def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
         if self._inputs.world == 1 and chosen == "native":
-            return f"strategy: {chosen} is requested" if self._request.strategy == chosen else ALONE
+            return f"strategy: {chosen} is requested" if self._request.strategy == chosen else ONE_WORKER
         hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
         carried = channel(chosen, hosts, gpus=self._gpus)
         if self._request.strategy != "auto" and self._request.strategy == chosen:

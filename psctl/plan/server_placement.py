@@ -46,13 +46,13 @@ class ServingMode(msgspec.Struct, frozen=True):
             only when every shard has all of it.
         replicas: number of other servers that each sends updates to; None: one, where there is another.
         coding: the cost of compression.
-        together: workers of one host push one gradient to servers of other hosts.
+        sum_by_host: workers of one host push one gradient to servers of other hosts.
     """
 
     pipelined: bool = True
     replicas: int | None = 0
     coding: Coding = Coding()
-    together: bool = True
+    sum_by_host: bool = True
 
     def flow_factor(self, workers: int, servers: int) -> float:
         """Return the factor by which flows are longer because servers' ports also carry updates to replicas, which are
@@ -103,11 +103,11 @@ def time_push_pull(
     codes = mode.coding_seconds(size, inputs.world, len(servers), inputs.ranks_per_core)
     sent, shards = size * mode.coding.push, _shards_per_server(inputs, servers, size) if mode.pipelined else 1
     size *= mode.byte_share(inputs.hosts, servers)
-    if mode.together:
+    if mode.sum_by_host:
         sent *= _pushes_per_worker(inputs.hosts, servers)
     if inputs.world > LARGE:
         return add_coding_time(at_pace(_by_ports(inputs, servers, size, mode), pace), codes), 2, sent
-    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, together=mode.together))
+    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, sum_by_host=mode.sum_by_host))
     costs = costs_on_shared_cores(inputs.costs.get("ps", Costs()), schedule, inputs.ranks_per_core)
     timing = simulate(schedule, inputs.network, (*inputs.ranks, *servers), size, costs)
     return add_coding_time(at_pace(timing, pace), codes), 2, sent
@@ -154,10 +154,10 @@ def server_placements(hosts: Sequence[HostOrder], wanted: int | None) -> list[li
     return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
 
 
-def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, together: bool) -> ScheduleOptions:
+def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, sum_by_host: bool) -> ScheduleOptions:
     """Return the options of the schedule of pushes and pulls between these hosts."""
     nodes = tuple(range(inputs.world, inputs.world + len(servers)))
-    groups = _groups(inputs.hosts) if together else {}
+    groups = _groups(inputs.hosts) if sum_by_host else {}
     order = {host: index for index, host in enumerate(groups)}
     near = tuple(order.get(host, -1) for host in servers) if groups else ()
     return ScheduleOptions(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
@@ -179,7 +179,7 @@ def _pushes_per_worker(hosts: Sequence[str], servers: Sequence[str]) -> float:
 
 
 def lower_bounds(
-    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True
+    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, *, sum_by_host: bool = True
 ) -> list[LowerBound]:
     """Return a lower bound on a push and a pull for each placement of servers. Arguments as of `place_servers`."""
     if inputs.world > LARGE:
@@ -187,7 +187,7 @@ def lower_bounds(
     costs, found = inputs.costs.get("ps", Costs()), []
     for chosen in server_placements(hosts, wanted):
         names = [hosts[at].name for at in chosen]
-        schedule = catalog.build("ps", inputs.world, _options(inputs, names, 1, together=together))
+        schedule = catalog.build("ps", inputs.world, _options(inputs, names, 1, sum_by_host=sum_by_host))
         places = (*inputs.ranks, *names)
         found.append(lower_bound(schedule, inputs.network, places, costs.alpha))
     return found
@@ -212,7 +212,7 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, mode: Serv
         part, others = held[host] / len(servers), inputs.world - workers[host]
         pulled, answered = workers[host] * (1 - part), part * others
         pushed, taken = pulled, answered
-        if mode.together:
+        if mode.sum_by_host:
             pushed, taken = min(1, workers[host]) * (1 - part), part * (len(workers) - (workers[host] > 0))
         if mode.pipelined:
             across = size * max(pushed + answered, taken + pulled)

@@ -31,7 +31,7 @@ from psctl.sync.flat_parameters import gradient_of
 from psctl.types import Layout
 
 FIRST_BUCKET = 1 << 20
-"""Bytes; small, so that the first bytes leave early."""
+"""Bytes; small, so that it is sent early."""
 
 BUCKET = 25 << 20
 """Bytes; as DDP's default: large enough that a ring's latency does not count."""
@@ -184,10 +184,10 @@ class BucketReducer:
         for work in self._works:
             work.wait()
         self._finishing = False
-        there = self._has_gradient()
+        present = self._has_gradient()
         for bucket, flat in zip(self.buckets, self._flat, strict=True):
             for at, part in self._split(bucket, flat):
-                if there[at]:
+                if present[at]:
                     self._write(self._parameters[at], part)
         self._works.clear()
         self._next = 0

@@ -43,7 +43,7 @@ class JobSession(Protocol):
     """The methods of a worker's session with the coordinator that synchronizers use."""
 
     me: Member
-    keeps: bool
+    is_in_job: bool
 
     def connect_plane(self, schedule: Schedule) -> DataPlane | None: ...
     def listen(self, listener: Callable[[Reassign | ExamplesShared | WorkersAt], None]) -> None: ...
@@ -141,7 +141,7 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
         broadcast(backend, tools.session.me.rank == 0, values)
     else:
         group = EngineGroup(device)
-        if not tools.session.keeps:  # under psctl the coordinator has compared the ranks
+        if not tools.session.is_in_job:  # under psctl the coordinator has compared the ranks
             group.same_everywhere(decision.layout)
         group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)

@@ -66,7 +66,7 @@ class FlatParameters:
     # ---- values in ----
 
     def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
-        """Copy a shard's values into these parameters (None: all)."""
+        """Copy a shard's values, a flat tensor of the shard's length, into these parameters (None: all)."""
         with torch.no_grad():
             for at, piece in self._pieces[shard]:
                 if wanted is None or at in wanted:
@@ -144,7 +144,7 @@ class ServerReducer:
     def __init__(self, client: ParameterClient, flat: FlatParameters) -> None:
         self._client, self._flat = client, flat
         self._clock = client.base
-        self._asked = False
+        self._pull_sent = False
         self.buckets = flat.members
         client.deliver(flat.read_sums)
 
@@ -157,8 +157,8 @@ class ServerReducer:
         return self._client.activity
 
     def send(self, bucket: int, weight: float) -> None:
-        if not self._asked:  # before the pushes, so that sums arrive while later shards are still sent
-            self._asked = True
+        if not self._pull_sent:  # before the pushes, so that sums arrive while later shards are still sent
+            self._pull_sent = True
             self._flat.finish_reads()
             self._client.pull(self._clock + 1)
         self._flat.push(self._client, self._clock, bucket, weight)
@@ -167,7 +167,7 @@ class ServerReducer:
         self._flat.finish_pushes()
         self._flat.finish_reads()
         self._client.wait(self._clock + 1)
-        self._asked = False
+        self._pull_sent = False
         self._clock += 1
 
     def close(self, reason: str, *, failed: bool) -> None:

@@ -32,15 +32,15 @@ class StepAgreement:
 
     Args:
         finished: steps that were finished before this run began.
-        patience: seconds to wait for a CutAt that was promised.
+        timeout: seconds to wait for a CutAt that was promised.
         period: cuts fall on steps that it divides.
     """
 
-    def __init__(self, finished: int, patience: float = 60.0, period: int = 1) -> None:
+    def __init__(self, finished: int, timeout: float = 60.0, period: int = 1) -> None:
         self._changed = threading.Condition()
         self._finished = finished
         self._decided = finished  # the last step whose end was decided
-        self._patience, self._period = patience, period
+        self._timeout, self._period = timeout, period
         self._answers: dict[int, int] = {}  # ticket -> position, until CutAt arrives
         self._cuts: dict[int, StepActions] = {}
 
@@ -60,24 +60,24 @@ class StepAgreement:
             self._cuts[step] = StepActions(before.save or actions.save, before.stop or actions.stop)
             self._changed.notify_all()
 
-    def begin_end(self, step: int) -> StepActions:
+    def begin_step_end(self, step: int) -> StepActions:
         """Return the actions due after `step`, which is about to end; waits for a CutAt that may name it.
 
         Raises:
             TimedOut: the coordinator proposed a cut and sent no CutAt.
         """
         with self._changed:
-            free = self._changed.wait_for(lambda: all(step <= at for at in self._answers.values()), self._patience)
+            free = self._changed.wait_for(lambda: all(step <= at for at in self._answers.values()), self._timeout)
             if not free:
                 raise TimedOut(
-                    f"the coordinator asked for a common step and did not name it in {self._patience:.0f} s",
+                    f"the coordinator asked for a common step and did not name it in {self._timeout:.0f} s",
                     "its log on the head host says what it was doing",
                 )
             self._decided = step
             due = [self._cuts.pop(at) for at in sorted(self._cuts) if at <= step]
             return StepActions(any(each.save for each in due), any(each.stop for each in due))
 
-    def finish_end(self, step: int) -> None:
+    def finish_step_end(self, step: int) -> None:
         """Record that `step` has ended."""
         with self._changed:
             self._finished = step

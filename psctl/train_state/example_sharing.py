@@ -53,11 +53,11 @@ class ExampleShare:
         first: the first clock of this worker.
         elastic: whether members may change at all.
         staleness: clocks that workers may be apart.
-        patience: seconds to wait for an ExamplesShared that was promised.
+        timeout: seconds to wait for an ExamplesShared that was promised.
     """
 
     def __init__(
-        self, world: int, first: int = 0, *, elastic: bool = False, staleness: int = 0, patience: float = 120.0
+        self, world: int, first: int = 0, *, elastic: bool = False, staleness: int = 0, timeout: float = 120.0
     ) -> None:
         self.elastic, self.span = elastic, staleness + KEPT
         self._changed = threading.Condition()
@@ -65,7 +65,7 @@ class ExampleShare:
         self._next = first  # the first clock that was not begun
         self._answers: dict[int, int] = {}  # ticket -> clock, until ExamplesShared arrives
         self._changes: list[ExamplesShared] = []
-        self._patience = patience
+        self._timeout = timeout
 
     def next_clock(self, ticket: int) -> int:
         """Return the first clock that was not begun: the answer to NextClockWanted(ticket)."""
@@ -110,9 +110,9 @@ class ExampleShare:
         return not any(clock is None or clock >= at for at in self._answers.values())
 
     def _wait(self, clock: int | None) -> None:
-        if not self._changed.wait_for(lambda: self.is_settled(clock), self._patience):
+        if not self._changed.wait_for(lambda: self.is_settled(clock), self._timeout):
             raise TimedOut(
-                f"the coordinator asked which clocks are begun and sent no change of members in {self._patience:.0f} s",
+                f"the coordinator asked which clocks are begun and sent no change of members in {self._timeout:.0f} s",
                 "its log on the head host says what it was doing",
             )
 

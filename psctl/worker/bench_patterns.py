@@ -21,8 +21,8 @@ def whole(rank: int) -> torch.Tensor:
 
 def fractions(rank: int) -> torch.Tensor:
     """Return the block of fractions of a rank."""
-    chance = torch.Generator().manual_seed(rank)
-    return torch.randn(BLOCK, generator=chance, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(BLOCK, generator=generator, dtype=torch.float32)
 
 
 def repeat_block(block: torch.Tensor, length: int) -> torch.Tensor:

@@ -37,8 +37,8 @@ from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
 
-TOGETHER = 1 << 30
-"""Bytes of vectors, about, that strategies may have which take turns; large ones are measured in smaller groups."""
+GROUP_BYTES = 1 << 30
+"""Bytes of vectors, about, of the strategies that take turns; with large vectors fewer strategies take turns."""
 
 
 class BenchRanks:
@@ -270,7 +270,7 @@ def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device
     source = bench_patterns.repeat_block(bench_patterns.whole(ranks.rank), length).to(device)
     bench = BenchMeasurement(ranks, question.effort, source)
     names = list(asked.strategies)
-    each = max(1, TOGETHER // (8 * 4 * length))
+    each = max(1, GROUP_BYTES // (8 * 4 * length))
     for start in range(0, len(names), each):
         group = names[start : start + each]
         _print(ranks, BenchProgress(asked.bytes, group))

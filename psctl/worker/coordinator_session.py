@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 import torch
 
 from psctl.collectives.data_plane import DataPlane
-from psctl.collectives.rendezvous import Ask
+from psctl.collectives.rendezvous import AddressExchange
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job.checkpoint_messages import (
     CheckpointSaved,
@@ -63,7 +63,7 @@ PART = 512 * 1024
 
 T = TypeVar("T")
 
-Connect = Callable[[Schedule, Sequence[int], Ask], DataPlane]
+Connect = Callable[[Schedule, Sequence[int], AddressExchange], DataPlane]
 
 Membership = Reassign | ExamplesShared | WorkersAt
 """Changes while a job trains: of the shards' servers, of the members, of the workers that listen on this host."""
@@ -99,8 +99,8 @@ class CoordinatorSession:
         connect: connects to the workers of a schedule, given their hosts and how to learn their addresses.
     """
 
-    keeps = True
-    """Whether checkpoints are kept and reports collected."""
+    is_in_job = True
+    """Whether a job saves checkpoints and collects reports."""
 
     def __init__(
         self, me: Member, leave: Callable[[PsctlError], object] = leave_process, connect: Connect | None = None
@@ -128,7 +128,7 @@ class CoordinatorSession:
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._workers: WorkersAt | None = None
-        self.division: ExampleShare | None = None
+        self.example_share: ExampleShare | None = None
         """The ranks that share the examples of each clock; None before the decision."""
 
     # ---- the handler: network thread ----
@@ -155,8 +155,8 @@ class CoordinatorSession:
                 if isinstance(message, WorkersAt):
                     self._workers = message
                     self._changed.notify_all()
-                if isinstance(message, ExamplesShared) and self.division is not None:
-                    self.division.add_change(message)
+                if isinstance(message, ExamplesShared) and self.example_share is not None:
+                    self.example_share.add_change(message)
                 listener = self._listener
                 if listener is None:
                     self._early_changes.append(message)
@@ -168,9 +168,9 @@ class CoordinatorSession:
                 case Welcome():
                     self._welcome = message
                 case Decision():
-                    self._decision, self.division = message, self._make_division(message)
-                case NextClockWanted() if self.division is not None:
-                    self.send(NextClock(message.ticket, self.division.next_clock(message.ticket)), urgent=True)
+                    self._decision, self.example_share = message, self._make_example_share(message)
+                case NextClockWanted() if self.example_share is not None:
+                    self.send(NextClock(message.ticket, self.example_share.next_clock(message.ticket)), urgent=True)
                 case Go():
                     self._go = True
                 case ProposeCut():
@@ -207,7 +207,7 @@ class CoordinatorSession:
                 return
         self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
 
-    def _make_division(self, decision: Decision) -> ExampleShare:
+    def _make_example_share(self, decision: Decision) -> ExampleShare:
         assert self._welcome is not None, "the coordinator sends it before any decision"
         first = decision.resume.step if decision.resume is not None else 0
         return ExampleShare(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
@@ -298,15 +298,15 @@ class CoordinatorSession:
             for message in early:
                 listener(message)
 
-    def begin_end(self, step: int) -> StepActions:
+    def begin_step_end(self, step: int) -> StepActions:
         """Return the actions due after `step`; called just before it ends."""
         assert self._agreement is not None, "begin() comes first"
-        return self._agreement.begin_end(step)
+        return self._agreement.begin_step_end(step)
 
-    def finish_end(self, step: int) -> None:
+    def finish_step_end(self, step: int) -> None:
         """Note the end of a step."""
         assert self._agreement is not None, "begin() comes first"
-        self._agreement.finish_end(step)
+        self._agreement.finish_step_end(step)
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
         """Return these whole tensors of the checkpoint that the job resumes from.

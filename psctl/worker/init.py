@@ -38,7 +38,7 @@ from psctl.worker.standalone import ProgressLines, StandaloneSession, torchrun_r
 DIAL_SECONDS = 20.0
 """Seconds to reach the coordinator or a server."""
 
-PATIENCE = 60.0
+QUERY_TIMEOUT = 60.0
 """Seconds that a server may leave a query unanswered."""
 
 _first: list[str] = []
@@ -104,10 +104,14 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         certificate=orders.certificate, key=orders.key, preauth_secret=orders.preauth_secret,
     )  # fmt: skip
     rendezvous = partial(Rendezvous, orders, credentials, segments, folder)
-    session = CoordinatorSession(orders.member, connect=lambda plan, hosts, ask: rendezvous(hosts).make(plan, ask))
+    session = CoordinatorSession(
+        orders.member, connect=lambda plan, hosts, exchange: rendezvous(hosts).make(plan, exchange)
+    )
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
-    seat = Member("coordinator", 0)
-    coordinator = dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
+    expected = Member("coordinator", 0)
+    coordinator = dial(
+        orders.coordinator, credentials, expected, COORDINATION, handler, DIAL_SECONDS, orders.congestion
+    )
     coordinator.tolerate(TOLERANCE)
     session.on_connected(coordinator)
     clock = SystemClock()
@@ -127,7 +131,7 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
             decision,
             dialler(PARAMETERS),
             clock,
-            PATIENCE,
+            QUERY_TIMEOUT,
             (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock)) if trace is not None else None,
             session.send,
             sharing,
@@ -135,9 +139,9 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         )
 
     def links() -> StoreServers:
-        made = RemoteServers(session.tables(), dialler(TABLES), memory=SharedRows(segments))
-        session.follow_tables(made.assign)
-        return made
+        servers = RemoteServers(session.tables(), dialler(TABLES), memory=SharedRows(segments))
+        session.follow_tables(servers.assign)
+        return servers
 
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
 

@@ -88,7 +88,7 @@ class Run:
         if welcome.resume is not None and welcome.resume.checkpoint:
             self._resume_from(welcome.resume)
         self._heartbeat: HeartbeatThread | None = None
-        if session.keeps:
+        if session.is_in_job:
             self._heartbeat = HeartbeatThread(self._beat, self._send_report, welcome.report_seconds, clock)
 
     # ---- this worker ----
@@ -156,8 +156,8 @@ class Run:
         """Register the model, its optimizer and its scheduler with the job; return as many objects as were given.
 
         The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
-        one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers), or the checkpoint's when
-        the job resumes from one; the scheduler and the optimizer then are where they were, too.
+        one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers). A job that resumes from
+        a checkpoint has the checkpoint's values, and the states of its optimizer and scheduler.
 
         Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
         (`run.device`), frozen parameters frozen, and values of your own loaded.
@@ -172,7 +172,7 @@ class Run:
             model: the module to train. Several modules: put them into one nn.ModuleList or nn.ModuleDict.
             optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
                 backward outside `run.accumulate()`.
-            scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
+            scheduler: an object with state_dict and load_state_dict; the script steps it.
             outer: for `period: H`: makes the optimizer that steps at a period's end, by the averaged change. DiLoCo's:
                 `lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)`. None: values are averaged.
 
@@ -418,5 +418,5 @@ class Run:
 
     def _send_report(self) -> None:
         """Send the numbers since the last report."""
-        if self._interval is not None and self._session.keeps:
+        if self._interval is not None and self._session.is_in_job:
             self._interval.send_report(self._session.send, self._progress, self._reports)

@@ -37,8 +37,8 @@ class StandaloneSession:
         seed: of random numbers and of the order of examples.
     """
 
-    keeps = False
-    division: ExampleShare | None = None
+    is_in_job = False
+    example_share: ExampleShare | None = None
 
     def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
         self.me = Member("worker", rank)
@@ -60,10 +60,10 @@ class StandaloneSession:
     def listen(self, listener: Callable[[Membership], None]) -> None:
         return
 
-    def begin_end(self, step: int) -> StepActions:
+    def begin_step_end(self, step: int) -> StepActions:
         return StepActions()
 
-    def finish_end(self, step: int) -> None:
+    def finish_step_end(self, step: int) -> None:
         return
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:

@@ -90,8 +90,8 @@ class TrainingProgress:
 
     def settle(self) -> bool:
         """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
-        division = self._session.division
-        if self._synchronizer is None or division is None or not division.elastic:
+        share = self._session.example_share
+        if self._synchronizer is None or share is None or not share.elastic:
             return False
         self._synchronizer.wait_exact()
         return True
@@ -121,12 +121,12 @@ class TrainingProgress:
         """End a step by `act`, called with whether the step is saved; returns its result."""
         self.between_steps(late=True)
         step = self.step + 1
-        actions = self._session.begin_end(step)
+        actions = self._session.begin_step_end(step)
         save = actions.save or self._due(step) or self._is_last()
         self._actions = StepActions(save, actions.stop)
         result = act(save)
         self.step = step
-        self._session.finish_end(step)
+        self._session.finish_step_end(step)
         self.examples += self._weight.own_examples
         self._weight.mark_sent()
         self._feeding = self._drawn_from
@@ -201,13 +201,13 @@ class TrainingProgress:
 
     def members(self) -> tuple[int, ...]:
         """Return the ranks that take part now."""
-        division = self._session.division
-        return division.members() if division is not None else tuple(range(self.world))
+        share = self._session.example_share
+        return share.members() if share is not None else tuple(range(self.world))
 
     def begin_clock(self) -> tuple[int, list[ExamplesShared], tuple[int, ...]]:
         """Start the clock of the next batch: return it, the changes of members up to it, and its ranks."""
-        division = self._session.division
-        changes = division.begin_clock(self.step) if division is not None else []
+        share = self._session.example_share
+        changes = share.begin_clock(self.step) if share is not None else []
         ranks = members_after(changes, range(self.world))
         self._weight.set_world(len(ranks))
         return self.step, changes, ranks
@@ -218,17 +218,17 @@ class TrainingProgress:
 
     def remember_batch(self, loader: Loader, batch: Batch) -> None:
         """Remember a batch of all ranks, where members may change."""
-        division = self._session.division
-        if division is not None and division.elastic:
-            kept = [one for one in self.recent_batches(loader) if one.step > batch.step - division.span]
+        share = self._session.example_share
+        if share is not None and share.elastic:
+            kept = [one for one in self.recent_batches(loader) if one.step > batch.step - share.span]
             self._batches[loader.index] = [*kept, batch]
 
     def may_extend_pass(self) -> bool:
         """Return whether a change of members may add a batch to a pass; waits until that is known."""
-        division = self._session.division
-        if division is None or not self.settle():
+        share = self._session.example_share
+        if share is None or not self.settle():
             return False
-        division.settle()
+        share.settle()
         return True
 
     def on_exhausted(self, loader: Loader) -> None:
@@ -292,7 +292,7 @@ class TrainingProgress:
         if self._synchronizer is None:
             return
         self.between_steps()
-        if not self._session.keeps or self.step == self._saved or self._actions.stop:
+        if not self._session.is_in_job or self.step == self._saved or self._actions.stop:
             return
         self._synchronizer.save_last(self.step)
         self._save(self._here())
@@ -327,10 +327,10 @@ class TrainingProgress:
         the others send their optimizers' state too.
         """
         self._saved = self.step
-        if self._session.keeps:
+        if self._session.is_in_job:
             self.on_save(self.step)
         assert self._parts is not None, "steps were made"
-        if not self._session.keeps:
+        if not self._session.is_in_job:
             return
         sync = self._synchronizer
         assert sync is not None, "steps were made"

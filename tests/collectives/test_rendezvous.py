@@ -98,7 +98,7 @@ def test_workers_of_one_host_and_of_several_connect_and_sum(tmp_path: Path) -> N
 
 
 def test_another_start_of_a_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.5)
+    monkeypatch.setattr(rendezvous, "CONNECT_TIMEOUT", 0.5)
     meeting = Round(tmp_path, [0, 1], [0, 1])
     meeting.run()
     assert all(isinstance(each, PsctlError) for each in meeting.found)

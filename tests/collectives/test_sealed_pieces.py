@@ -57,8 +57,8 @@ class Two:
 
         def wait() -> bytes:
             with self.changed[me]:
-                assert self.changed[me].wait_for(lambda: posted.over or self.ends[me].gone(of), 10)
-                assert posted.over, self.ends[me].gone(of)
+                assert self.changed[me].wait_for(lambda: posted.done or self.ends[me].end_reason(of), 10)
+                assert posted.done, self.ends[me].end_reason(of)
             return bytes(place)
 
         return wait
@@ -67,8 +67,8 @@ class Two:
         """Wait until a stream has ended; return why."""
         rank = self.ends.index(end)
         with self.changed[rank]:
-            assert self.changed[rank].wait_for(lambda: end.gone(1 - rank), 10)
-        return end.gone(1 - rank)
+            assert self.changed[rank].wait_for(lambda: end.end_reason(1 - rank), 10)
+        return end.end_reason(1 - rank)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections import deque
 
 import torch
 
-from psctl.collectives.channel import Delivers
+from psctl.collectives.channel import ReceivingChannel
 
 
 class Hub:
@@ -64,7 +64,7 @@ class Posted:
                     assert self.hub.changed.wait(20), "nobody sends"
 
 
-class MemoryChannel(Delivers):
+class MemoryChannel(ReceivingChannel):
     """One rank's end.
 
     Args:
@@ -75,7 +75,7 @@ class MemoryChannel(Delivers):
     """
 
     def __init__(self, hub: Hub, me: int, ahead: bool = True, fails_at: int = -1) -> None:
-        self.hub, self.me, self.ahead, self.fails_at = hub, me, ahead, fails_at
+        self.hub, self.me, self.posts_ahead, self.fails_at = hub, me, ahead, fails_at
         self.aborted = False
 
     def post(self, sends, receives):

@@ -39,7 +39,7 @@ def test_a_host_pushes_one_gradient_to_servers_of_others_and_pulls_for_each(
     if large:
         monkeypatch.setattr(server_placement, "LARGE", 1)
     how = ServingMode(pipelined)
-    for one, factor in ((how, together), (msgspec.structs.replace(how, together=False), apart)):
+    for one, factor in ((how, together), (msgspec.structs.replace(how, sum_by_host=False), apart)):
         timing, _, sent = time_push_pull(inputs(TWO), where, SIZE, one)
         assert timing.seconds == pytest.approx(factor * ONCE, rel=0.12)
         alone = 0.25 if where == names(4) else 0.0
@@ -49,7 +49,7 @@ def test_a_host_pushes_one_gradient_to_servers_of_others_and_pulls_for_each(
 def test_one_worker_a_host_is_as_ever() -> None:
     for where in (names(4), HOSTS[4:]):
         for how in (ServingMode(), ServingMode(pipelined=False)):
-            apart = msgspec.structs.replace(how, together=False)
+            apart = msgspec.structs.replace(how, sum_by_host=False)
             assert time_push_pull(inputs(names(4)), where, SIZE, how) == time_push_pull(
                 inputs(names(4)), where, SIZE, apart
             )

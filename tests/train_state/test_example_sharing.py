@@ -67,24 +67,24 @@ def test_every_example_is_in_exactly_one_batch_that_counts(data) -> None:
 
 
 def test_an_announced_change_is_waited_for_and_nothing_else() -> None:
-    division = ExampleShare(3, first=5, elastic=True)
-    assert division.begin_clock(5) == []
-    assert division.next_clock(1) == 6
-    assert division.begin_clock(5) == []  # it is begun
+    example_share = ExampleShare(3, first=5, elastic=True)
+    assert example_share.begin_clock(5) == []
+    assert example_share.next_clock(1) == 6
+    assert example_share.begin_clock(5) == []  # it is begun
     found: list[list[ExamplesShared]] = []
-    waiting = threading.Thread(target=lambda: found.append(division.begin_clock(6)))
+    waiting = threading.Thread(target=lambda: found.append(example_share.begin_clock(6)))
     waiting.start()
     shared = ExamplesShared(1, 7, [0, 2], {1: 6})
-    division.add_change(shared)
+    example_share.add_change(shared)
     waiting.join(10)
     assert found == [[]]  # the change comes with clock 7
-    assert division.members() == (0, 1, 2)
-    assert division.begin_clock(7) == [shared]
-    assert division.members() == (0, 2)
+    assert example_share.members() == (0, 1, 2)
+    assert example_share.begin_clock(7) == [shared]
+    assert example_share.members() == (0, 2)
 
 
 def test_a_missing_announced_change_times_out() -> None:
-    division = ExampleShare(2, patience=0.01)
-    division.next_clock(1)
+    example_share = ExampleShare(2, timeout=0.01)
+    example_share.next_clock(1)
     with pytest.raises(TimedOut, match="which clocks are begun"):
-        division.settle()
+        example_share.settle()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from psctl.errors import InvalidFile
-from psctl.plan.choose import ALONE, UNKNOWN, Plan, planner_for_cluster
+from psctl.plan.choose import ONE_WORKER, UNKNOWN, Plan, planner_for_cluster
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
 from psctl.plan.simulation.schedule_timing import Costs

@@ -29,11 +29,11 @@ def lockstep(
     if costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
         return None
     capacity = min((network.capacities[link] for link in route.links), default=float("inf"))
-    walk = _Walk(schedule.nodes, len(schedule.shares), costs.gamma > 0)
+    check = _SymmetryCheck(schedule.nodes, len(schedule.shares), costs.gamma > 0)
     chunk = size / len(schedule.shares)
     now = moved = waiting = flowing = summing = 0.0
     for number, step in schedule.by_step():
-        if not walk.same(number, step):
+        if not check.same(number, step):
             return None
         amount = chunk * len(step) / schedule.nodes
         wait, flow = route.latency + costs.alpha, amount / capacity
@@ -44,7 +44,7 @@ def lockstep(
     return timing_of("symmetry", (waiting, flowing, summing), busiest, now)
 
 
-class _Walk:
+class _SymmetryCheck:
     """Whether each step is the same for all ranks, and follows the one before for all of them.
 
     It reads millions of transfers, so a message is a whole number made of its ends and lane.
