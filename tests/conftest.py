@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import load_profile
+from tests.hypothesis_profile import load_profile
 
 LONGEST = (
     "whole/test_agents.py", "whole/test_faults.py", "agent/test_agent.py", "whole/test_restore_numbers.py",

@@ -56,7 +56,8 @@ def writing(path: Path) -> Iterator[None]:
                 f"no space left to write {path}", hint="free space there, or set checkpoint.to and checkpoint.keep"
             ) from error
         raise errors.CheckpointIncomplete(
-            f"could not write {path}: {os.strerror(error.errno or 0)}", hint="look at the disk and the folder's rights"
+            f"could not write {path}: {os.strerror(error.errno or 0)}",
+            hint="check the disk and the folder's permissions",
         ) from error
 
 
@@ -67,8 +68,8 @@ class Disk:
         """Make a new folder, and its parents where they are missing, for this user alone, whatever the umask.
 
         Returns:
-            Its descriptor, to create files in it. While it is open the folder is locked: `writer.sweep` in any process
-            or container of this machine leaves a locked folder alone.
+            Its descriptor, to create files in it. While it is open the folder is locked: `remove_abandoned` in any
+            process or container of this machine leaves a locked folder alone.
         """
         with writing(path):
             for folder in reversed([each for each in path.parents if not each.is_dir()]):

@@ -29,7 +29,7 @@ def _reaching(target: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise errors.CheckpointIncomplete(
-            f"{target}: {type(error).__name__}: {error}", hint="look at checkpoint.to and the credentials", where=target
+            f"{target}: {type(error).__name__}: {error}", hint="check checkpoint.to and the credentials", where=target
         ) from error
 
 

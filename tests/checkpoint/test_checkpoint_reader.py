@@ -20,7 +20,7 @@ from psctl.checkpoint.disk import checksum
 from psctl.checkpoint.manifest import Manifest, whole_tensors
 from psctl.checkpoint.reader import MOST_EXTRA, open_checkpoint, read_slice, read_state, verify
 from psctl.types import TensorSlice
-from tests.examples import SEARCH
+from tests.hypothesis_profile import SEARCH
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 20, 1 << 19])

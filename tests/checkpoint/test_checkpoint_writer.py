@@ -23,7 +23,7 @@ from psctl.checkpoint.partial_files import ReceivedRanges
 from psctl.checkpoint.reader import open_checkpoint, read_slice, read_state, verify
 from psctl.checkpoint.writer import EXPORT_SUFFIX, CheckpointWriter, remove_abandoned, remove_abandoned_for
 from psctl.types import TensorSlice
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 
 def contents(folder, manifest):

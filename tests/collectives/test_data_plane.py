@@ -10,7 +10,7 @@ from psctl.collectives.shm_exchange import is_supported
 from psctl.errors import PeerLost
 from psctl.schedule.algorithms import catalog
 from psctl.types import STRATEGIES
-from tests.helpers.plane_cast import PlaneCast
+from tests.helpers.data_planes import DataPlanes
 from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name not in ("native", "ps", "cpu"))
@@ -19,7 +19,7 @@ LENGTHS = (37, 0, 1, 40_007)
 """Of int64: the last is lent, what is shorter travels in its record."""
 
 
-def whole(cast: PlaneCast, name: str, lengths: tuple[int, ...] = LENGTHS) -> None:
+def whole(cast: DataPlanes, name: str, lengths: tuple[int, ...] = LENGTHS) -> None:
     """Sum whole numbers twice in the same buffers."""
     schedule = catalog.build(name, cast.world, options(cast.world, pieces=2))
     for length in lengths:
@@ -35,13 +35,13 @@ def whole(cast: PlaneCast, name: str, lengths: tuple[int, ...] = LENGTHS) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_processes_of_one_host_sum_where_the_vectors_lie(name: str) -> None:
-    with PlaneCast([0] * 3) as cast:
+    with DataPlanes([0] * 3) as cast:
         whole(cast, name)
 
 
 @pytest.mark.parametrize("name", ["ring", "sharded", "hierarchical"])
 def test_hosts_sum_over_sealed_streams_and_within_a_host_in_memory(name: str) -> None:
-    with PlaneCast([0, 1, 0]) as cast:
+    with DataPlanes([0, 1, 0]) as cast:
         whole(cast, name, (3, 40_007))
 
 
@@ -51,7 +51,7 @@ def test_hosts_sum_over_sealed_streams_and_within_a_host_in_memory(name: str) ->
 def test_every_world_and_every_way_to_sit_on_hosts(name: str) -> None:
     for world in range(2, 9):
         for hosts in ([0] * world, list(range(world)), [rank % 2 for rank in range(world)]):
-            with PlaneCast(hosts) as cast:
+            with DataPlanes(hosts) as cast:
                 whole(cast, name, (*LENGTHS, 300_001))
 
 
@@ -64,7 +64,7 @@ def test_floats_have_the_same_bits_on_every_rank_and_over_every_channel(name: st
         given = [torch.randn(40_003, generator=generator).to(dtype) for _ in range(world)]
         found = []
         for hosts in ([0] * world, [0, 1, 0, 2]):
-            with PlaneCast(hosts) as cast:
+            with DataPlanes(hosts) as cast:
                 buffers = cast.buffers(40_003, dtype)
                 for buffer, vector in zip(buffers, given, strict=True):
                     buffer.copy_(vector)
@@ -77,7 +77,7 @@ def test_floats_have_the_same_bits_on_every_rank_and_over_every_channel(name: st
 
 
 def test_a_vector_that_lies_elsewhere_is_summed_too() -> None:
-    with PlaneCast([0, 0, 0]) as cast:
+    with DataPlanes([0, 0, 0]) as cast:
         vectors = [torch.full((300_000,), float(rank)) for rank in range(3)]
         assert not any(cast.play(catalog.build("ring", 3), vectors))
         assert all(torch.equal(each, torch.full((300_000,), 3.0)) for each in vectors)
@@ -85,7 +85,7 @@ def test_a_vector_that_lies_elsewhere_is_summed_too() -> None:
 
 @pytest.mark.parametrize("name", ["one-shot", "ring"])
 def test_a_host_without_shared_memory_sums_too(name: str) -> None:
-    with PlaneCast([0, 0, 0], largest=0) as cast:
+    with DataPlanes([0, 0, 0], largest=0) as cast:
         whole(cast, name)
         assert [plane.exchange_for(8) for plane in cast.planes] == [None] * 3
 
@@ -93,7 +93,7 @@ def test_a_host_without_shared_memory_sums_too(name: str) -> None:
 @pytest.mark.skipif(not is_supported(), reason="the exchange needs Linux on x86-64")
 @pytest.mark.parametrize(("hosts", "there"), [([0, 0], True), ([0, 0, 0], True), ([0, 1, 0], False)])
 def test_short_vectors_of_one_host_are_exchanged_in_shared_memory(hosts: list[int], there: bool) -> None:
-    with PlaneCast(hosts) as cast:
+    with DataPlanes(hosts) as cast:
         whole(cast, "one-shot", (5,))
         before = cast.planes[0].bytes_moved
         whole(cast, "one-shot", (5,))
@@ -103,14 +103,14 @@ def test_short_vectors_of_one_host_are_exchanged_in_shared_memory(hosts: list[in
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])
 @pytest.mark.parametrize(("name", "length"), [("ring", 50_000), ("one-shot", 100)])
 def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int], name: str, length: int) -> None:
-    cast = PlaneCast(hosts)
+    cast = DataPlanes(hosts)
     buffers = cast.buffers(length, torch.float32)
     schedule = catalog.build(name, 4)
     assert not any(cast.play(schedule, buffers))
 
     def sum_or_die(rank: int) -> None:
         if rank == 2:  # as the kernel ends what a process had open
-            for line in cast.lines[2].values():
+            for line in cast.channels[2].values():
                 line.shutdown()
             sealed = cast.planes[2]._sealed
             if sealed is not None:

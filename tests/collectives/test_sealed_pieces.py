@@ -23,8 +23,8 @@ from psctl.schedule.algorithms import catalog
 from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.types import Member
 from tests.collectives.test_data_plane import NAMES
+from tests.helpers.data_planes import DataPlanes, streams
 from tests.helpers.memory_stream import MemoryNetwork
-from tests.helpers.plane_cast import PlaneCast, streams
 from tests.schedule.test_all_reduce import options
 
 WINDOW = 64 << 10
@@ -186,7 +186,7 @@ def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monke
         played.close()
         return vectors
 
-    with PlaneCast(list(range(world)), window=16 << 10) as cast:
+    with DataPlanes(list(range(world)), window=16 << 10) as cast:
         found: dict[int, list[torch.Tensor]] = {}
         assert cast.all(lambda rank: found.update({rank: play(rank)})) == [None] * world
         assert all(torch.equal(vector, expected) for vectors in found.values() for vector in vectors)

@@ -11,7 +11,7 @@ import torch
 
 from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, exchange_size, is_supported
 from psctl.schedule.algorithms import catalog
-from tests.helpers.plane_cast import PlaneCast
+from tests.helpers.data_planes import DataPlanes
 
 needs = pytest.mark.skipif(not is_supported(), reason="the exchange needs Linux on x86-64")
 
@@ -64,7 +64,7 @@ def test_a_waiting_rank_notices_that_another_has_ended() -> None:
 @pytest.mark.parametrize("machine", ["aarch64", "riscv64", "ppc64le"])
 def test_no_exchange_where_stores_may_be_seen_in_another_order(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with PlaneCast([0, 0, 0]) as cast:
+    with DataPlanes([0, 0, 0]) as cast:
         assert [plane.exchange_for(100) for plane in cast.planes] == [None] * 3
         vectors = [torch.arange(10) * (rank + 1) for rank in range(3)]
         assert cast.play(catalog.build("one-shot", 3), vectors) == [None] * 3

@@ -32,8 +32,8 @@ from psctl.job.membership_messages import (
 from psctl.job.process_messages import ProcessExited, ProcessStarted, ScaleWanted, StopWanted
 from psctl.job.training_messages import Join, MemberReady, Prepare, ScriptFinished
 from psctl.types import Address, Member
-from tests.examples import examples
 from tests.helpers.driven_job import A0, A1, ELASTIC, LAYOUT, DrivenJob, sent, training
+from tests.hypothesis_profile import examples
 
 ROOMY = replace(ELASTIC, hosts=[replace(host, slots=3) for host in ELASTIC.hosts])
 ANYBODY = st.builds(Member, st.sampled_from(["worker", "server"]), st.integers(0, 3), st.integers(0, 2))

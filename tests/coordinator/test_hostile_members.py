@@ -12,8 +12,8 @@ from psctl.coordinator.state.instructions import MessageReceived
 from psctl.job.job_permits import COORDINATION, JOINED, PREPARED
 from psctl.permits import why_refused
 from psctl.types import Member, Role
-from tests.examples import examples
 from tests.helpers.driven_job import A0, A1, W0, W1, DrivenJob, S, training
+from tests.hypothesis_profile import examples
 
 MEMBERS = [A0, A1, W0, W1, *S]
 STATES = {"agent": JOINED, "server": JOINED, "worker": PREPARED}

@@ -52,7 +52,6 @@ from psctl.job.process_messages import (
 )
 from psctl.job.training_messages import Decision, Go, Heartbeat, Join, Leave, MemberReady, Prepare, ScriptFinished
 from psctl.types import Address, Member, ServerAt
-from tests.examples import examples
 from tests.helpers.driven_job import (
     A0,
     A1,
@@ -67,6 +66,7 @@ from tests.helpers.driven_job import (
     commits,
     sent,
 )
+from tests.hypothesis_profile import examples
 
 
 def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_there() -> None:

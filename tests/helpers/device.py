@@ -1,9 +1,9 @@
-"""A device that runs what its streams are given late, in random order, on tensors of the CPU.
+"""A simulated GPU on CPU tensors, whose streams run their work late and in random order.
 
-`Device` is a torch mode: every operation on a tensor of the device is put into the current stream and runs some time
-later; until then its result is NaN. Streams run in random order, each in its own, subject to events. `cuda` has what
-CudaCopies takes of torch.cuda. What a stream reads that belongs to another stream's memory and was given back meanwhile
-is an error, as an allocator might have reused it; waiting for what nobody was told to do is one, too.
+`Device` is a torch mode: every operation on a tensor of the device is queued in the current stream and runs some time
+later; until then its result is NaN. Each stream keeps its order; streams are interleaved at random, subject to events.
+`cuda` has the functions of torch.cuda that CudaCopies uses. A stream that reads freed memory of another stream is an
+error, because an allocator might have reused it; so is a wait for an event that no stream will record.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 
-class GivenBack(Exception):
-    """A stream reads memory that was given back before."""
+class FreedMemoryRead(Exception):
+    """A stream reads memory of another stream that was freed."""
 
 
-class Never(Exception):
-    """The host waits for what no stream will do."""
+class NeverRecorded(Exception):
+    """The host waits for an event that no stream will record."""
 
 
 class Stream:
@@ -61,7 +61,11 @@ class Event:
 
 
 class Device(TorchDispatchMode):
-    """Args: random: a random.Random."""
+    """The simulated GPU.
+
+    Args:
+        random: a random.Random, which orders the streams.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,7 +77,7 @@ class Device(TorchDispatchMode):
         self.streams: list[Stream] = []
         self.current = Stream(self)
         self.locked: dict[int, int] = {}
-        self.refuses = self._error = 0  # what locking memory answers, and the last error
+        self.refuses = self._error = 0  # the result code of page-locking, and CUDA's last error
         self._slow: set[Stream] = set()
         self._turn = threading.RLock()
         self._homes: dict[int, tuple[StorageWeakRef, Stream]] = {}
@@ -86,13 +90,13 @@ class Device(TorchDispatchMode):
     # ---- memory ----
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Make a tensor one of the device; returns it."""
+        """Move a tensor to the device's current stream; return it."""
         storage = StorageWeakRef(tensor.untyped_storage())
         self._homes[storage.cdata] = storage, self.current
         return tensor
 
     def home(self, tensor: torch.Tensor) -> Stream | None:
-        """Return the stream whose memory it is; None: the host's."""
+        """Return the stream that owns a tensor's memory; None: the host."""
         found = self._homes.get(tensor.untyped_storage()._cdata)
         return None if found is None or found[0].expired() else found[1]
 
@@ -121,7 +125,7 @@ class Device(TorchDispatchMode):
         self.current = before
 
     def step(self) -> bool:
-        """Let some stream do one thing; False when none can. Those that are slow now come last."""
+        """Run one operation of a random stream, slow streams last; return False when none can run."""
         with self._turn:
             return self._step()
 
@@ -138,7 +142,7 @@ class Device(TorchDispatchMode):
         return True
 
     def some(self) -> None:
-        """Let some time pass."""
+        """Run a random number of operations."""
         for _ in range(self.random.choice((0, 0, 0, 1, 3, 10))):
             if any(stream not in self._slow for stream in self.streams if stream.work):
                 self.step()
@@ -147,14 +151,14 @@ class Device(TorchDispatchMode):
 
     def until(self, token) -> None:
         while not token.done:
-            if not self.step() and not token.done:  # another thread may have done it meanwhile
-                raise Never
+            if not self.step() and not token.done:  # another thread may have run it
+                raise NeverRecorded
 
     def finish(self) -> None:
-        """Let all be done."""
+        """Run all operations."""
         while self.step():
             pass
-        assert not any(stream.work for stream in self.streams), "a stream waits for ever"
+        assert not any(stream.work for stream in self.streams), "a stream waits for an event that no stream will record"
 
     # ---- operations ----
 
@@ -169,7 +173,7 @@ class Device(TorchDispatchMode):
         self.some()
         if any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments):
             return self._change(func, args, kwargs)
-        result = func(*args, **kwargs)  # of whatever is there: only its shape counts
+        result = func(*args, **kwargs)  # only the shape of this result is used
         made = _tensors(result)
         held = {one.untyped_storage()._cdata for one in tensors}
         if any(one.untyped_storage()._cdata in held for one in made):
@@ -182,7 +186,7 @@ class Device(TorchDispatchMode):
         return result
 
     def _change(self, func, args, kwargs):
-        """An operation that writes into an argument."""
+        """Queue an operation that writes into an argument."""
         assert not func._schema.returns or func._schema.returns[0].alias_info is not None
         self._later(lambda again: None, func, args, kwargs, [])
         away = func is torch.ops.aten.copy_.default and self.home(args[0]) is None
@@ -200,7 +204,7 @@ class Device(TorchDispatchMode):
         self.current.work.append((lambda: True, act))
 
     def _kept(self, one):
-        """What a stream knows of a tensor: nothing keeps memory that is another stream's."""
+        """Return a stream's reference to a tensor; it does not keep memory of another stream alive."""
         if not isinstance(one, torch.Tensor):
             return one
         if self.home(one) in (None, self.current):
@@ -228,6 +232,6 @@ def _now(one):
     if one.storage is None:
         return one.what
     if one.storage.expired():
-        raise GivenBack
+        raise FreedMemoryRead
     storage = torch.UntypedStorage._new_with_weak_ptr(one.storage.cdata)
     return torch.empty(0, dtype=one.what).set_(storage, *one.where)

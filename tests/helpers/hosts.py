@@ -1,4 +1,4 @@
-"""The project's own test hosts: machines on one machine, that can lose power, be cut off, and be slowed down.
+"""Test hosts: namespaces on one machine that act as hosts, which can lose power, be cut off and be slowed down.
 
     the machine's own network                a switch (a network namespace)        a host (net, pid, mount, uts, ipc)
     the test, psctl  -- veth 10.x.y.254 --   bridge br0 -- port of h1 ------------ eth0 10.x.y.1   sshd, own /root ...
@@ -7,9 +7,9 @@
                                              bridge br2 (a second rack, by a trunk to br0) --- eth0 of h4
 
 A host shares the root file system, except /root, /tmp, /run, /var/tmp and /dev/shm, which are its own; the Python that
-runs the tests shows through. Everything hangs on one supervisor process, the first of a process namespace of its own,
-which lives as long as the pipe to the test does: when the test ends, is interrupted or is killed with -9, the kernel
-ends all processes, and with them go the namespaces, mounts and links. Nothing has a name that two runs could share.
+runs the tests is visible. One supervisor process, the first of a process namespace of its own, is the parent of all; it
+ends with the pipe to the test. So when the test ends, is interrupted or is killed with -9, the kernel ends all
+processes and removes the namespaces, mounts and links. No name is shared by two runs.
 
 Needs root, iproute2, util-linux and openssh-server; `Loopback` stands in where root is missing.
 """
@@ -43,7 +43,7 @@ START_LIMIT = 20.0  # seconds until all sshd must answer
 
 
 def missing() -> str:
-    """Say what the test hosts lack on this machine; empty when nothing."""
+    """Return what the test hosts lack on this machine, or ""."""
     if os.getuid() != 0:
         return "test hosts need root"
     lacking = [name for name in ("ip", "tc", "unshare", "nsenter", "ssh-keygen", "ssh") if shutil.which(name) is None]
@@ -71,7 +71,7 @@ def make_key(path: Path) -> str:
 
 @dataclass
 class Host:
-    """One test host, as the driving side sees it."""
+    """One test host, as the user's machine reaches it."""
 
     name: str
     address: str  # its first; of a host behind another, reachable from that one only
@@ -85,7 +85,7 @@ class Host:
 
 
 class _Ssh:
-    """What all kinds of test hosts share: login key, known_hosts, ssh configuration, a home for the driving side."""
+    """The common part of test hosts: login key, known_hosts, ssh configuration, psctl's home on the user's machine."""
 
     hosts: dict[str, Host]
     folder: Path
@@ -103,7 +103,7 @@ class _Ssh:
         return self.folder / "id_login"
 
     def known_lines(self) -> str:
-        """known_hosts, complete and true."""
+        """Complete and correct known_hosts."""
         lines = []
         for host in self.hosts.values():
             for address in host.addresses:
@@ -133,7 +133,7 @@ class _Ssh:
     def cluster_text(self, names: Sequence[str] | None = None, name: str = "lab", more: str = "") -> str:
         """A cluster file of these hosts (all by default) that uses the tests' Python; `more` is added as it is."""
         lines = "".join(f"  - {host}\n" for host in names or self.hosts)
-        # Each host believes that all cores are its own; threads that spin for them would slow everyone.
+        # Each host counts all cores as its own; more threads would slow all hosts.
         settings = f"python: {self.python}, environment: existing, env: {{OMP_NUM_THREADS: 1}}"
         runtime = "" if "runtime:" in more else f"runtime: {{{settings}}}\n"
         return f"version: 1\nname: {name}\n{runtime}{more}hosts:\n{lines}"
@@ -141,7 +141,7 @@ class _Ssh:
 
 @dataclass(frozen=True)
 class Home:
-    """A home of its own for psctl on the driving side."""
+    """A home for psctl on the user's machine."""
 
     path: Path
 
@@ -164,7 +164,7 @@ class Hosts(_Ssh):
     """Test hosts h1, h2 ...; a context manager.
 
     Args:
-        names: how many, or what they are called.
+        names: their number, or their names.
         rate: of every link, as tc writes it ("500mbit"), or of each host's; None: as fast as the machine.
         behind: host -> the host it is reached through; it has no link of its own to the driving side.
         second: rate of a second link of every host, eth1 on a network of their own; "": as fast as the machine.
@@ -232,14 +232,14 @@ class Hosts(_Ssh):
              str(self.folder / "plan.json")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        self._switch = int(self._hear("switch"))
+        self._switch = int(self._await_line("switch"))
         _ip("ip", "link", "add", self.link, "type", "veth", "peer", "name", "up0", "netns", str(self._switch))
         _ip("ip", "addr", "add", f"{self.driver}/24", "dev", self.link)
         _ip("ip", "link", "set", self.link, "up")
-        # nobody answers there, and no packet for a host behind another may leave by the machine's own route
+        # the route leads nowhere: no packet for a host behind another may leave by the machine's own route
         _ip("ip", "route", "add", f"{self._second}.0/24", "dev", self.link)
-        self._tell("linked")
-        for name, found in json.loads(self._hear("ready")).items():
+        self._send_line("linked")
+        for name, found in json.loads(self._await_line("ready")).items():
             host = self.hosts[name]
             host.init, host.ports, host.host_key = found["init"], found["ports"], found["key"]
         for host in self.hosts.values():
@@ -253,7 +253,7 @@ class Hosts(_Ssh):
         own = self._rate if isinstance(self._rate, str) or self._rate is None else self._rate.get(host.name)
         return [own, self._second_rate if self._second_rate is not None else own][: len(host.addresses)]
 
-    def _hear(self, word: str) -> str:
+    def _await_line(self, word: str) -> str:
         assert self._supervisor is not None
         assert self._supervisor.stdout is not None
         line = self._supervisor.stdout.readline()
@@ -261,7 +261,7 @@ class Hosts(_Ssh):
             raise RuntimeError(f"the test hosts did not come up: {line!r} instead of {word}")
         return line[len(word) + 1 :]
 
-    def _tell(self, word: str) -> None:
+    def _send_line(self, word: str) -> None:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
         self._supervisor.stdin.write(word + "\n")
@@ -274,7 +274,7 @@ class Hosts(_Ssh):
                 raise RuntimeError(f"{host.name}: no sshd: {(self.folder / host.name / 'log').read_text()[-2000:]}")
             time.sleep(0.01)
 
-    # ---- what a test does with them ----
+    # ---- faults and queries ----
 
     def exec(
         self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float = 60, check: bool = True
@@ -293,11 +293,11 @@ class Hosts(_Ssh):
         return ["nsenter", "-t", str(self.hosts[name].init), "-m", "-u", "-i", "-n", "-p", "--"]
 
     def path(self, name: str, path: str) -> Path:
-        """Where a host's file can be looked at from here."""
+        """Return the path of a host's file on this machine."""
         return Path(f"/proc/{self.hosts[name].init}/root{path}")
 
     def crash(self, name: str) -> None:
-        """Cut its power: no process says goodbye, and no packet leaves it any more."""
+        """Cut its power: its processes end without closing connections, and no packet leaves it."""
         self.cut(name)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.hosts[name].init, signal.SIGKILL)
@@ -320,9 +320,9 @@ class Hosts(_Ssh):
                 flag = "on" if apart else "off"
                 _ip("bridge", "link", "set", "dev", port, "isolated", flag, inside=self._switch)
 
-    def mute(self, name: str, toward: str, *, muted: bool = True) -> None:
-        """Let no packet of a host arrive at another one, whose own packets do arrive; `muted` False: let them again."""
-        words = ["replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent"] if muted else ["del"]
+    def drop_packets(self, name: str, toward: str, *, dropped: bool = True) -> None:
+        """Drop all packets of a host to another one, but not those of the other direction; or end that."""
+        words = ["replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent"] if dropped else ["del"]
         for index, address in enumerate(self.hosts[toward].addresses):
             _ip("ip", "neigh", words[0], address, *words[1:], "dev", f"eth{index}", inside=self.hosts[name].init)
 
@@ -445,7 +445,7 @@ class Hosts(_Ssh):
 
 
 def missing_for_loopback() -> str:
-    """Say what the stand-in lacks on this machine; empty when nothing."""
+    """Return what the stand-in lacks on this machine, or ""."""
     lacking = [name for name in ("ssh-keygen", "ssh") if shutil.which(name) is None] + ["sshd"] * (SSHD is None)
     return f"test hosts need {', '.join(lacking)} (openssh-server)" if lacking else ""
 
@@ -453,11 +453,11 @@ def missing_for_loopback() -> str:
 class Loopback(_Ssh):
     """Stand-in without root: an sshd on 127.0.0.2, one on 127.0.0.3 ..., each with its own HOME; a context manager.
 
-    They share disk, memory and process numbers, so a link cannot be cut or slowed there. What belongs to a host is told
-    by a word in its processes' environment.
+    They share disk, memory and process numbers, so a link cannot be cut or slowed. A variable in the environment of
+    processes names their host.
 
     Args:
-        names: how many, or what they are called.
+        names: their number, or their names.
         sshd: further lines of sshd_config.
     """
 
@@ -530,7 +530,7 @@ class Loopback(_Ssh):
         return self.folder / name / "home" / path[2:] if path.startswith("~/") else Path(path)
 
     def crash(self, name: str) -> None:
-        """Kill its sshd and every process of it (no power cut: the sockets say goodbye)."""
+        """Kill its sshd and all its processes; unlike a power cut, this closes the sockets."""
         self._sshd[name].kill()
         self._sshd[name].wait()
         for pid in self._pids(name):
@@ -679,7 +679,7 @@ def _supervise(plan: dict[str, Any]) -> None:
         child.stdin.close()
         ready[host["name"]] = {"init": init, "ports": ports, "key": (folder / host["name"] / "key").read_text()}
     print("ready", json.dumps(ready), flush=True)
-    sys.stdin.read()  # until the test is over, whichever way
+    sys.stdin.read()  # until the test ends
     for child in children.values():
         child.kill()
     for child in children.values():

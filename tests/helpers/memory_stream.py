@@ -1,4 +1,4 @@
-"""Streams within one process, with the faults that tests want: a link cut in silence, a killed end, a flipped bit."""
+"""Streams within one process, with faults: a link that is cut silently, a killed end, a flipped bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pipe:
     """One direction of a link: bytes written at one end, read at the other.
 
     Args:
-        silence: seconds after a cut until a waiting end is told that there is no sign of life.
+        silence: seconds after a cut until a waiting end fails with a timeout.
     """
 
     def __init__(self, silence: float) -> None:
@@ -33,35 +33,35 @@ class Pipe:
         self._size = 0
         self.silence = silence
         self._cut_at: float | None = None
-        self._shut = False  # the writer is done
+        self._writer_closed = False  # the writer is done
         self._ended = False  # and the reader can know
-        self._deaf = False  # the reader is done
+        self._reader_closed = False  # the reader is done
         self._refusing = False  # and the writer can know
         self._reset = False
         self._flip = 0
-        self.told: Callable[[], None] | None = None
-        """Called, under no lock, after bytes came in or the end."""
+        self.on_change: Callable[[], None] | None = None
+        """Called without a lock after bytes or the end have arrived."""
 
     def silent_for(self) -> float:
         """Return the seconds since the cut; 0 without one."""
         return 0.0 if self._cut_at is None else time.monotonic() - self._cut_at
 
     def has(self, least: int) -> bool:
-        """Tell whether so many bytes are there, or the end."""
+        """Return whether `least` bytes or the end have arrived."""
         with self._changed:
-            return self._size >= least or self._ended or self._deaf or self._reset
+            return self._size >= least or self._ended or self._reader_closed or self._reset
 
-    def _tell(self) -> None:
-        told = self.told  # `forget` may take it away meanwhile
-        if told is not None:
-            told()
+    def _notify(self) -> None:
+        on_change = self.on_change  # `forget` may clear it meanwhile
+        if on_change is not None:
+            on_change()
 
     def write(self, data: memoryview, limit: float | None, *, block: bool = True) -> bool:
-        """Add a copy of `data`; False when it does not fit and may not block."""
+        """Add a copy of `data`; return False when there is no room and `block` is false."""
         with self._changed:
             deadline = None if limit is None else time.monotonic() + limit
             while True:
-                if self._reset or self._shut or self._refusing:
+                if self._reset or self._writer_closed or self._refusing:
                     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
                 if self._size + len(data) <= CAPACITY or not self._size:
                     break
@@ -72,7 +72,7 @@ class Pipe:
                 self._parts.append(memoryview(self._flipped(bytes(data))))
                 self._size += len(data)
                 self._changed.notify_all()
-        self._tell()
+        self._notify()
         return True
 
     def _flipped(self, data: bytes) -> bytes:
@@ -82,13 +82,13 @@ class Pipe:
         return bytes([*data[:-1], data[-1] ^ 1])
 
     def read(self, buffer: memoryview, limit: float | None) -> int:
-        """Wait for bytes and move what there is into `buffer`; 0 at the end."""
+        """Wait for bytes and copy them into `buffer`; return their number, 0 at the end."""
         with self._changed:
             deadline = None if limit is None else time.monotonic() + limit
             while not self._parts:
-                if self._reset and not self._deaf:
+                if self._reset and not self._reader_closed:
                     raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-                if self._ended or self._deaf:
+                if self._ended or self._reader_closed:
                     return 0
                 self._wait(deadline)
             part = self._parts[0]
@@ -103,16 +103,16 @@ class Pipe:
             return count
 
     def arrives(self, seconds: float) -> bool:
-        """Wait until `read` has something to say; False: not in so many seconds."""
+        """Wait until `read` would return; False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(self._readable, seconds)
 
     def _readable(self) -> bool:
         silent = self._cut_at is not None and time.monotonic() >= self._cut_at + self.silence
-        return bool(self._parts) or self._reset or self._ended or self._deaf or silent
+        return bool(self._parts) or self._reset or self._ended or self._reader_closed or silent
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait for a change, at most until the deadline or until the silence after a cut was long enough."""
+        """Wait for a change, at most until the deadline or until a cut is detected."""
         now = time.monotonic()
         silent = None if self._cut_at is None else self._cut_at + self.silence
         if silent is not None and now >= silent:
@@ -123,30 +123,30 @@ class Pipe:
         self._changed.wait(min(ends) if ends else None)
 
     def end(self) -> None:
-        """The writer is done: the reader finds the end behind the last byte."""
+        """Close the writing end: the reader gets the end after the last byte."""
         with self._changed:
-            self._shut = True
+            self._writer_closed = True
             self._ended = self._ended or self._cut_at is None
             self._changed.notify_all()
-        self._tell()
+        self._notify()
 
-    def deafen(self) -> None:
-        """The reader is done: it finds the end behind what has arrived, the writer finds nobody."""
+    def close_reader(self) -> None:
+        """Close the reading end: the reader gets the end after the bytes that have arrived, and writes fail."""
         with self._changed:
-            self._deaf = True
+            self._reader_closed = True
             self._refusing = self._refusing or self._cut_at is None
             self._changed.notify_all()
-        self._tell()
+        self._notify()
 
     def reset(self) -> None:
-        """Both ends find that the other is gone."""
+        """Reset the connection at both ends."""
         with self._changed:
             self._reset = True
             self._changed.notify_all()
-        self._tell()
+        self._notify()
 
     def cut(self) -> None:
-        """Drop everything from now on, without an event at either end."""
+        """Drop all further bytes, without an event at either end."""
         with self._changed:
             self._cut_at = time.monotonic()
             self._changed.notify_all()
@@ -194,7 +194,7 @@ class MemoryStream:
 
     def shutdown(self) -> None:
         self._outgoing.end()
-        self.incoming.deafen()
+        self.incoming.close_reader()
 
     def close(self) -> None:
         self.shutdown()
@@ -210,12 +210,12 @@ class Link:
         self.accepted = MemoryStream(f"{address} (dialled)", window, self._there, self._back)
 
     def cut(self) -> None:
-        """Cut the link without a word: what is sent from now on is lost, both ends find out after the silence."""
+        """Cut the link silently: further bytes are lost, and both ends detect it after `silence` seconds."""
         self._there.cut()
         self._back.cut()
 
     def kill(self) -> None:
-        """Let both ends find that the other is gone, as after a kill."""
+        """Reset both ends, as after a kill."""
         self._there.reset()
         self._back.reset()
 
@@ -225,7 +225,7 @@ class Link:
 
 
 class MemoryListener:
-    """Where links to one address come in."""
+    """Accepts the links to one address."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -235,7 +235,7 @@ class MemoryListener:
         self.closed = False
 
     def offer(self, stream: MemoryStream) -> None:
-        """Bring the accepting end of a new link."""
+        """Queue the accepting end of a new link."""
         with self._changed:
             if self.closed:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -263,15 +263,15 @@ class MemoryListener:
         assert isinstance(stream, MemoryStream), "it came from here"
         with self._changed:
             self._awaited[stream] = least
-        stream.incoming.told = self._told
+        stream.incoming.on_change = self._on_stream_change
 
     def forget(self, stream: Stream) -> None:
         assert isinstance(stream, MemoryStream), "it came from here"
-        stream.incoming.told = None
+        stream.incoming.on_change = None
         with self._changed:
             self._awaited.pop(stream)
 
-    def _told(self) -> None:
+    def _on_stream_change(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -288,8 +288,8 @@ class MemoryNetwork:
     """A network within one process: the same peers, handshakes and seals over streams in memory.
 
     Args:
-        window: bytes that each end holds unread; small ones make messages travel in pieces.
-        silence: seconds after a cut until both ends are told that there is no sign of life.
+        window: bytes that each end buffers; with a small window messages arrive in parts.
+        silence: seconds after a cut until both ends detect it.
     """
 
     def __init__(self, window: int = 2 << 20, silence: float = 5.0) -> None:
@@ -300,7 +300,7 @@ class MemoryNetwork:
         self._links: list[tuple[Member, Link]] = []
 
     def connect(self, address: Address, timeout: float = PATIENCE, congestion: str = "auto") -> MemoryStream:
-        """Return the dialling end of a new link, without a word on it; for strangers in tests."""
+        """Return the dialling end of a new link, without a handshake."""
         return self._link(address).dialled
 
     def _link(self, address: Address) -> Link:

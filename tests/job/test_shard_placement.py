@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.types import Address, Assignment, ServerAt
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 SIZES = [10] * 10 + [5, 5]
 

@@ -25,12 +25,12 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.algorithms.parameter_server import balanced_shares, parameter_server
 from psctl.schedule.schedule import Schedule
+from tests.desktop_time import desktop_seconds
 from tests.reference import collectives
 from tests.reference.collective_times import collective, pipeline
 from tests.reference.crossovers import ring_beats_double_tree, ring_beats_halving_doubling
 from tests.reference.networks import star
 from tests.reference.server_times import push_then_pull, split
-from tests.yardstick import desktop_seconds
 
 ALPHA, BANDWIDTH, GAMMA = 2e-5, 1e9, 1e-10
 PIPELINES = ("pipelined-chain", "pipelined-tree", "double-tree")

@@ -15,9 +15,9 @@ from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.schedule import Action, Schedule, Transfer
-from tests.examples import examples
+from tests.desktop_time import desktop_seconds
+from tests.hypothesis_profile import examples
 from tests.reference.networks import star
-from tests.yardstick import desktop_seconds
 
 MB = 1e6
 

@@ -17,7 +17,7 @@ from psctl.ps.messages import NormsAnswer, Pull, Push, Pushed, PushStaged, Value
 from psctl.ps.outputs import Snapshot, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 GROUPS = [{"lr": 0.1, "momentum": 0.9}]
 

@@ -24,7 +24,7 @@ from psctl.ps.messages import Leads, Pull, Push, Pushed, PushStaged, SharedRange
 from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.pieces import bytes_view, pieces
 from psctl.types import Layout, ParameterInfo, Range, Shard
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 GROUPS = [{"lr": 0.1, "momentum": 0.9}]
 LAYOUT = Layout((ParameterInfo("a", (13,), "float32", 0), ParameterInfo("b", (6,), "float32", 0)), "SGD", tuple(GROUPS))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from psctl.ps.dense.host_sums import BLOCK, RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.pieces import Piece
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 ENDS = (0, 3, 3, 40, BLOCK + 50, 2 * BLOCK + 77)
 HELD = [Piece(i, 0, a, b - a) for i, (a, b) in enumerate(pairwise(ENDS))]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from psctl.errors import UsageError
 from psctl.schedule.checker import ScheduleError
-from tests.examples import examples
-from tests.helpers.played_schedule import Values, changes, play
+from tests.helpers.reference_player import Values, changes, play
+from tests.hypothesis_profile import examples
 from tests.reference import barrier, collectives, direct
 from tests.reference.collective_schedule import CollectiveSchedule, prove
 from tests.reference.collectives import ALGORITHMS, build

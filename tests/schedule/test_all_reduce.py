@@ -16,8 +16,8 @@ from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.checker import ScheduleError, prove
 from psctl.schedule.schedule import Schedule, Transfer
 from psctl.types import STRATEGIES
-from tests.examples import examples
-from tests.helpers.played_schedule import changes, play, sums_everywhere, vectors
+from tests.helpers.reference_player import changes, play, sums_everywhere, vectors
+from tests.hypothesis_profile import examples
 from tests.reference.contracts import Group
 from tests.reference.groups import within
 

@@ -9,7 +9,7 @@ import pytest
 from psctl.schedule.algorithms import catalog, parameter_server, ring, sharded, trees
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.schedule import Schedule
-from tests.helpers.played_schedule import sums_everywhere
+from tests.helpers.reference_player import sums_everywhere
 from tests.reference import collectives
 
 WORLDS = [2, 3, 4, 5, 6, 7, 8, 12, 16, 24]

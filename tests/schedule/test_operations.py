@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psctl.errors import UsageError
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.operation_check import ValueMeasure, check_operation, measure_of
-from tests.helpers.played_schedule import play
+from tests.helpers.reference_player import play
 from tests.reference.operations import operation, operations
 
 WHOLE = [-3, -2, -1, 0, 1, 2, 3, 7]

@@ -9,7 +9,7 @@ from psctl.schedule.algorithms import doubling, parameter_server, ring, root, sh
 from psctl.schedule.checker import ScheduleError
 from psctl.schedule.phases import AllGather, all_reduce, reverse, shifted
 from psctl.schedule.schedule import Transfer
-from tests.helpers.played_schedule import play, sums_everywhere, vectors
+from tests.helpers.reference_player import play, sums_everywhere, vectors
 from tests.reference import bruck
 from tests.reference.collective_schedule import prove
 from tests.reference.collectives import pipelined_broadcast

@@ -307,13 +307,13 @@ class Oracle:
             there = {
                 rank: machine.shards[shard.index] for rank, machine in machines.items() if shard.index in machine.shards
             }
-            chains = {rank: one for rank, one in there.items() if one.chain.role in ("primary", "member")}
-            heads = [rank for rank, one in chains.items() if one.chain.role == "primary"]
-            newest = max((chains[rank].chain.epoch for rank in heads), default=-1)
-            heads = [rank for rank in heads if chains[rank].chain.epoch == newest]
+            holders = {rank: one for rank, one in there.items() if one.chain.role in ("primary", "member")}
+            heads = [rank for rank, one in holders.items() if one.chain.role == "primary"]
+            newest = max((holders[rank].chain.epoch for rank in heads), default=-1)
+            heads = [rank for rank in heads if holders[rank].chain.epoch == newest]
             if len(heads) != 1:
                 raise Violation("one primary", f"shard {shard.index} is led by servers {heads}")
-            head = chains[heads[0]]
+            head = holders[heads[0]]
             self._check_last_version(shard, head.state)
             whole = _state(head.state)
             for rank in set(head.chain.members[1:]) & set(chain):  # the last assignment may not have arrived everywhere

@@ -11,8 +11,8 @@ from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.schedule.algorithms import catalog
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
+from tests.helpers.data_planes import DataPlanes
 from tests.helpers.device import Device
-from tests.helpers.plane_cast import PlaneCast
 
 WORLD = 3
 
@@ -32,7 +32,7 @@ class OnDevice(CudaCopies):
 def test_vectors_on_devices_are_summed_on_the_host(name: str) -> None:
     schedule = catalog.build(name, WORLD)
     sums: list[list[torch.Tensor]] = [[] for _ in range(WORLD)]
-    with PlaneCast([0] * WORLD) as cast:
+    with DataPlanes([0] * WORLD) as cast:
 
         def rank(me: int) -> None:
             with Device(random.Random(me)) as device:

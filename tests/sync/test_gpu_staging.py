@@ -22,7 +22,7 @@ from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.synchronizer import ExampleWeight
 from psctl.types import Layout
-from tests.helpers.device import Device, GivenBack, Never, Stream
+from tests.helpers.device import Device, FreedMemoryRead, NeverRecorded, Stream
 from tests.helpers.ps_world import World
 
 here = Path(__file__).parent
@@ -235,7 +235,7 @@ def on_device(update: str, seed: int, change=lambda copies, staging, flat: None)
 def differs(update: str, seed: int, change) -> bool:
     try:
         return not same(on_device(update, seed, change), train(update, seed))
-    except (AssertionError, GivenBack, Never):
+    except (AssertionError, FreedMemoryRead, NeverRecorded):
         return True
 
 
@@ -356,7 +356,7 @@ def test_memory_that_is_copied_is_held_until_it_is() -> None:
             assert torch.equal(found, torch.arange(8.0) + 1)
             if seed == 0:  # as it would be if nobody held it
                 copies.to_host([CopySpan(source + 2, 0, bare)])
-                with pytest.raises(GivenBack):
+                with pytest.raises(FreedMemoryRead):
                     device.finish()
 
 

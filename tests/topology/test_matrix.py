@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from psctl.topology.readers.matrix import read_matrix
 from psctl.topology.readings import Affinity, Matrix
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 from tests.topology.matrices import AFTER, BEFORE, LEGEND, Truth, squeezed, truths, wrapped
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "topo-m"

@@ -25,7 +25,7 @@ from psctl.topology.readings import (
     RocmTopology,
     UnknownOutput,
 )
-from tests.yardstick import desktop_seconds
+from tests.desktop_time import desktop_seconds
 
 CAPTURED = Path(__file__).parent.parent / "captured"
 FOLDERS = {

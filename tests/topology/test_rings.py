@@ -13,7 +13,8 @@ from psctl.topology.algorithms.cycles import hamiltonian
 from psctl.topology.algorithms.direct_links import DirectLinks, direct_links
 from psctl.topology.algorithms.rings import DeviceRing, RingPacking, rings
 from psctl.topology.graph import Device, HostGraph, Link
-from tests.examples import examples
+from tests.desktop_time import desktop_seconds
+from tests.hypothesis_profile import examples
 from tests.topology.fabrics import (
     DGX1V,
     XGMI16,
@@ -27,7 +28,6 @@ from tests.topology.fabrics import (
     nvswitch,
     part,
 )
-from tests.yardstick import desktop_seconds
 
 SEEDS = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6))
 """The textbook's two rings, its GPUs 1 to 8 as 0 to 7: the first over double links, the second over single ones."""

@@ -14,10 +14,10 @@ from psctl.topology.algorithms.direct_links import DirectLinks, direct_links
 from psctl.topology.algorithms.rings import rings
 from psctl.topology.algorithms.strength import strength
 from psctl.topology.algorithms.trees import TreePacking, all_reduce
-from tests.examples import examples
+from tests.desktop_time import desktop_seconds
+from tests.hypothesis_profile import examples
 from tests.reference.tree_packing import broadcast, limited
 from tests.topology.fabrics import DGX1V, XGMI16, complete, cube, dgx1v, mesh, meshes, nvswitch, part, partitions
-from tests.yardstick import desktop_seconds
 
 
 def check(found: TreePacking, net: DirectLinks, directed: bool = False) -> None:

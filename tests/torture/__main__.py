@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.helpers.hosts import Hosts, missing
-from tests.helpers.lived import undisturbed
+from tests.helpers.job_on_hosts import reference_values
 from tests.torture.faults import FAULTS
 from tests.torture.promises import promise_of
 from tests.torture.trial import Trial, choose
@@ -62,7 +62,7 @@ def _torture(seeds: list[int] | None, first: int, seconds: float, only: list[str
     broken: list[int] = []
     with tempfile.TemporaryDirectory(prefix="psctl-torture-") as folder:
         say("undisturbed run ...")
-        reference = undisturbed(Path(folder) / "undisturbed", EPOCHS, workers=3)
+        reference = reference_values(Path(folder) / "undisturbed", EPOCHS, workers=3)
         end, seed = time.monotonic() + seconds, first
         while seeds or (seeds is None and time.monotonic() < end):
             seed = seeds.pop() if seeds else seed

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.helpers.lived import LONG
+from tests.helpers.job_on_hosts import DEADLINE
 from tests.helpers.running import STEADY, set_args
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def cut_3s(trial: Trial) -> None:
         _last(trial, 3)
     finally:
         trial.job.hosts.heal(host)
-    trial.goes_on()
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
@@ -146,7 +146,7 @@ def cut_head(trial: Trial) -> None:
         _last(trial, 9 if outage else 3)
     finally:
         job.hosts.heal(job.head)
-    trial.goes_on()
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
@@ -172,7 +172,7 @@ def flap(trial: Trial) -> None:
         finally:
             trial.job.hosts.heal(host)
         _last(trial, 1)
-    trial.goes_on()
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
@@ -180,7 +180,7 @@ def lossy(trial: Trial) -> None:
     """A link loses a tenth of its packets for 10 s."""
     lost = trial.job.lost()
     trial.job.hosts.lose(trial.chance.choice(trial.hosts()), 10)
-    trial.goes_on()
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
@@ -192,19 +192,19 @@ def slow(trial: Trial) -> None:
         _last(trial, 10)
     finally:
         trial.job.hosts.rate(host, trial.rate)
-    trial.goes_on()
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
 def one_way(trial: Trial) -> None:
     """For 3 s no packet of one host arrives at another one, whose own do arrive."""
     lost, (host, toward) = trial.job.lost(), trial.chance.sample(trial.hosts(), 2)
-    trial.job.hosts.mute(host, toward)
+    trial.job.hosts.drop_packets(host, toward)
     try:
         _last(trial, 3)
     finally:
-        trial.job.hosts.mute(host, toward, muted=False)
-    trial.goes_on()
+        trial.job.hosts.drop_packets(host, toward, dropped=False)
+    trial.wait_for_steps()
     _nothing_lost(trial, lost)
 
 
@@ -247,7 +247,7 @@ def clock(trial: Trial) -> None:
     moved = "sed 's/^btime .*/btime 1000000000/' /proc/stat > /run/stat && mount --bind /run/stat /proc/stat"
     job.hosts.exec(job.head, ["sh", "-c", moved])
     try:
-        rows = job.psctl.run("status", job.job, "-o", "json", timeout=LONG).document
+        rows = job.psctl.run("status", job.job, "-o", "json", timeout=DEADLINE).document
     finally:
         job.hosts.exec(job.head, ["umount", "/proc/stat"])
     assert rows["jobs"][0]["state"] == "running", rows
@@ -261,7 +261,7 @@ def few_logins(trial: Trial) -> None:
     file.write_text(text.replace("MaxStartups 100", "MaxStartups 2\nMaxSessions 1"))
     os.kill(job.hosts[job.head].init, signal.SIGHUP)
     try:
-        done = job.psctl.run("status", job.job, "-o", "json", timeout=LONG)
+        done = job.psctl.run("status", job.job, "-o", "json", timeout=DEADLINE)
         assert done.code == 0, done
     finally:
         file.write_text(text)
@@ -277,7 +277,7 @@ def two_at_once(trial: Trial) -> None:
     )  # fmt: skip
     readers = [psctl.start("status", trial.job.job, "-o", "json"), psctl.start("jobs", "-o", "json")]
     for process in [*readers, second]:
-        out, err = process.communicate(timeout=LONG)
+        out, err = process.communicate(timeout=DEADLINE)
         assert process.returncode == 0, f"{process.args}: exit {process.returncode}\n{out}\n{err}"
 
 

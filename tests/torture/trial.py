@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.lived import Lived
+from tests.helpers.job_on_hosts import JobOnHosts
 from tests.torture.faults import CHECKPOINTS, FAULTS, Fault
 
 LEAST, MOST = 3, 7
@@ -43,7 +43,7 @@ class Trial:
     def __init__(self, hosts: Any, folder: Path, chance: random.Random, rate: str) -> None:
         self.chance, self.rate = chance, rate
         hosts.disk(next(iter(hosts)), CHECKPOINTS, "4m,nr_inodes=200")
-        self.job = Lived(hosts, folder)
+        self.job = JobOnHosts(hosts, folder)
         self.lost_hosts: list[str] = []
         self.gone: list[str] = []
         """Hosts without power, of the lost ones."""
@@ -56,13 +56,13 @@ class Trial:
         """The same without the head."""
         return [name for name in self.hosts() if name != self.job.head]
 
-    def goes_on(self) -> None:
+    def wait_for_steps(self) -> None:
         """Wait until more steps are done."""
-        self.job.goes_on(5)
+        self.job.wait_for_steps(5)
 
     def made_good(self) -> None:
         """Wait until all that was lost is made good: replicas, servers, workers."""
-        self.job.until(self.job.is_whole, "the replacement of all that was lost")
+        self.job.until(self.job.is_recovered, "the replacement of all that was lost")
 
     def run(
         self, faults: Sequence[Fault], reference: Mapping[int, str], say: Callable[[str], None]
@@ -78,19 +78,19 @@ class Trial:
         self.job.train("--set", "checkpoint.every=20 steps", pause=PAUSE, words_more=("--keep-pace",))
         times: list[tuple[str, float]] = []
         for fault in faults:
-            self.job.goes_on(self.chance.randrange(1, 12))
+            self.job.wait_for_steps(self.chance.randrange(1, 12))
             began = time.monotonic()
             try:
                 fault.play(self)
-                self.goes_on()
+                self.wait_for_steps()
                 times.append((fault.name, time.monotonic() - began))
                 self.made_good()
             except AssertionError as error:
                 raise AssertionError(f"{fault.name}: {error}") from error
             say(f"    {fault.name}: went on after {times[-1][1]:.1f} s")
-        compared = self.job.stops_right(reference, tuple(self.gone))
+        compared = self.job.stop_and_compare(reference, tuple(self.gone))
         self.job.hosts.exec(self.job.head, ["umount", CHECKPOINTS])
-        self.job.clean(tuple(self.gone))
+        self.job.check_clean(tuple(self.gone))
         done = len(self.job.values())
         say(f"    {compared} of {done} epochs compared, {len(self.job.of('restored'))} times back to a checkpoint")
         return times

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.numbers_of import Exact, assert_near
+from tests.helpers.exact_job import ExactJob, assert_near
 from tests.helpers.running import processes
 
 pytestmark = pytest.mark.whole
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.whole
 
 def test_a_server_is_killed_and_a_checkpoint_resumes_with_other_numbers_of_workers_and_servers(tmp_path: Path) -> None:
     """In float64; the checkpoint is from the middle of an epoch."""
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
     left = ["server"]
 
@@ -41,7 +41,7 @@ def test_a_server_is_killed_and_a_checkpoint_resumes_with_other_numbers_of_worke
 
 @pytest.mark.soak
 def test_it_continues_with_fewer_workers_and_then_with_more(tmp_path: Path) -> None:
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
     exact.train(2, 2, "--optimizer", "adamw")
     for checkpoint, workers, servers in (("exact-1@48", 1, 1), ("exact-1@72", 3, 1)):  # both in the middle of an epoch
@@ -54,7 +54,7 @@ def test_it_continues_with_fewer_workers_and_then_with_more(tmp_path: Path) -> N
 
 @pytest.mark.soak
 def test_in_float32_on_the_same_numbers_it_is_equal_to_the_bit(tmp_path: Path) -> None:
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     words = ("--optimizer", "radam", "--dtype", "float32")
     _, expected = exact.train(2, 2, *words)
     run, found = exact.restore("exact-1@24", 2, 2)

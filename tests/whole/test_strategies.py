@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.numbers_of import EXACT, Exact, assert_near
+from tests.helpers.exact_job import EXACT, ExactJob, assert_near
 from tests.helpers.running import ROOT, Ended, Psctl
 
 pytestmark = pytest.mark.whole
@@ -19,7 +19,7 @@ EPOCHS = "4"
 """Of 5 steps."""
 
 
-def train(exact: Exact, folder: Path, strategy: str, workers: int) -> Ended:
+def train(exact: ExactJob, folder: Path, strategy: str, workers: int) -> Ended:
     cluster = folder / "one.yaml"
     cluster.write_text(
         f"version: 1\nname: one\nruntime: {{python: {sys.executable}, environment: existing}}\n"
@@ -40,7 +40,7 @@ def train(exact: Exact, folder: Path, strategy: str, workers: int) -> Ended:
     ],
 )  # fmt: skip
 def test_a_collective_that_is_requested_trains_as_one_process_does(tmp_path: Path, strategy: str, workers: int) -> None:
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     expected = exact.alone("--epochs", EPOCHS)
     run = train(exact, tmp_path, strategy, workers)
     assert run.code == 0, run

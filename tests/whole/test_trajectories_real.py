@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.numbers_of import Exact, assert_near
+from tests.helpers.exact_job import ExactJob, assert_near
 
 pytestmark = pytest.mark.whole
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.whole
 def test_100_steps_in_float64_equal_one_process_on_the_joint_batch(
     tmp_path: Path, optimizer: str, workers: int, servers: int, update: str
 ) -> None:
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", optimizer)
     assert (expected.step, expected.world) == (100, 1)
     run, found = exact.train(workers, servers, "--optimizer", optimizer, update=update)
@@ -34,7 +34,7 @@ def test_100_steps_in_float64_equal_one_process_on_the_joint_batch(
 
 @pytest.mark.soak  # a resumed run is equal to the bit: tests/whole/test_hosts_job.py
 def test_in_float32_a_run_repeats_to_the_bit(tmp_path: Path) -> None:
-    exact = Exact(tmp_path)
+    exact = ExactJob(tmp_path)
     words = ("--optimizer", "adamw", "--dtype", "float32")
     _, first = exact.train(2, 2, *words)
     _, second = exact.train(2, 2, *words)

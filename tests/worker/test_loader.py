@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from psctl.errors import UsageError
 from psctl.train_state.random_generators import RandomGenerators
 from psctl.worker.loader import Loader
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 
 class Consumer:

@@ -18,7 +18,7 @@ from psctl.transport.protocol.frames import FIRST, MAX_PAYLOAD, MAX_PIECE, MESSA
 from psctl.transport.protocol.message_assembly import Received
 from psctl.transport.protocol.send_queue import NOTHING, Frame, control, framed
 from psctl.types import Member
-from tests.examples import examples
+from tests.hypothesis_profile import examples
 
 encode = msgspec.msgpack.Encoder().encode
 GREETING = encode({"type": "Note", "text": "hello"})

@@ -1,4 +1,4 @@
-"""Planes of one process for tests: real lines and shared memory between threads, streams in memory between hosts."""
+"""Data planes of all ranks in one process: real Unix channels and shared memory, streams in memory between hosts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.helpers.credentials import credentials
 from tests.helpers.memory_stream import MemoryNetwork
 
 
-def lines(hosts: Sequence[int]) -> list[dict[int, UnixChannel]]:
-    """Return each rank's lines to the others of its host."""
+def unix_channels(hosts: Sequence[int]) -> list[dict[int, UnixChannel]]:
+    """Return each rank's Unix channels to the other ranks of its host."""
     found: list[dict[int, UnixChannel]] = [{} for _ in hosts]
     for one in range(len(hosts)):
         for other in range(one):
@@ -53,13 +53,13 @@ def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[SealedStreams]
     return found
 
 
-class PlaneCast:
-    """One player a rank of a schedule, each on a thread of its own.
+class DataPlanes:
+    """The data planes of all ranks, each used on a thread of its own.
 
     Args:
         hosts: the host of each rank.
         largest: bytes of a segment at most.
-        window: bytes that a stream's end holds unread.
+        window: bytes that the receiving end of a stream buffers.
     """
 
     def __init__(self, hosts: Sequence[int], largest: int = 1 << 26, window: int = 2 << 20) -> None:
@@ -68,10 +68,10 @@ class PlaneCast:
         self.network = MemoryNetwork(window, silence=0.2)
         many = len(set(hosts)) > 1
         sealed: list[Any] = streams(hosts, self.network) if many else [None] * self.world
-        self.lines = lines(hosts)
+        self.channels = unix_channels(hosts)
         shared = self._memory(hosts)
         self.planes = [
-            DataPlane(rank, self.world, self.lines[rank], *shared[rank], sealed[rank]) for rank in range(self.world)
+            DataPlane(rank, self.world, self.channels[rank], *shared[rank], sealed[rank]) for rank in range(self.world)
         ]
 
     def _memory(self, hosts: Sequence[int]) -> list[tuple[SharedAllocator, dict[int, Member]]]:
@@ -97,13 +97,13 @@ class PlaneCast:
         return self.all(lambda rank: players[rank].play(vectors[rank]))
 
     def all(self, do: Callable[[int], Any]) -> list[BaseException | None]:
-        """Have every rank do something at once; returns what each raised."""
+        """Call `do` for every rank at once; return the error that each raised, or None."""
         errors: list[BaseException | None] = [None] * self.world
 
         def run(rank: int) -> None:
             try:
                 do(rank)
-            except BaseException as error:  # noqa: BLE001  looked at by the test
+            except BaseException as error:  # noqa: BLE001  checked by the test
                 errors[rank] = error
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
@@ -114,7 +114,7 @@ class PlaneCast:
             assert not thread.is_alive(), "it hangs"
         return errors
 
-    def __enter__(self) -> PlaneCast:
+    def __enter__(self) -> DataPlanes:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Plays schedules on real numbers, by the semantics of psctl/schedule/schedule.py, independently of the checker."""
+"""A second player of schedules, on whole numbers, which shares no code with the checker or with psctl's player."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PRIME = (1 << 61) - 1
 Values = dict[tuple[int, int], Any]
 
 
-def rough(one: int, other: int) -> int:
-    """Commutative, not associative: equal results mean equal expressions, up to two operands changing places."""
+def order_sensitive_sum(one: int, other: int) -> int:
+    """Combine commutatively, not associatively: equal results mean equal expressions up to commuted operands."""
     return (one * one + other * other + one * other * 3) % PRIME
 
 
 def play(values: Values, transfers: Sequence[Transfer], join: Callable[[Any, Any], Any]) -> Values | None:
-    """Return what every node holds of every chunk at the end; None where a step cannot be played."""
+    """Return the final value of each (node, chunk); None if a step cannot be played."""
     held = dict(values)
     for step in sorted({one.step for one in transfers}):
         before, coming = dict(held), {}
@@ -48,16 +48,16 @@ def play(values: Values, transfers: Sequence[Transfer], join: Callable[[Any, Any
 
 
 def vectors(world: int, chunks: int, seed: int = 1) -> Values:
-    """Return numbers so large and odd that no wrong sum comes out right by chance."""
-    dice = random.Random(seed)
-    return {(rank, chunk): dice.getrandbits(59) for rank in range(world) for chunk in range(chunks)}
+    """Return random numbers by (rank, chunk), of 59 bits so that a wrong sum is not equal by chance."""
+    rng = random.Random(seed)
+    return {(rank, chunk): rng.getrandbits(59) for rank in range(world) for chunk in range(chunks)}
 
 
 def sums_everywhere(world: int, chunks: int, transfers: Sequence[Transfer]) -> bool:
-    """Return whether all ranks end with the sum of all, and with the same expression of it."""
+    """Return whether all ranks end with the sum of all ranks, by the same expression."""
     start = vectors(world, chunks)
     added = play(start, transfers, lambda one, other: one + other)
-    shaped = play(start, transfers, rough)
+    shaped = play(start, transfers, order_sensitive_sum)
     if added is None or shaped is None:
         return False
     wanted = [sum(start[rank, chunk] for rank in range(world)) for chunk in range(chunks)]
@@ -68,14 +68,14 @@ def sums_everywhere(world: int, chunks: int, transfers: Sequence[Transfer]) -> b
 
 @dataclass(frozen=True)
 class Change:
-    """One way to break a schedule."""
+    """A damaged schedule: the damage and the transfers."""
 
     what: str
     transfers: tuple[Transfer, ...]
 
 
-def changes(schedule: Schedule, index: int, dice: random.Random) -> list[Change]:
-    """Return the schedule broken in every way at one transfer."""
+def changes(schedule: Schedule, index: int, rng: random.Random) -> list[Change]:
+    """Return the schedule damaged in every way at one transfer."""
     one, others = schedule.transfers[index], list(schedule.transfers)
     del others[index]
 
@@ -88,9 +88,9 @@ def changes(schedule: Schedule, index: int, dice: random.Random) -> list[Change]
         Change("drop", tuple(others)),
         Change("duplicate", (*schedule.transfers, one)),
         Change("again later", (*with_(step=steps), one)),
-        Change("redirect", with_(destination=(one.destination + dice.randrange(1, nodes)) % nodes)),
-        Change("other source", with_(source=(one.source + dice.randrange(1, nodes)) % nodes)),
-        Change("other chunk", with_(chunk=(one.chunk + dice.randrange(1, max(chunks, 2))) % (chunks + 1))),
-        Change("other step", with_(step=dice.choice([s for s in range(steps + 1) if s != one.step]))),
+        Change("redirect", with_(destination=(one.destination + rng.randrange(1, nodes)) % nodes)),
+        Change("other source", with_(source=(one.source + rng.randrange(1, nodes)) % nodes)),
+        Change("other chunk", with_(chunk=(one.chunk + rng.randrange(1, max(chunks, 2))) % (chunks + 1))),
+        Change("other step", with_(step=rng.choice([s for s in range(steps + 1) if s != one.step]))),
         Change("other action", with_(action="copy" if one.action == "reduce" else "reduce")),
     ]  # fmt: skip

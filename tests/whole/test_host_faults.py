@@ -1,4 +1,4 @@
-"""Hosts without power, cut and flapping links, a full disk, processes that stand still: lived through, or as told."""
+"""A job under faults of hosts: lost power, cut and flapping links, a full disk, stopped processes."""
 
 from __future__ import annotations
 
@@ -9,69 +9,69 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.lived import LONG, Lived, undisturbed
+from tests.helpers.job_on_hosts import DEADLINE, JobOnHosts, reference_values
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """The digests of a run to which nothing happens."""
-    return undisturbed(tmp_path_factory.mktemp("undisturbed"), 120, workers=3)
+    """The digests of a run without faults."""
+    return reference_values(tmp_path_factory.mktemp("undisturbed"), 120, workers=3)
 
 
 @pytest.fixture
-def job(make_hosts: Callable[..., Any], tmp_path: Path) -> Lived:
+def job(make_hosts: Callable[..., Any], tmp_path: Path) -> JobOnHosts:
     """A job that trains on three hosts: a worker and a server on each."""
-    made = Lived(make_hosts(3), tmp_path / "home")
+    made = JobOnHosts(make_hosts(3), tmp_path / "home")
     made.train()
     return made
 
 
-def lasting(seconds: float, job: Lived) -> None:
-    """Let a fault last: time on the wire is what is tested here."""
+def lasting(seconds: float, job: JobOnHosts) -> None:
+    """Let a fault last for `seconds`."""
     time.sleep(seconds)
     assert not job.of("finished"), job.events[-1]
 
 
 def test_a_host_without_power_costs_no_more_than_the_way_back_to_the_checkpoint(
-    job: Lived, reference: dict[int, str]
+    job: JobOnHosts, reference: dict[int, str]
 ) -> None:
     job.hosts.crash("h3")
-    job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
-    job.goes_on()
-    job.goes_on()
+    job.until(lambda: "worker/2" in job.lost(), "the host's loss", 60)
+    job.wait_for_steps()
+    job.wait_for_steps()
     assert not any(event["host"] == "h3" for event in job.of("worker-joined")[3:]), "it goes on elsewhere"
-    job.ends_right(reference, but=("h3",))
+    job.stop_and_check(reference, but=("h3",))
 
 
-def test_a_link_that_is_cut_for_3_s_costs_3_s(job: Lived, reference: dict[int, str]) -> None:
+def test_a_link_that_is_cut_for_3_s_costs_3_s(job: JobOnHosts, reference: dict[int, str]) -> None:
     for host in ("h3", "h1"):
         job.hosts.cut(host)
         lasting(3, job)
         job.hosts.heal(host)
-        job.goes_on()
+        job.wait_for_steps()
     assert job.lost() == []
-    job.ends_right(reference)
+    job.stop_and_check(reference)
 
 
-def test_an_outage_of_the_heads_own_link_costs_as_long_as_it_lasts(job: Lived, reference: dict[int, str]) -> None:
+def test_an_outage_of_the_heads_own_link_costs_as_long_as_it_lasts(job: JobOnHosts, reference: dict[int, str]) -> None:
     job.hosts.cut("h1")
     lasting(9, job)
     job.hosts.heal("h1")
-    job.goes_on()
+    job.wait_for_steps()
     assert job.lost() == []
     assert not job.of("restored")
     assert job.notices("no sign of life from h2 and h3 at the same time: the network of the head, h1, seems to be down")
     assert job.notices("h2 and h3 reached again after")
-    job.ends_right(reference)
+    job.stop_and_check(reference)
 
 
 def test_an_outage_that_outlasts_the_agents_ends_a_job_that_may_not_wait(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The agents end their processes after 15 s; the head is left with too few slots."""
-    job = Lived(make_hosts(3), tmp_path / "home", slots=1)
+    job = JobOnHosts(make_hosts(3), tmp_path / "home", slots=1)
     job.train("--set", "restart.wait=0s")
     job.hosts.cut("h1")
     job.until(lambda: job.of("finished"), "the end", 90)
@@ -81,21 +81,21 @@ def test_an_outage_that_outlasts_the_agents_ends_a_job_that_may_not_wait(
     assert sorted(job.lost()) == sorted(set(job.lost())), "one event for each loss"
     assert not job.hosts.leftovers("h2"), "an agent that misses the coordinator for 15 s ends its processes"
     job.hosts.heal("h1")
-    job.clean()
+    job.check_clean()
 
 
 def test_a_host_that_was_cut_off_for_60_s_is_lost_and_does_no_harm_when_it_is_back(
-    job: Lived, reference: dict[int, str]
+    job: JobOnHosts, reference: dict[int, str]
 ) -> None:
     job.hosts.cut("h3")
-    job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
+    job.until(lambda: "worker/2" in job.lost(), "the host's loss", 60)
     lasting(60, job)
     left = [kind for kind in ("worker", "server") for host, _ in job.processes(kind) if host == "h3"]
     assert not left, "an agent that misses the coordinator for 15 s ends its processes"
     job.hosts.heal("h3")
     job.until(lambda: job.notices("h3 is back, and may be used again"), "the host's return", 60)
-    job.goes_on()
-    job.ends_right(reference)
+    job.wait_for_steps()
+    job.stop_and_check(reference)
 
 
 @pytest.mark.parametrize("host", ["h3", "h1"])
@@ -103,7 +103,7 @@ def test_a_job_waits_for_hosts_that_it_needs_and_goes_on_when_they_are_back(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str], host: str
 ) -> None:
     """All slots are in use. h1 is the head: to it all others are lost, and their agents end their processes."""
-    job = Lived(make_hosts(3), tmp_path / "home", slots=1)
+    job = JobOnHosts(make_hosts(3), tmp_path / "home", slots=1)
     job.train()
     job.hosts.cut(host)
     job.until(lambda: job.of("recovering") and job.lost(), "the wait", 90)
@@ -115,31 +115,33 @@ def test_a_job_waits_for_hosts_that_it_needs_and_goes_on_when_they_are_back(
         assert "is recovering: it waits for h3 since" in shown.out, shown
     job.hosts.heal(host)
     job.until(lambda: job.of("restored"), "the restart", 120)
-    job.goes_on()
-    job.ends_right(reference)
+    job.wait_for_steps()
+    job.stop_and_check(reference)
 
 
-def test_a_host_that_comes_back_when_it_was_just_given_up_is_refused(job: Lived, reference: dict[int, str]) -> None:
+def test_a_host_that_comes_back_when_it_was_just_given_up_is_refused(
+    job: JobOnHosts, reference: dict[int, str]
+) -> None:
     """Its processes still live: all that they say to servers, workers and the coordinator is of a dead incarnation."""
     job.hosts.cut("h3")
-    job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
+    job.until(lambda: "worker/2" in job.lost(), "the host's loss", 60)
     job.hosts.heal("h3")
-    job.goes_on()
+    job.wait_for_steps()
     left = ("worker", "server")  # its agent is let in again, told to end these, and stays to the job's end
     job.until(lambda: not any(host == "h3" for kind in left for host, _ in job.processes(kind)), "the end of them")
-    job.goes_on()
-    job.ends_right(reference)
+    job.wait_for_steps()
+    job.stop_and_check(reference)
 
 
-def test_a_link_that_flaps_for_20_s(job: Lived, reference: dict[int, str]) -> None:
+def test_a_link_that_flaps_for_20_s(job: JobOnHosts, reference: dict[int, str]) -> None:
     for _ in range(10):
         job.hosts.cut("h2")
         lasting(1, job)
         job.hosts.heal("h2")
         lasting(1, job)
-    job.goes_on()
+    job.wait_for_steps()
     assert job.lost() == []
-    job.ends_right(reference)
+    job.stop_and_check(reference)
 
 
 def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
@@ -147,7 +149,7 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
 ) -> None:
     hosts = make_hosts(3)
     hosts.disk("h1", "/root/.psctl/host/checkpoints", "256k")
-    job = Lived(hosts, tmp_path / "home")
+    job = JobOnHosts(hosts, tmp_path / "home")
     job.train("--set", "checkpoint.every=20 steps")
     job.until(lambda: job.of("checkpoint"), "a checkpoint that fits")
     hosts.exec("h1", ["sh", "-c", "cat /dev/zero > /root/.psctl/host/checkpoints/full"], check=False)
@@ -156,12 +158,12 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
     host, pid = job.processes("server")[0]
     job.signal(host, pid, "KILL")
     job.until(lambda: job.notices("takes part"), "another server")
-    job.goes_on()
+    job.wait_for_steps()
     before = len(job.of("checkpoint"))
     hosts.exec("h1", ["rm", "/root/.psctl/host/checkpoints/full"])
     job.until(lambda: len(job.of("checkpoint")) > before, "a checkpoint when there is room again")
     hosts.exec("h1", ["sh", "-c", "cat /dev/zero > /root/.psctl/host/checkpoints/full"], check=False)
-    stopped = job.psctl.run("stop", job.job, timeout=LONG)
+    stopped = job.psctl.run("stop", job.job, timeout=DEADLINE)
     assert stopped.code == 0, stopped
     last = job.of("finished")[-1]
     assert "no space left" in last["failure"]["exception"], last
@@ -170,40 +172,42 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
         epoch: reference[epoch] for epoch in found.keys() & reference.keys()
     }
     hosts.exec("h1", ["umount", "/root/.psctl/host/checkpoints"])
-    job.clean()
+    job.check_clean()
 
 
-def test_a_reader_that_stands_still_for_20_s_is_named_and_survives(job: Lived, reference: dict[int, str]) -> None:
+def test_a_reader_that_stands_still_for_20_s_is_named_and_survives(job: JobOnHosts, reference: dict[int, str]) -> None:
     for kind, name, place in (("worker", "worker/2", -1), ("server", "server/0", 0)):  # both have something to do
         host, pid = job.processes(kind)[place]
         before = len(job.notices("waits for"))
         job.signal(host, pid, "STOP")
         lasting(20, job)
         job.signal(host, pid, "CONT")
-        job.goes_on()
+        job.wait_for_steps()
         told = job.notices("waits for")[before:]
         assert any(name in text for text in told), f"{kind}: {told}"
     assert job.lost() == []
-    job.ends_right(reference)
+    job.stop_and_check(reference)
 
 
 def test_a_rank_that_holds_the_interpreter_for_20_s_is_named_and_survives(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
 ) -> None:
-    job = Lived(make_hosts(3), tmp_path / "home")
+    job = JobOnHosts(make_hosts(3), tmp_path / "home")
     job.train(words_more=("--hold-at", "60"))
     job.until(lambda: any("worker/1" in text for text in job.notices("waits for")), "the late one's name")
     (named, *_) = [text for text in job.notices("waits for") if "worker/1" in text]
     assert " waits for worker/1 on h2 since " in named, named
     job.until(lambda: [text for text in job.notices("continues") if "worker/1" in text], "that it continues")
-    job.goes_on()
+    job.wait_for_steps()
     assert job.lost() == []
-    job.ends_right(reference)
+    job.stop_and_check(reference)
 
 
 @pytest.mark.parametrize("kind", ["agent", "coordinator"])
 @pytest.mark.parametrize("host", ["h1", "h3"])
-def test_an_agent_or_the_coordinator_is_killed(job: Lived, reference: dict[int, str], kind: str, host: str) -> None:
+def test_an_agent_or_the_coordinator_is_killed(
+    job: JobOnHosts, reference: dict[int, str], kind: str, host: str
+) -> None:
     """The head's end the job, in good order; another host's agent is that host's loss."""
     found = [pid for where, pid in job.processes(kind) if where == host]
     if not found:
@@ -214,17 +218,17 @@ def test_an_agent_or_the_coordinator_is_killed(job: Lived, reference: dict[int, 
         last = job.of("finished")[-1]
         assert (last["status"], last["exit"]) == ("failed", 1)
         assert kind in last["failure"]["exception"], last
-        job.clean()
+        job.check_clean()
     else:
-        job.until(lambda: "worker/2" in job.lost(), "word of the host's loss", 60)
-        job.goes_on()
-        job.ends_right(reference)
+        job.until(lambda: "worker/2" in job.lost(), "the host's loss", 60)
+        job.wait_for_steps()
+        job.stop_and_check(reference)
 
 
-def test_a_psctl_that_is_killed_is_not_missed(job: Lived, reference: dict[int, str]) -> None:
+def test_a_psctl_that_is_killed_is_not_missed(job: JobOnHosts, reference: dict[int, str]) -> None:
     with job.psctl.start("attach", job.job, "-o", "jsonl") as follower:
         assert follower.stdout is not None
         follower.stdout.readline()
         follower.kill()
-    job.goes_on()
-    job.ends_right(reference)
+    job.wait_for_steps()
+    job.stop_and_check(reference)

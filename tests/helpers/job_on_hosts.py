@@ -1,7 +1,7 @@
-"""A job in training on test hosts that things happen to: what its event log says, and what it has computed.
+"""A job that trains on test hosts while faults are injected: its event log, and its values.
 
-The job `steady` prints a digest of rank 0's values after every epoch. Whatever happens to a job, each epoch that it
-ends must have the digest that an undisturbed run has there (`undisturbed`), to the bit.
+The job `steady` prints a digest of rank 0's values after every epoch. Under any faults the digest after each epoch must
+equal that of a run without faults (`reference_values`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ KINDS = {
     "worker": "bootstrap.py train.py",
 }
 
-LONG = 240.0
-"""Seconds in which what must happen happens, also on a machine that has much else to do."""
+DEADLINE = 240.0
+"""Seconds to wait for an event of a job, also on a busy machine."""
 
 _VALUES = re.compile(r"epoch (\d+) values (\w+)")
 
 
 def values_of(lines: list[str]) -> dict[int, str]:
-    """Return the digest after each epoch; an epoch that was done again must have ended as before."""
+    """Return the digest after each epoch from lines of a log; a repeated epoch must have the same digest."""
     found: dict[int, str] = {}
     for text in lines:
         match = _VALUES.fullmatch(text)
         if match:
             epoch, digest = int(match[1]), match[2]
-            assert found.setdefault(epoch, digest) == digest, f"epoch {epoch} ended in two ways"
+            assert found.setdefault(epoch, digest) == digest, f"epoch {epoch} has two digests"
     return found
 
 
-def undisturbed(folder: Path, epochs: int, workers: int) -> dict[int, str]:
-    """Train on this machine, with nothing happening; return the digest after each epoch."""
+def reference_values(folder: Path, epochs: int, workers: int) -> dict[int, str]:
+    """Train on this machine without faults; return the digest after each epoch."""
     folder.mkdir(exist_ok=True)
     cluster = folder / "alone.yaml"
     cluster.write_text(
@@ -50,23 +50,23 @@ def undisturbed(folder: Path, epochs: int, workers: int) -> dict[int, str]:
     )
     run = Psctl(folder).run(
         "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", str(workers), "--servers", "1",
-        *words(epochs, 0.0), "--set", "checkpoint.every=100000 steps", timeout=LONG,
+        *steady_args(epochs, 0.0), "--set", "checkpoint.every=100000 steps", timeout=DEADLINE,
     )  # fmt: skip
     assert run.code == 0, run
     return values_of([event["text"] for event in run.of("log") if event["rank"] == "worker/0"])
 
 
-def words(epochs: int, pause: float, *more: str) -> list[str]:
-    """Return the options by which `steady` trains so."""
+def steady_args(epochs: int, pause: float, *more: str) -> list[str]:
+    """Return the options of `psctl train` for `steady`."""
     return set_args("--epochs", str(epochs), "--pause", str(pause), "--gamma", "0.99", "--values", *more)
 
 
-class Lived:
-    """Hosts with one worker and one server each, and the job that trains there.
+class JobOnHosts:
+    """A job on test hosts, with one worker and one server on each.
 
     Args:
         hosts: test hosts.
-        folder: for psctl's home on the driving side.
+        folder: of psctl's home on the user's machine.
         more: lines of the cluster file.
         slots: of each host.
     """
@@ -84,17 +84,17 @@ class Lived:
         self.log = hosts.path(self.head, f"/root/.psctl/host/jobs/{self.job}/{self.head}/events.jsonl")
 
     def train(self, *more: str, pause: float = 0.2, words_more: tuple[str, ...] = ()) -> None:
-        """Start it; it goes on by itself until it is stopped."""
+        """Start the job; it trains until it is stopped."""
         count = len(list(self.hosts))
         done = self.psctl.run(
             "train", str(STEADY), "-d", "--cluster", str(self.cluster), "--servers", str(count), "--set",
-            "workers={per_host: 1}", *words(100_000, pause, *words_more), "--set", "replicas=1", "--set",
-            "restart.max=1000", "--set", "checkpoint.every=200 steps", *more, timeout=LONG,
+            "workers={per_host: 1}", *steady_args(100_000, pause, *words_more), "--set", "replicas=1", "--set",
+            "restart.max=1000", "--set", "checkpoint.every=200 steps", *more, timeout=DEADLINE,
         )  # fmt: skip
         assert done.code == 0, done
-        self.goes_on()
+        self.wait_for_steps()
 
-    # ---- what it says --------------------------------------------------------------------------------------------
+    # ---- the event log --------------------------------------------------------------------------------------------
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -117,19 +117,19 @@ class Lived:
         return values_of([event["text"] for event in self.of("log") if event["rank"] == "worker/0"])
 
     def notices(self, text: str) -> list[str]:
-        """The notices that hold a text."""
+        """The notices that contain a text."""
         return [event["text"] for event in self.of("notice") if text in event["text"]]
 
-    def until(self, what: Callable[[], Any], name: str, seconds: float = LONG) -> Any:
-        """Wait for something; the last events are shown when it does not come."""
+    def until(self, what: Callable[[], Any], name: str, seconds: float = DEADLINE) -> Any:
+        """Wait for a true result of `what`; an error has the last events."""
         try:
             return until(what, seconds, every=0.1, name=name)
         except AssertionError as error:
             last = "\n".join(str(event)[:300] for event in self.events[-25:])
             raise AssertionError(f"{error}\n{last}") from None
 
-    def goes_on(self, steps: int = 25) -> None:
-        """Wait for more steps."""
+    def wait_for_steps(self, steps: int = 25) -> None:
+        """Wait until `steps` more steps are done, or the job was restored."""
         before = len(self.of("restored")), self.step
         self.until(
             lambda: self.of("finished") or self.step >= before[1] + steps or len(self.of("restored")) > before[0],
@@ -137,8 +137,8 @@ class Lived:
         )
         assert not self.of("finished"), self.events[-1]
 
-    def is_whole(self) -> bool:
-        """Whether every shard is on two servers and every worker or server that was lost is replaced."""
+    def is_recovered(self) -> bool:
+        """Whether every shard is on two servers and every lost worker and server is replaced."""
         begin = max((at for at, event in enumerate(self.events) if event["event"] == "restored"), default=0)
         since = self.events[begin:]
         notices = [event["text"] for event in since if event["event"] == "notice"]
@@ -151,10 +151,10 @@ class Lived:
         )
 
     def lost(self) -> list[str]:
-        """What was lost so far: "worker/1", "server/0" ..."""
+        """The lost processes so far: "worker/1", "server/0" ..."""
         return [f"{event['event'][:6]}/{event['rank']}" for event in self.of("worker-lost", "server-lost")]
 
-    # ---- what happens to it --------------------------------------------------------------------------------------
+    # ---- faults --------------------------------------------------------------------------------------
 
     def processes(self, kind: str) -> list[tuple[str, int]]:
         """Return (host, process id there) of a kind of process."""
@@ -164,23 +164,23 @@ class Lived:
         """Send a signal to a process of a host."""
         self.hosts.exec(host, ["kill", f"-{name}", str(pid)], check=False)
 
-    # ---- how it ends ---------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------------------
 
-    def ends_right(self, reference: Mapping[int, str], but: tuple[str, ...] = ()) -> int:
-        """Stop it; every epoch that it ended is right, and nothing is left. Returns how many were compared."""
-        compared = self.stops_right(reference, but)
-        self.clean(but)
+    def stop_and_check(self, reference: Mapping[int, str], but: tuple[str, ...] = ()) -> int:
+        """Stop the job, compare its values, and check that nothing is left; return the number of compared epochs."""
+        compared = self.stop_and_compare(reference, but)
+        self.check_clean(but)
         return compared
 
-    def stops_right(self, reference: Mapping[int, str], but: tuple[str, ...] = ()) -> int:
-        """Stop it; every epoch that it ended is right. Returns how many were compared.
+    def stop_and_compare(self, reference: Mapping[int, str], but: tuple[str, ...] = ()) -> int:
+        """Stop the job, and compare the digest of every epoch; return the number of compared epochs.
 
         Args:
-            reference: the digest after each epoch of an undisturbed run.
+            reference: the digest after each epoch without faults.
             but: hosts without power, which cannot be stopped.
         """
-        stopped = self.psctl.run("stop", self.job, timeout=LONG)
-        assert stopped.code in ((0, 10) if but else (0,)), stopped  # 10: a host is gone
+        stopped = self.psctl.run("stop", self.job, timeout=DEADLINE)
+        assert stopped.code in ((0, 10) if but else (0,)), stopped  # 10: a host cannot be reached
         last = self.of("finished")[-1]
         assert last["status"] == "stopped", last
         assert last["failure"] is None, last
@@ -188,11 +188,11 @@ class Lived:
         both = sorted(found.keys() & reference.keys())
         assert both, "no epoch to compare"
         wrong = [epoch for epoch in both if found[epoch] != reference[epoch]]
-        assert not wrong, f"epochs {wrong} of {both[-1]} ended with other values than in an undisturbed run"
+        assert not wrong, f"epochs {wrong} of {both[-1]} have other values than without faults"
         return len(both)
 
-    def clean(self, but: tuple[str, ...] = ()) -> None:
-        """Nothing of the job is left on any host: no process, port, shared memory, mount."""
+    def check_clean(self, but: tuple[str, ...] = ()) -> None:
+        """Check that nothing of the job is left on any host: no process, port, shared memory or mount."""
         for name in self.hosts:
             if name not in but:
                 until(
@@ -202,5 +202,5 @@ class Lived:
                 assert "psctl/host" not in mounts, mounts
 
     def report(self, text: str) -> None:
-        """Print a line for those who run the tests by hand."""
+        """Print a line of progress."""
         print(f"[{self.job} on {len(list(self.hosts))} hosts, pid {os.getpid()}] {text}")

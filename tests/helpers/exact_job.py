@@ -1,4 +1,4 @@
-"""The job `exact`, run in several ways, and what its last values are compared by."""
+"""The job `exact`, run in several ways, and the comparison of its last values."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EXACT = ROOT / "tests" / "whole" / "exact"
 
 @dataclass(frozen=True)
 class Result:
-    """What rank 0 wrote at the end of a run."""
+    """The result that rank 0 writes at the end of a run; `values` are the parameters, flat."""
 
     step: int
     world: int
     values: list[float]
 
 
-class Exact:
-    """Runs the job under a HOME of its own, on this machine."""
+class ExactJob:
+    """Runs the job on this machine under a HOME of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "result.json"
@@ -61,9 +61,9 @@ class Exact:
         replicas: int = 0,
         disturb: Callable[[dict[str, Any]], None] = lambda event: None,
     ) -> tuple[Ended, Result]:
-        """Run it by `psctl train`, and show `disturb` every event as it comes.
+        """Run it by `psctl train`, and call `disturb` with every event when it is printed.
 
-        More than two workers want a cluster file, for the machine may have two cores.
+        More than two workers need a cluster file, because the machine may have two cores.
         """
         cluster = ["--cluster", str(self._cluster)] if workers > 2 else []
         lines = []
@@ -94,7 +94,7 @@ class Exact:
         return self._check(Ended(process.returncode, "".join(lines), err), workers)
 
     def restore(self, checkpoint: str, workers: int, servers: int) -> tuple[Ended, Result]:
-        """Go on from a checkpoint; its job file has kept what `train` was told."""
+        """Continue from a checkpoint, with the job file of `train`."""
         run = self.psctl.run(
             "checkpoint", "restore", checkpoint, "-o", "jsonl", "--cluster", str(self._cluster),
             "--workers", str(workers), "--servers", str(servers),
@@ -109,7 +109,7 @@ class Exact:
         return run, self.result()
 
     def result(self) -> Result:
-        """Read, and remove, what rank 0 wrote."""
+        """Read and remove the result of rank 0."""
         document = json.loads(self._file.read_text())
         self._file.unlink()
         values = [float.fromhex(text) for each in document["values"].values() for text in each]
@@ -117,7 +117,7 @@ class Exact:
 
 
 def assert_near(found: Result, expected: Result) -> None:
-    """Equal to 1e-12 in norm and to 1e-9 in every element."""
+    """Check that values are equal to 1e-12 in norm and to 1e-9 in every element."""
     assert found.step == expected.step
     assert len(found.values) == len(expected.values)
     off = [one - other for one, other in zip(found.values, expected.values, strict=True)]
