@@ -45,7 +45,8 @@ from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
 from psctl.job.training_messages import Decision, WorkerListens, WorkersAt
 from psctl.permits import WireMessage
-from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient, PendingValues
+from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient
+from psctl.ps.dense.client.pending_values import PendingValues
 from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Push, WaitQuery
 from psctl.ps.outputs import ToServer

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.job.process_messages import ProcessFailure
-
 FILE = "events.jsonl"
 """The log's name in the job's folder on the head."""
 
@@ -192,7 +190,7 @@ def from_line(line: bytes | str) -> AnyEvent:
     return _decoder.decode(line)
 
 
-def finished_by_failure(now: float, exit_code: int, failure: ProcessFailure | None, text: str) -> Finished:
+def finished_by_failure(now: float, text: str) -> Finished:
     """Return the last event of a job that ended without its coordinator (it was lost, or its host)."""
-    body: dict[str, object] = msgspec.to_builtins(failure) if failure else {"exception": text}
-    return Finished(time=now, status="failed", exit=exit_code, steps=0, seconds=0.0, metrics={}, failure=body)
+    failure: dict[str, object] = {"exception": text}
+    return Finished(time=now, status="failed", exit=1, steps=0, seconds=0.0, metrics={}, failure=failure)

@@ -68,7 +68,7 @@ def push_all(client, clock: int, value: float) -> None:
 
 
 def test_landed_values_are_copied_once_during_a_wait(monkeypatch):
-    monkeypatch.setattr("psctl.ps.dense.client.dense_client_state.LEAST", 64)
+    monkeypatch.setattr("psctl.ps.dense.client.pending_values.LEAST", 64)
     with World(LAYOUT, 2, 2, update="worker", target=64) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients

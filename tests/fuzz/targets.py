@@ -170,7 +170,10 @@ def _manifests() -> Iterable[bytes]:
 
 def _events() -> Iterable[bytes]:
     failure = ProcessFailure("worker/0", "h", 1, 1e9, 3, "ValueError: no", ["line"], [])
-    yield events.to_line(events.finished_by_failure(1e9, 1, failure, "no"))
+    ended = events.Finished(
+        time=1e9, status="failed", exit=1, steps=0, seconds=0.0, metrics={}, failure=msgspec.to_builtins(failure)
+    )
+    yield events.to_line(ended)
     yield events.to_line(events.Started(time=1e9, job="digits-1", hosts=["h"], roles=[events.RoleOf("worker", 0, "h")]))
     yield events.to_line(events.CheckpointWritten(time=1e9, step=3, path="/c", bytes=8, seconds=0.5))
     yield events.to_line(events.Log(time=1e9, rank="worker/0", stream="stdout", text="hello"))

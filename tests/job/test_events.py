@@ -19,7 +19,7 @@ def test_an_event_is_one_line_and_comes_back() -> None:
 
 
 def test_the_end_of_a_job_whose_coordinator_was_killed_is_a_failure_like_any_other() -> None:
-    last = events.finished_by_failure(2.0, 1, None, "the head lost power")
+    last = events.finished_by_failure(2.0, "the head lost power")
     assert json.loads(events.to_line(last)) == {
         "event": "finished", "time": 2.0, "status": "failed", "exit": 1, "steps": 0, "seconds": 0.0, "metrics": {},
         "failure": {"exception": "the head lost power"},

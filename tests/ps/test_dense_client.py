@@ -128,9 +128,8 @@ def test_a_push_before_its_values_is_a_caller_error():
         client.push(1, 0, [True, True], 1.0)
 
 
-@pytest.mark.parametrize("eager", [True, False])
-def test_under_staleness_a_push_may_run_ahead_by_s_clocks(eager):
-    client = DenseClient(Terms(LAYOUT, 2, "server", 0, 1), SHARDS, [0, 0], 1, eager=eager)
+def test_under_staleness_a_push_may_run_ahead_by_s_clocks():
+    client = DenseClient(Terms(LAYOUT, 2, "server", 0, 1), SHARDS, [0, 0], 1)
     client.on_server_message(0, Leads(0, [0, 1]))
     client.pull(0)
     for shard in (0, 1):
@@ -140,10 +139,10 @@ def test_under_staleness_a_push_may_run_ahead_by_s_clocks(eager):
         client.on_server_message(0, head, size)
     client.copy_to_front()
     client.push(0, 0, [True, True], 1.0)
-    assert client.pull(1) == ([ToServer(0, Pull(1, [0, 1], 0, [0, 0]))] if eager else [])
+    assert client.pull(1) == [ToServer(0, Pull(1, [0, 1], 0, [0, 0]))]
     client.push(1, 0, [True, True], 1.0)
     assert client.missing_shards(1) == []  # version 0 will do
-    assert client.pull(1, exact=True) == ([] if eager else [ToServer(0, Pull(1, [0, 1], 1, [0, 0]))])
+    assert client.pull(1, exact=True) == []
     assert client.missing_shards(1, exact=True) == [0, 1]
     with pytest.raises(AssertionError, match="before its values"):
         client.push(2, 0, [True, True], 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.ps.dense.client.dense_client_state import LEAST, PendingValues
+from psctl.ps.dense.client.pending_values import LEAST, PendingValues
 from psctl.types import Range, Shard
 
 MIB = 1 << 20

@@ -157,7 +157,7 @@ class EventReader:
         result = shell.run(["tail", "-n", "3", f"{self._record.head.job_dir}/agent.log"], check=False)
         lines = result.stdout.decode(errors="replace").strip().splitlines()
         text = f"the agent on {shell.name} ended without a report" + (f"; its log: {lines[-1]}" if lines else "")
-        return finished_by_failure(self._clock.wall(), 1, None, text)
+        return finished_by_failure(self._clock.wall(), text)
 
     def _wait(self, error: errors.PsctlError) -> Iterator[None]:
         """Wait before the next try to connect."""

@@ -1,7 +1,8 @@
 """A worker's end of the dense shards.
 
-dense_client_state: the state machine of a worker: pushes, step orders, pulls, and what a wait is missing
+dense_client_state: the state machine of a worker: pushes, step orders, pulls
 host_collection: which pushes of one host's workers go together
+pending_values: the values that a wait is missing
 receive_buffers: where received values and norms are kept
 send_buffers: where gradients and their codes are kept until they are acknowledged
 unacked_pushes: the leader of each shard, and what must be sent again

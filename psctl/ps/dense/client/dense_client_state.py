@@ -13,7 +13,7 @@ new connection, after the loss of another server, after a move) everything outst
 not Pushed, from the same bytes; step orders (UnackedPushes); the unanswered pull. Servers drop duplicates.
 
 Under `update: worker` the same path carries the mean gradient instead of values. Under asp a pull is answered when this
-worker's own pushes are applied; lazy reads (not `eager`) pull under ssp only when the version here is too old.
+worker's own pushes are applied.
 """
 
 from __future__ import annotations
@@ -64,11 +64,6 @@ from psctl.types import Number, Shard
 ClientOutput = ToServer | ToPeer | HostSumTask
 """The result of a client's call: a message to a server, a message to a worker of this host, or a host sum to make."""
 
-PART = 4
-"""Arrived values are copied when they are at least this fraction of what was missing the last time,"""
-LEAST = 4 << 20
-"""and at least this many bytes."""
-
 
 class DenseClient:
     """The state machine of all dense shards of one worker. Calls must not overlap, except `copy_to_front`.
@@ -80,7 +75,6 @@ class DenseClient:
         rank: this worker's rank.
         servers: all servers; None: those that lead a shard.
         allocator: allocates send buffers, and finds their places for servers that read them.
-        eager: under ssp, pull newer values every clock, and not only when those here are too old.
     """
 
     def __init__(
@@ -91,8 +85,6 @@ class DenseClient:
         rank: int,
         servers: Sequence[int] | None = None,
         allocator: BufferAllocator | None = None,
-        *,
-        eager: bool = True,
     ) -> None:
         self.terms, self.shards, self.rank = terms, shards, rank
         self.buffer_count = terms.buffers
@@ -104,7 +96,6 @@ class DenseClient:
         self._route = ShardRoutes(owners, sorted(set(owners)) if servers is None else servers)
         self._received = ReceiveBuffers(terms, shards, self.held)
         self.front = self._received.front
-        self._eager = eager
         self._allocator = allocator or BufferAllocator()
         self.send_buffers = SendBuffers(terms, shards, self.held, rank, self._allocator)
         self._ordered = terms.update == "server"
@@ -315,7 +306,7 @@ class DenseClient:
         if self._save_wanted is not None and self._save_wanted < clock:
             self._save_wanted = None
         each = range(len(self.shards))
-        requested = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact, eager=self._eager)]
+        requested = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact)]
         return [] if pushes_ask else self._pull([shard for shard in requested if self._is_open(shard)])
 
     def _pull(self, shards: Sequence[int]) -> list[ToServer]:
@@ -535,41 +526,3 @@ class DenseClient:
         if not 0 <= shard < len(self.shards):
             raise wrong(server, shard, f"there are {len(self.shards)} shards")
         return self._route.owners[shard] == server
-
-
-class PendingValues:
-    """The shards whose values a wait is still missing. Calls must not overlap with those of the client.
-
-    Copies at the end of a wait overlap with no transfer: 10 to 60 ms of the 2.8 s that 100 MB took on four equal hosts.
-    So a wait for many bytes also ends when a part of them has arrived; the user's thread copies that part and waits for
-    the rest. The part is a fraction of what is left: few wake-ups, and little is left to copy at the end.
-
-    Args:
-        client: the worker's client.
-        clock: the clock whose values are waited for.
-        shards: their shards.
-        exact: as in DenseClient.missing_shards.
-    """
-
-    def __init__(self, client: DenseClient, clock: int, shards: Sequence[int], *, exact: bool) -> None:
-        self._client, self._clock, self._exact = client, clock, exact
-        self._sizes, self._before = client.sizes, list(shards)
-        self.left = client.missing_shards(clock, shards, exact)
-        self._enough = 0  # bytes that may be missing when arrived values are copied
-
-    def newly_arrived(self) -> list[int]:
-        """Return the shards that have arrived since the last call; the first call includes those that had before."""
-        landed, self._before = sorted(set(self._before).difference(self.left)), self.left
-        total = self._bytes()
-        self._enough = total - max(LEAST, total // PART) if total >= 2 * LEAST else 0
-        return landed
-
-    def servers_waited_for(self) -> set[int]:
-        """Return the servers that the wait is for; none when it is time to copy what has arrived."""
-        self.left = self._client.missing_shards(self._clock, self.left, self._exact)
-        if self._enough and self._bytes() <= self._enough:
-            return set()
-        return {self._client.owners[shard] for shard in self.left} if self.left else set()
-
-    def _bytes(self) -> int:
-        return sum(map(self._sizes.__getitem__, self.left))

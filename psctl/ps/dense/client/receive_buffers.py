@@ -107,7 +107,7 @@ class ReceiveBuffers:
         base, staleness = self._terms.base, 0 if exact else self._terms.staleness
         return max(base, clock - staleness if staleness is not None else base) if clock >= base else clock
 
-    def note_pull(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
+    def note_pull(self, shard: int, clock: int, *, exact: bool) -> bool:
         """Record that clock `clock` will read the shard; return whether it must be pulled."""
         landing, asp = self.each[shard], self._terms.staleness is None
         assert landing.front_version == landing.version, "show before pull"
@@ -116,8 +116,7 @@ class ReceiveBuffers:
             f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
         )
         landing.wanted = max(landing.wanted, self.oldest_version(clock, exact))
-        anyway = not exact if asp else eager
-        if landing.pending or not (anyway or landing.clocks < landing.wanted):
+        if landing.pending or (asp and exact and landing.clocks >= landing.wanted):
             return False
         landing.asked, landing.pending = clock, True
         self.unanswered += 1

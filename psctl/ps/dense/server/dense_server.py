@@ -1,4 +1,4 @@
-"""The dense state machine of one server: dispatches messages to its shards and gathers checkpoint parts.
+"""The dense state machine of one server: dispatches messages to its shards.
 
 DenseServer performs no I/O and never blocks: messages of workers and servers are its inputs; messages to send and parts
 of checkpoints are its outputs. It owns one DenseShard for each shard that it leads or holds a replica of
@@ -32,6 +32,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
 from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, StepOrder
 from psctl.ps.dense.rank_state_store import RankStates
+from psctl.ps.dense.server.checkpoint_parts import CheckpointParts
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.server.push_staging import largest_payload
 from psctl.ps.dense.shard_state import Terms
@@ -51,40 +52,11 @@ from psctl.ps.messages import (
     WaitAnswer,
     WaitQuery,
 )
-from psctl.ps.outputs import HeldPushes, Instruction, Output, SaveSlices, Snapshot, ToWorker
+from psctl.ps.outputs import HeldPushes, Instruction, Output, Snapshot, ToWorker
 from psctl.ps.pieces import pieces
 from psctl.ps.replication.chain_entries import CopyBudget
-from psctl.ps.snapshot import CopiedSlice, ShardLoading
+from psctl.ps.snapshot import ShardLoading
 from psctl.types import Shard
-
-
-class CheckpointParts:
-    """Collects snapshots of shards until all parts of a step are present.
-
-    Args:
-        base: the first version of the job.
-    """
-
-    def __init__(self, base: int) -> None:
-        self._parts: dict[int, dict[int, list[CopiedSlice]]] = {}  # step -> shard -> slices
-        self._empty = base - 1  # newest step whose empty part was returned (no shard was led here)
-
-    def add(self, snapshot: Snapshot, shards: Iterable[int]) -> list[SaveSlices]:
-        """Add a shard's snapshot; return the server's part once every shard in `shards` has one."""
-        parts = self._parts.setdefault(snapshot.step, {})
-        parts[snapshot.shard] = snapshot.copied
-        if not all(index in parts for index in shards):
-            return []
-        del self._parts[snapshot.step]
-        return [SaveSlices(snapshot.step, [one for index in sorted(parts) for one in parts[index]])]
-
-    def empty_part(self, step: int) -> list[SaveSlices]:
-        """Return the empty part of a server that leads no shard, at most once a step."""
-        if step <= self._empty:
-            return []
-        self._empty = step
-        return [SaveSlices(step, [])]
-
 
 LEDGER = -1
 """The argument of `guard` for all state that does not belong to one shard."""

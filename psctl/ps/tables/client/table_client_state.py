@@ -269,11 +269,11 @@ class TableClient:
         """Shards that do not have all updates yet."""
         return {shard for change in self.outstanding if change.what == "update" for shard in change.shards}
 
-    def lagging_shards(self, clock: int | None = None) -> set[int]:
+    def lagging_shards(self) -> set[int]:
         """Return the shards in which too few clocks of all workers are finished for this worker to proceed."""
         if self.spec.staleness is None or self.clock == FOREVER:
             return set()
-        least = (self.clock if clock is None else clock) - self.spec.staleness
+        least = self.clock - self.spec.staleness
         return {shard for shard, clock in enumerate(self._view.clocks) if clock < least}
 
     def leaders_of(self, shards: Iterable[int]) -> set[int]:
