@@ -1,5 +1,4 @@
-"""A disk with little room, as reserved_file.py sees it: what is allocated beyond a file's end counts, and nothing
-else."""
+"""A disk with little space, as reserved_file.py uses it: only space that is allocated beyond a file's end counts."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from psctl.process import reserved_file
 
 
 class SmallDisk:
-    """Takes the place of fallocate(2) and write(2).
+    """Replaces fallocate(2) and write(2).
 
     Args:
         room: bytes that can still be allocated.

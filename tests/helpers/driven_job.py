@@ -1,4 +1,4 @@
-"""The state machine of a job of two workers, step by step: no instruction is carried out, all are kept."""
+"""The state machine of a job of two workers, step by step: instructions are recorded and not carried out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHARDS = [Shard(index, "float32", Range(index, index + 1)) for index in range(6)
 
 
 class DrivenJob(StateMachineDriver):
-    """A job's state machine, and all instructions that it has returned: none is carried out."""
+    """A job's state machine, and all instructions that it has returned."""
 
     def __init__(self, order: JobOrder = ORDER) -> None:
         self.now = 0.0
@@ -71,7 +71,7 @@ class DrivenJob(StateMachineDriver):
         return AGENTS[replace(member, incarnation=0)]
 
     def wait(self, seconds: float) -> list[Instruction]:
-        """Let time pass in ticks of a tenth of a second (of a second, where it is long)."""
+        """Advance time in ticks of a tenth of a second (of one second, for long times)."""
         new, end = [], self.now + seconds
         step = 0.1 if seconds <= 20 else 1.0
         while self.now < end - 1e-9:
@@ -113,12 +113,12 @@ class DrivenJob(StateMachineDriver):
     # ---- processes ---------------------------------------------------------------------------------------------------
 
     def listens(self, server: Member, agent: Member | None = None) -> list[Instruction]:
-        """A server starts, joins and listens."""
+        """Let a server start, join and listen."""
         port = 4000 + server.rank + 10 * server.incarnation
         return [*self.joins(server, agent), *self.receive(server, MemberReady(Address("10.0.0.1", port)))]
 
     def train_again(self, incarnation: int) -> list[Instruction]:
-        """All ranks that a restart ordered start, and train."""
+        """Let all ranks that a restart has ordered start and train."""
         w0, w1, s0 = (replace(each, incarnation=incarnation) for each in (W0, W1, S0))
         new = [each for member in (w0, w1) for each in self.joins(member)] + self.listens(s0)
         for worker in (w0, w1):
@@ -133,7 +133,7 @@ class DrivenJob(StateMachineDriver):
         return self.receive(member, WorkerReport(step, 0, steps, 10.0, 0.1, 0.1, 100, rested=rested))
 
     def saves(self, step: int) -> list[CommitCheckpoint]:
-        """All senders send their parts of a checkpoint; return what is committed then."""
+        """Let all senders send their parts of a checkpoint; return the resulting commits."""
         new = [each for member in (W0, W1, S0) for each in self.receive(member, SaveBegin(step, []))]
         new += [each for member in (W0, W1, S0) for each in self.receive(member, SaveEnd(step))]
         return commits(new)
@@ -201,7 +201,7 @@ def newest(job: DrivenJob) -> Assignment:
 
 
 def move(job: DrivenJob) -> None:
-    """Every copy catches up; every server that is to hand over does."""
+    """Let every copy catch up, and every hand-over finish."""
     before = newest(job)
     for shard, copying in enumerate(before.copies):
         for server in copying:

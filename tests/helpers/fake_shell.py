@@ -1,7 +1,7 @@
 """A shell on a host in memory: files in a dict, a few built-in commands, and scripted ones.
 
-It follows the rules of psctl.remote.shell; the conformance test runs on it too. Time does not pass in it: `sleep 60`
-ends at once, or exceeds its deadline at once.
+The conformance test of psctl.remote.shell covers it. No time passes in it: `sleep 60` ends at once, or exceeds its
+deadline at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Answer = Callable[[Sequence[str], bytes], CommandResult]
 
 
 class FakeProcess(msgspec.Struct):
-    """A process that was started there. It runs until `end`, or until it is sent signal 2, 9 or 15."""
+    """A process on the host. It runs until `end`, or until it receives signal 2, 9 or 15."""
 
     pid: int
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class FakeProcess(msgspec.Struct):
     signals: list[int] = msgspec.field(default_factory=list)
 
     def end(self) -> None:
-        """Let it end."""
+        """End the process."""
         self.running = False
 
 
@@ -45,12 +45,12 @@ class FakeShell:
     Args:
         name: the host's name.
         home: its home folder.
-        room: bytes that its disk takes in all; None: any number.
+        room: bytes of its disk; None: no limit.
 
     Attributes:
         files: content by absolute path.
         modes: permission bits by absolute path, of files written by `put`.
-        processes: by pid, what `start` started.
+        processes: the processes that `start` has started, by pid.
         calls: the words of every `run` and `start`, in order.
         changed: notified, and locked, where files or the connection change.
     """
@@ -67,24 +67,24 @@ class FakeShell:
         self.changed = threading.Condition(threading.RLock())
         self._gone = ""
 
-    # ---- what a test arranges ----
+    # ---- set up by a test ----
 
     def on(self, program: str, answer: Answer | CommandResult) -> None:
         """Script a command: `program` is its first word; it answers `run`, and `start` as one that ends at once."""
         self._answers[program] = answer if callable(answer) else lambda argv, stdin: answer
 
     def on_start(self, program: str, behave: Callable[[FakeProcess], None]) -> None:
-        """Script a program that lasts: `behave` is called when it starts; it runs until ended or signalled."""
+        """Script a long-running program: `behave` is called when it starts; it runs until it is ended or signalled."""
         self._lasting[program] = behave
 
     def append(self, path: str, data: bytes) -> None:
-        """Add to a file, as a process there would."""
+        """Append to a file, as a process on the host does."""
         with self.changed:
             path = expand(path, self.home)
             self._write(path, self.files.get(path, b"") + data)
 
     def vanish(self, why: str = "nothing was heard from it") -> None:
-        """Cut the host off: from now on everything raises HostUnreachable."""
+        """Make the host unreachable: from now on every call raises HostUnreachable."""
         with self.changed:
             self._gone = why
             self.changed.notify_all()
@@ -187,7 +187,7 @@ class FakeShell:
     def close(self) -> None:
         self.vanish("this connection was closed")
 
-    # ---- inside ----
+    # ---- internals ----
 
     def check_reachable(self) -> None:
         """Raise HostUnreachable after `vanish`."""

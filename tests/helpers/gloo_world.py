@@ -1,4 +1,4 @@
-"""One rank of a real world on Gloo: sums vectors and trains a small model by every strategy, and writes what came out.
+"""One rank of a real world on Gloo: sums vectors and trains a small model by every strategy, and writes the results.
 
 python gloo_world.py FILE        with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them
 """
@@ -58,7 +58,7 @@ def sums(rank: int, world: int, name: str) -> dict[str, Any]:
     for length in (*LENGTHS, *LENGTHS[-3::-1]):
         whole = torch.arange(length, dtype=torch.int32) * (rank + 1)
         real = torch.randn(length, generator=generator)
-        first, second = played.put(whole), played.put(real)  # both on their way at once
+        first, second = played.put(whole), played.put(real)  # both in progress at once
         first.wait()
         second.wait()
         right = right and torch.equal(whole, torch.arange(length, dtype=torch.int32) * (world * (world + 1) // 2))
@@ -68,7 +68,7 @@ def sums(rank: int, world: int, name: str) -> dict[str, Any]:
 
 
 def batched(rank: int, world: int, name: str) -> bool:
-    """Sum with a step's messages in one batch, as NCCL wants them."""
+    """Sum with each step's messages in one batch, as NCCL requires."""
     schedule = catalog.build(name, world, options(world))
     player = SchedulePlayer(schedule, rank, BatchChannel(dist.new_group()))
     right = True
@@ -83,13 +83,13 @@ def batched(rank: int, world: int, name: str) -> bool:
 
 
 class Decided(StandaloneSession):
-    """A seat whose coordinator has decided."""
+    """A session with the decision of a coordinator."""
 
     period = 1
 
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         given = {} if self._strategy in ("native", "alone") else msgspec.to_builtins(options(self._welcome.world))
-        plain = json.loads(json.dumps(given))  # as it arrives from the wire
+        plain = json.loads(json.dumps(given))  # as it is decoded from a message
         return Decision(self._strategy, "worker", layout, [], options=plain, period=self.period)
 
 
@@ -140,9 +140,9 @@ def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
 
 
 def gpus(rank: int) -> list[Any]:
-    """Meet as ranks 1 and 3 on one GPU would, and as ranks with one each; returns the pairs, and a sum's place."""
+    """Return the pairs found for ranks 1 and 3 on one GPU and for one GPU a rank, and the device of a sum."""
     found: list[Any] = [find_shared_gpu(f"GPU-{1 if rank == 3 else rank}"), find_shared_gpu(f"GPU-{rank}")]
-    group = EngineGroup(torch.device("cpu"), lambda device: "GPU-0")  # as if all had one
+    group = EngineGroup(torch.device("cpu"), lambda device: "GPU-0")  # all ranks report the same GPU
     vector = torch.ones(3)
     EngineAllReduce(group.group).put(vector).wait()
     return [*found, group.device.type, vector.tolist()]
@@ -183,7 +183,7 @@ def main(file: str) -> None:
     Path(file).write_text(json.dumps(document))
     document["loss"] = loss(rank, world)
     Path(file).write_text(json.dumps(document))
-    os._exit(0)  # the engine's goodbye would wait for the lost rank
+    os._exit(0)  # the engine's shutdown would wait for the lost rank
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A whole job in one process: runs in threads, with real sessions, clients, servers and state machine of the job."""
+"""A whole job in one process: workers in threads, with real sessions, clients, servers and the job's state machine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TICK = 0.1
 
 
 class Killed(BaseException):
-    """Raised by a script where its process is to be killed."""
+    """Raised by a script to kill its own process."""
 
 
 class JobClock(SystemClock):
-    """The system's clock; a thousand times as fast once the job has failed, so that every wait for a server ends."""
+    """The system's clock, a thousand times as fast after the job has failed, so that every wait for a server ends."""
 
     def __init__(self) -> None:
         self._failed: float | None = None
 
     def fail(self) -> None:
-        """Go faster from now on."""
+        """Run faster from now on."""
         self._failed = self._failed or super().now()
 
     def now(self) -> float:
@@ -50,14 +50,14 @@ class Job(ThreadedJob):
     All processes are on one host.
 
     Args:
-        workers: how many.
-        servers: how many, under ps.
+        workers: their number.
+        servers: their number, under ps.
         strategy: of the order, like update, seed, staleness, period and report_seconds.
         every: steps between two checkpoints.
         resume: a checkpoint of another job.
         target: bytes of a shard.
         traces: by rank: receives the events of a run.
-        elastic: go on without lost workers.
+        elastic: continue without lost workers.
         host: makes memory that all processes share; None: all bytes are sent.
     """
 
@@ -166,7 +166,7 @@ class Job(ThreadedJob):
         self.killed(member)
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """A worker has failed: the job ends, at once."""
+        """End the job at once because a worker has failed."""
         self._speed.fail()
         self.exits(member, 1, repr(error))
         self.receive(self.agent_of(member), StopWanted(save=False, force=True, by="the test"))
@@ -191,7 +191,7 @@ class Job(ThreadedJob):
     def sharing(self, member: Member) -> Any:
         return self.host.sharing(member) if self.host is not None else None
 
-    # ---- what is kept of messages ----
+    # ---- recorded messages ----
 
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         rank = peer.member.rank

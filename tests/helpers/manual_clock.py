@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """A clock that stands still until it is moved; `sleep` moves it."""
+    """A clock that only `advance` and `sleep` move."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -20,5 +20,5 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Move time forward by `seconds` (not negative)."""
-        assert seconds >= 0, "time does not go backwards"
+        assert seconds >= 0, "seconds must not be negative"
         self._now += seconds

@@ -1,4 +1,4 @@
-"""A channel in memory for tests: it delivers in its own time, by a seed, and can lose a peer."""
+"""A channel in memory: it delivers in a random order, given by a seed, and can lose a peer."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ class Hub:
     """All channels of one world.
 
     Args:
-        seed: what is posted completes in an order drawn from it; None: at once.
+        seed: of the order in which transfers complete; None: they complete at once.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.changed = threading.Condition()
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.delays = seed is not None
         self.sent: dict[tuple[int, int, int], deque[Posted]] = {}
         self.asked: dict[tuple[int, int, int], deque[Posted]] = {}
         self.ready: list[tuple[Posted, Posted]] = []
         self.dead: str = ""
-        self.trace: list[tuple[int, int, int, int]] = []  # source, destination, tag, bytes: as they were posted
+        self.trace: list[tuple[int, int, int, int]] = []  # source, destination, tag, bytes, in the order of posting
 
     def meet(self, key: tuple[int, int, int]) -> None:
-        """Match what was sent with what was asked for; called with the lock."""
+        """Match sends with receives; the caller holds the lock."""
         sent, asked = self.sent.setdefault(key, deque()), self.asked.setdefault(key, deque())
         while sent and asked:
             self.ready.append((sent.popleft(), asked.popleft()))
         self.deliver()
 
     def deliver(self) -> None:
-        """Deliver at once, or (with delays) one of several by the dice; the rest when somebody waits."""
-        while self.ready and not (self.delays and self.dice.random() < 0.4):
-            source, target = self.ready.pop(self.dice.randrange(len(self.ready)) if self.delays else 0)
-            target.piece.copy_(source.piece)  # read as late as it may be: a piece reused too early shows
+        """Deliver all pieces, or with a seed a random part of them; the rest when a thread waits."""
+        while self.ready and not (self.delays and self.rng.random() < 0.4):
+            source, target = self.ready.pop(self.rng.randrange(len(self.ready)) if self.delays else 0)
+            target.piece.copy_(
+                source.piece
+            )  # read as late as possible, so that a piece that is overwritten too early is detected
             source.done = target.done = True
         self.changed.notify_all()
 
@@ -70,8 +72,8 @@ class MemoryChannel(ReceivingChannel):
     Args:
         hub: the world's.
         me: this node.
-        ahead: as channels have it.
-        fails_at: the number of posts after which one fails here; others learn of it when this rank aborts.
+        ahead: as `Channel.posts_ahead`.
+        fails_at: the number of posts after which one fails here; the other ranks fail when this rank aborts.
     """
 
     def __init__(self, hub: Hub, me: int, ahead: bool = True, fails_at: int = -1) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint in memory: takes the parts that members send, and is read and resumed from like one on disk."""
+"""Checkpoints in memory: written from the parts that members send, and read like one on disk."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class MemoryDisk:
 
     Args:
         job: the job's name.
-        resumed: the checkpoint that it goes on from.
+        resumed: the checkpoint that the job resumes from.
     """
 
     def __init__(self, job: str, resumed: MemoryCheckpoint | None = None) -> None:
         self.job, self._resumed = job, resumed
         self.open: dict[int, MemoryCheckpoint] = {}
-        """By step: those whose parts arrive."""
+        """By step: those that are being written."""
         self.whole: dict[int, MemoryCheckpoint] = {}
         """By step: those that are committed."""
 
@@ -85,14 +85,14 @@ class MemoryDisk:
         self.open.pop(step, None)
 
     def newest(self) -> Resume | None:
-        """Return where the job goes on, None for its start; read from there from now on."""
+        """Return the newest checkpoint, None if there is none, and read from it from now on."""
         self.open.clear()
         if self.whole:
             self._resumed = self.whole[max(self.whole)]
         return self._resumed.resume(self.job) if self._resumed is not None else None
 
     def read(self, wanted: TensorSlice) -> bytes:
-        """Return a slice of the checkpoint that the job goes on from."""
+        """Return a slice of the checkpoint that the job resumes from."""
         assert self._resumed is not None, "the job does not go on from a checkpoint"
         return read_slice(self._resumed.tensors, wanted)
 

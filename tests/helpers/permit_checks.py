@@ -1,4 +1,4 @@
-"""A handler behind the permits of its messages, as a connection has it, for tests whose peers are no connections."""
+"""A handler that checks the permits of messages, as PeerConnection does, for tests without connections."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from psctl.types import Role
 
 
 class PermitChecks:
-    """Passes on what PeerConnection would pass on.
+    """Passes permitted messages to a handler.
 
     Args:
-        permits: of all messages.
+        permits: the permits of all messages.
         receiver: the role of this end.
         handler: receives the permitted messages.
     """

@@ -1,6 +1,6 @@
 """A whole parameter server in one process: real servers, clients, peers and seals over streams in memory.
 
-The coordinator is the job's state machine; the test's own thread plays the workers' scripts.
+The coordinator is the job's state machine; the test's thread runs the workers' scripts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 class ServersJob(ThreadedJob):
-    """A job of servers alone: what its workers do comes from the test, and lost servers are not replaced."""
+    """A job with servers only: the test acts for the workers, and lost servers are not replaced."""
 
     def __init__(
         self, order: JobOrder, servers: int, shard_bytes: int, checkpoint: MemoryCheckpoint | None,
@@ -44,7 +44,7 @@ class ServersJob(ThreadedJob):
         self.host, self._near = Host(), near
         self.workers: list[Member] = []
         self.held: list[tuple[Member, JobMessage]] | None = None
-        """Decisions that servers do not get yet; None: they get them."""
+        """Decisions that are held back from servers; None: none is held back."""
         super().__init__(order, list(range(servers)), shard_bytes, checkpoint, network)
 
     def sharing(self, member: Member) -> SharedBuffers | None:
@@ -58,7 +58,7 @@ class ServersJob(ThreadedJob):
             super().start_member(start)
 
     def on_server_end(self, member: Member, status: int) -> None:
-        """Nothing: a loss is reported when the test says so."""
+        """Do nothing: the test reports losses."""
 
     def send(self, member: Member, message: JobMessage) -> None:
         if self.held is not None and member.role == "server" and isinstance(message, Decision):
@@ -67,14 +67,14 @@ class ServersJob(ThreadedJob):
             super().send(member, message)
 
     def decide(self) -> None:
-        """Send servers the decisions that were held."""
+        """Send servers the decisions that were held back."""
         held, self.held = self.held, None
         for member, message in held or ():
             self.send(member, message)
 
 
 class WorkerEnd:
-    """What the coordinator sends a worker."""
+    """A worker's end of its connection to the coordinator."""
 
     def __init__(self) -> None:
         self.decision: Decision | None = None
@@ -97,25 +97,25 @@ class WorkerEnd:
 
 
 class World:
-    """Clients (all driven by the test's own thread) and servers of one job. Each server has a host, with its worker.
+    """The clients, called by the test's thread, and servers of one job. Each server shares a host with its worker.
 
     Args:
         layout: the model.
-        workers: how many clients.
-        servers: how many.
+        workers: number of clients.
+        servers: their number.
         update: where the optimizer steps.
         target: bytes of a shard.
-        checkpoint: whole tensors by name, as `checkpoint()` of another world returns them; with the `step` they are of.
-        trace: what the clients call for each push.
+        checkpoint: whole tensors by name and their step, as `checkpoint()` of another world returns them.
+        trace: called by the clients for each push.
         patience: seconds that a client waits for a lost server.
-        silence: seconds until a cut is noticed.
+        silence: seconds until a cut is detected.
         decided: whether servers get the decision at once.
         load_problem: why the checkpoint cannot be read.
         staleness: clocks that a worker may be ahead.
         replicas: of each shard.
-        near: tells who is on the one host where memory is shared; the others are elsewhere.
+        near: returns whether a member is on the one host with shared memory; all others have hosts of their own.
         hosts: workers that share a host, whose gradients are summed before others'.
-        folder: where these have lines to each other; None: they have none.
+        folder: folder of the sockets between these workers; None: they are not connected.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class World:
         return self.job.dialler(Member("worker", rank))
 
     def meet(self) -> None:
-        """Tell the workers of each host who of it listens."""
+        """Send the workers of each host the addresses of the others."""
         self.job.settle()
         for end in self._ends.values():
             end.client.on_membership(end.workers_at)
 
-    # ---- who takes part ----
+    # ---- members ----
 
     @property
     def servers(self) -> dict[int, Server]:
@@ -196,7 +196,7 @@ class World:
         return self.job.links[Member("server", rank)]
 
     def kill(self, rank: int) -> None:
-        """End a server as kill -9 does: every connection breaks, and its address answers no more."""
+        """End a server as kill -9 does: every connection breaks, and nothing listens at its address."""
         member = Member("server", rank)
         self.job.acceptors[member].close()
         self.servers[rank].on_connection_lost(None, PeerLost("killed"))
@@ -207,20 +207,20 @@ class World:
         self.dead.add(rank)
 
     def reassign(self) -> None:
-        """Have the coordinator learn of the dead servers, and all others of its new assignment."""
+        """Report the dead servers to the coordinator, and send its new assignment to all others."""
         for rank in sorted(self.dead - self._lost):
             self._lost.add(rank)
             self.job.killed(Member("server", rank))
         self.job.settle()
 
     def scale(self, servers: int) -> None:
-        """Have so many servers, while training goes on."""
+        """Change the number of servers during training."""
         self.job.receive(Member("agent", 0), ScaleWanted(1, None, servers))
 
     # ---- one step over all workers ----
 
     def start(self, values=None) -> None:
-        """All workers' `start`; rank 0 blocks for its own values, so the others' pulls follow."""
+        """Call `start` of all workers; rank 0 waits for its own values first."""
         self.clients[0].start(values)
         for client in self.clients[1:]:
             client.start(None)
@@ -228,12 +228,12 @@ class World:
             self.job.links[member].send(MemberReady())
 
     def push(self, clock: int, gradients: list[dict[int, torch.Tensor]], weights=None) -> None:
-        """Push for every rank; `gradients[rank]` maps parameter index to gradient, absent where it has none."""
+        """Push for every rank; `gradients[rank]` maps parameter index to gradient, absent where the rank has none."""
         for rank in reversed(range(self.workers)):  # last rank first: the sum must wait for rank 0
             client, weight = self.clients[rank], 1.0 if weights is None else weights[rank]
             buffers = client.send_buffer(clock)
             for flat in buffers.values():
-                flat.fill_(float("nan"))  # what has no gradient must not be read
+                flat.fill_(float("nan"))  # elements without a gradient must not be read
             for index, gradient in gradients[rank].items():
                 view_of(self.layout, buffers, index).copy_(gradient)
             for shard, held in reversed(list(enumerate(client._state.held))):

@@ -51,8 +51,8 @@ class Psctl:
     """psctl with a HOME of its own.
 
     Args:
-        home: its HOME, and its working directory.
-        program: how psctl is called.
+        home: its HOME and working directory.
+        program: the command that runs psctl.
         environment: variables in addition to those of this process.
         traced: jobs have torch's tracer, as users' jobs do.
     """

@@ -1,4 +1,4 @@
-"""Drives the state machine of a job: brings it inputs, in order, and carries out its instructions.
+"""Drivers of a job's state machine: pass it inputs in order, and carry out its instructions.
 
 Every test in which a coordinator takes part, simulated, in threads or over TCP, takes the coordinator's messages from
 here, so a change of the protocol is made in psctl/ alone. What is not covered: the event log's file, checkpoint files
@@ -58,9 +58,9 @@ def check_permitted(instruction: SendMessage) -> None:
 
 
 class StateMachineDriver:
-    """A job's state machine. A subclass says what time it is and what becomes of the instructions.
+    """A job's state machine. A subclass has the clock and carries out instructions.
 
-    Inputs may come on any thread, also while instructions are carried out: they are handled one after another.
+    Inputs may come on any thread, also while instructions are carried out; they are handled one after another.
     """
 
     def __init__(self, order: JobOrder, resume: Resume | None = None) -> None:
@@ -69,11 +69,11 @@ class StateMachineDriver:
         self._lock, self._busy = threading.RLock(), False
 
     def time(self) -> float:
-        """Return seconds that only go forward."""
+        """Return seconds of a monotonic clock."""
         raise NotImplementedError
 
     def carry_out(self, instruction: Instruction) -> None:
-        """Do what an instruction says."""
+        """Carry out an instruction."""
         raise NotImplementedError
 
     def begin(self) -> list[Instruction]:
@@ -82,7 +82,7 @@ class StateMachineDriver:
             return self._carry_all_out(self.machine.start(self.time()))
 
     def handle(self, *inputs: Input) -> list[Instruction]:
-        """Bring inputs; return the instructions that answer them (none where others are being handled now)."""
+        """Handle inputs; return the resulting instructions (none while other inputs are handled)."""
         with self._lock:
             self._inputs.extend(inputs)
             new: list[Instruction] = []
@@ -109,10 +109,10 @@ class StateMachineDriver:
                 self._busy = False
 
     def receive(self, member: Member, message: JobMessage) -> list[Instruction]:
-        """Bring a message of a member."""
+        """Handle a message of a member."""
         return self.handle(MessageReceived(member, message))
 
-    # ---- what agents and processes do ----
+    # ---- actions of agents and processes ----
 
     def agent_of(self, member: Member) -> Member:
         """Return the agent that starts a process."""
@@ -158,7 +158,7 @@ class CoordinatorDriver(StateMachineDriver):
         order: the job.
         servers: the host of each server that the plan has.
         shard_bytes: the size of a shard.
-        checkpoint: the checkpoint that the job goes on from.
+        checkpoint: the checkpoint that the job resumes from.
     """
 
     part_bytes = 1000
@@ -179,17 +179,17 @@ class CoordinatorDriver(StateMachineDriver):
         self._servers, self._shard_bytes = servers, shard_bytes
         super().__init__(order, checkpoint.resume(order.name) if checkpoint is not None else None)
 
-    # ---- what a subclass says ----
+    # ---- overridden by subclasses ----
 
     def start_member(self, start: instructions.StartMember) -> None:
-        """Start a process; by default it is started by other means."""
+        """Start a process; by default do nothing."""
 
     def answer(self, given: Input, seconds: float = 0.0) -> None:
-        """Bring the answer to an instruction, within so many seconds; by default at once."""
+        """Handle the answer to an instruction, within `seconds`; by default at once."""
         self.handle(given)
 
     def make_plan(self, wanted: instructions.MakePlan) -> PlanMade:
-        """Return the plan: the order's strategy, with the servers that were given."""
+        """Return the plan: the order's strategy, with the given servers."""
         order = wanted.order
         event = events.Planned(
             time=0, size=8, world=1, chosen=order.strategy, reason="asked", decided=True, candidates=[]
@@ -213,7 +213,7 @@ class CoordinatorDriver(StateMachineDriver):
         return None
 
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        """Keep parts of checkpoints, send slices of them, relay start values; bring the rest to the state machine."""
+        """Keep parts of checkpoints, send slices of them, relay start values; pass the rest to the state machine."""
         member = peer.member
         match message:
             case SavePart():
@@ -233,7 +233,7 @@ class CoordinatorDriver(StateMachineDriver):
         self.receive(member, message)
 
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
-        """A connection ended; an older one of a member that is connected anew does not count."""
+        """A connection ended; one that the member has replaced is ignored."""
         if self.peers.get(peer.member) is peer:
             del self.peers[peer.member]
             self.handle(ConnectionLost(peer.member, error.message))
@@ -248,7 +248,7 @@ class CoordinatorDriver(StateMachineDriver):
     # ---- instructions ----
 
     def carry_out(self, instruction: Instruction) -> None:
-        """Do what an instruction says."""
+        """Carry out an instruction."""
         match instruction:
             case instructions.AppendEvent(event=event):
                 self.events.append(event)
@@ -291,7 +291,7 @@ class CoordinatorDriver(StateMachineDriver):
         if peer is not None:
             peer.send(message, urgent=True)
 
-    # ---- what tests order ----
+    # ---- called by tests ----
 
     def propose(self, *, save: bool = True, stop: bool = False) -> None:
         """Ask all workers for a common step, as a stop, a scaling or the passing of time does."""
@@ -300,7 +300,7 @@ class CoordinatorDriver(StateMachineDriver):
             self.handle(Tick())
 
     def aim(self, chains: Sequence[Sequence[int]]) -> None:
-        """Have shards move to these chains, as if they were the best ones."""
+        """Move shards to these chains."""
         with self._lock:
             placement = self.machine.job.shards.placement
             assert placement is not None, "shards are placed with the decision"

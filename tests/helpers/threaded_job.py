@@ -1,4 +1,4 @@
-"""A job whose processes are threads of the test: real servers, and real peers and seals over streams in memory."""
+"""A job whose processes are threads of the test: real servers, peers and seals over streams in memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.helpers.permit_checks import PermitChecks
 from tests.helpers.state_machine_driver import CoordinatorDriver
 
 WAIT = 20.0
-"""Seconds in which a thread must end."""
+"""Seconds within which a thread must end."""
 
 LARGEST = 130 << 20
 """Bytes of a segment of shared memory."""
 
 
 class Host:
-    """Stands in for an agent that makes shared memory for processes, which are threads here."""
+    """Makes shared memory for processes, which are threads here, in place of an agent."""
 
     def __init__(self) -> None:
         self._segments = SegmentServer(LARGEST)
@@ -60,7 +60,7 @@ class Host:
 
 
 class Wire:
-    """The coordinator's end of a member's connection: brings messages to one handler on a thread of its own."""
+    """The coordinator's end of a member's connection: a thread of its own calls the handler with each message."""
 
     def __init__(self, member: Member, handler: Any) -> None:
         self.member, self.handler = member, handler
@@ -75,7 +75,7 @@ class Wire:
         """Wait until the handler has processed all that was sent."""
         done = threading.Event()
         self._queue.put(done)
-        assert done.wait(WAIT), f"{self.member} does not take its messages"
+        assert done.wait(WAIT), f"{self.member} has not handled its messages"
 
     def end(self) -> None:
         self._queue.put(None)
@@ -95,10 +95,10 @@ class Wire:
 
 
 class Link:
-    """A member's end of its connection; messages are checked as a connection checks them, and kept.
+    """A member's end of its connection, which checks messages against the permits and records them.
 
     Args:
-        job: takes the messages.
+        job: handles the messages.
         wire: the other end.
     """
 
@@ -134,7 +134,7 @@ class ThreadedJob(CoordinatorDriver):
         order: the job.
         servers: the host of each server.
         shard_bytes: the size of a shard.
-        checkpoint: the checkpoint that the job goes on from.
+        checkpoint: the checkpoint that the job resumes from.
         network: connects workers and servers.
     """
 
@@ -166,7 +166,7 @@ class ThreadedJob(CoordinatorDriver):
         raise NotImplementedError
 
     def on_server_end(self, member: Member, status: int) -> None:
-        """A server has ended by itself: its agent reports it."""
+        """Report the end of a server, as its agent does."""
         self.exits(member, status)
 
     def connect(self, member: Member, handler: Any) -> Link:

@@ -2,7 +2,7 @@
 
 Python imports this module at its start where its folder is on PYTHONPATH. The first optimizer of a process imports the
 tracer, to hide itself from it; that is half of the processor time that a worker or server takes to start (1.5 s of 3).
-Where a process needs more of it, the real one takes its place.
+A process that uses more of it imports the real module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "torch._dynamo"
 
 
 class Untraced(ModuleType):
-    """What optimizers call of it; every other attribute is the real one's."""
+    """The functions that optimizers call; every other attribute comes from the real module."""
 
     def disable(self, function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
         """Return the function: no tracer is there to skip it."""
@@ -35,7 +35,7 @@ class Untraced(ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Gives the stand-in, once; the real module for a part of it."""
+    """Finds the stand-in for the tracer, and the real module for its submodules."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if name == NAME:
@@ -53,7 +53,7 @@ FINDER = Finder()
 
 
 def import_real() -> ModuleType:
-    """Import the real module; it takes the stand-in's place."""
+    """Import the real module in place of the stand-in."""
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
         sys.modules.pop(NAME, None)
