@@ -13,7 +13,7 @@ import pytest
 PSCTL = Path(__file__).resolve().parent.parent / "psctl"
 
 FLOORS = (
-    ("errors", "units", "types", "clock", "orders", "permits"),
+    ("errors", "units", "types", "clock", "grouping", "orders", "permits"),
     # Pure: no socket, file, process or sleep.
     ("spec", "topology", "schedule", "ps", "job", "transport.protocol"),
     ("topology.readers", "topology.algorithms", "topology.network", "schedule.algorithms",

@@ -150,13 +150,18 @@ def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:
         error.exit = finished.exit or 1
         error.code = _CODES.get(error.exit, error.code)
         return error
-    result = shell.run(["tail", "-n", "5", f"{host.job_dir}/agent.log"], check=False)
-    lines = result.stdout.decode(errors="replace").strip().splitlines()
     return errors.JobFailed(
-        f"{shell.name}: the agent of {job} ended before it ran: {lines[-1] if lines else 'its log is empty'}",
+        f"{shell.name}: the agent of {job} ended before it ran: {last_log_line(shell, host) or 'its log is empty'}",
         hint="psctl doctor shows what the host lacks",
         where=shell.name,
     )
+
+
+def last_log_line(shell: Shell, host: HostRecord) -> str:
+    """Return the last line of an agent's log; "" when it has none."""
+    result = shell.run(["tail", "-n", "5", f"{host.job_dir}/agent.log"], check=False)
+    lines = result.stdout.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 _CODES = {4: "disk-full", 5: "timed-out", 7: "port-taken", 9: "checkpoint-corrupt"}

@@ -26,6 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from psctl import errors
+from psctl.grouping import grouped
 from psctl.launch.remote_programs.host_files import make_private
 from psctl.launch.remote_programs.host_state import open_to_others
 from psctl.types import UNDECODABLE
@@ -120,9 +121,7 @@ class JobRecord(msgspec.Struct, frozen=True):
 
 def by_cluster(records: Sequence[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
     """Return records grouped by their cluster, each group with its first."""
-    groups: dict[tuple[str, str], list[JobRecord]] = {}
-    for record in records:
-        groups.setdefault((record.cluster.name, record.cluster.text), []).append(record)
+    groups = grouped(((record.cluster.name, record.cluster.text), record) for record in records)
     return [(group[0], group) for group in groups.values()]
 
 

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
+from psctl.grouping import grouped
 from psctl.plan.plan_input import PlanInput
 from psctl.schedule.algorithms.catalog import WeightedRing
 from psctl.schedule.algorithms.trees import WeightedTree
@@ -48,9 +49,9 @@ def by_level(inputs: PlanInput) -> tuple[Groups, ...]:
     """Return the groups of ranks of each level of the machines, from inside to outside: NVLink, PCIe switches,
     processors, hosts, racks by their label."""
     several = len(inputs.cluster.hosts) > 1
-    ranks_at: dict[str, list[int]] = {}
-    for rank, place in enumerate(inputs.ranks):
-        ranks_at.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
+    ranks_at = grouped(
+        (place if several else place.rpartition("/")[2], rank) for rank, place in enumerate(inputs.ranks)
+    )
     found = []
     for level in hierarchy(inputs.cluster):
         groups = tuple(tuple(rank for name in group for rank in ranks_at.get(name, ())) for group in level.groups)
@@ -178,10 +179,7 @@ def _narrowest(inputs: PlanInput, place: str, other: str) -> tuple[float, int]:
 
 
 def _grouped(keys: Iterable[Hashable]) -> Groups:
-    found: dict[Hashable, list[int]] = {}
-    for rank, key in enumerate(keys):
-        found.setdefault(key, []).append(rank)
-    return tuple(tuple(group) for group in found.values())
+    return tuple(map(tuple, grouped((key, rank) for rank, key in enumerate(keys)).values()))
 
 
 def _switches(inputs: PlanInput) -> dict[str, str]:

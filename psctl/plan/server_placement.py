@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.orders import HostOrder
 from psctl.plan.compression_cost import Coding, add_coding_time
 from psctl.plan.plan_input import PlanInput
@@ -165,9 +166,7 @@ def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, sum_by_h
 
 def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each host that has several."""
-    found: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        found.setdefault(host, []).append(rank)
+    found = grouped((host, rank) for rank, host in enumerate(hosts))
     return {host: tuple(ranks) for host, ranks in found.items() if len(ranks) > 1}
 
 

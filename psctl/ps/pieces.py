@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from psctl.grouping import grouped
 from psctl.ps.shards import offsets
 from psctl.types import Layout, Range, Shard
 
@@ -30,11 +31,7 @@ def pieces(layout: Layout, shards: Sequence[Shard]) -> list[list[Piece]]:
     A parameter without elements is one empty piece, in the first shard that touches its place.
     """
     starts = offsets(layout)
-    by_dtype: dict[str, list[Shard]] = {}
-    for shard in shards:
-        by_dtype.setdefault(shard.dtype, []).append(shard)
-    for line in by_dtype.values():
-        line.sort(key=lambda shard: shard.range)
+    by_dtype = grouped((shard.dtype, shard) for shard in sorted(shards, key=lambda shard: shard.range))
     found: dict[int, list[Piece]] = {shard.index: [] for shard in shards}
     cursor = dict.fromkeys(by_dtype, 0)
     for index, parameter in enumerate(layout.parameters):

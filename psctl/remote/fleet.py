@@ -71,7 +71,7 @@ class Fleet:
         forks: int = 16,
         timeout: float | None = None,
         config: Path | None = None,
-        names: Iterable[HostName] | None = None,
+        names: Iterable[str] | None = None,
     ) -> Fleet:
         """Connect to the hosts, many at once.
 
@@ -107,8 +107,14 @@ class Fleet:
         failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
         return cls({name: outcome.value for name, outcome in outcomes.items() if outcome.ok}, failed, forks)
 
+    def shell(self, name: str) -> Shell:
+        """Return the shell of a host; raises the error of a host that was not reached."""
+        if HostName(name) in self.failed:
+            raise self.failed[HostName(name)]
+        return self.shells[HostName(name)]
+
     def each(
-        self, fn: Callable[[HostName, Shell], T], names: Iterable[HostName] | None = None
+        self, fn: Callable[[HostName, Shell], T], names: Iterable[str] | None = None
     ) -> dict[HostName, Outcome[T]]:
         """Call a function for every host (or these), many at once.
 
@@ -120,7 +126,7 @@ class Fleet:
             An outcome a host, in the order of the names. After Ctrl-C the connections of unfinished hosts are closed,
             which ends what `run` was doing there.
         """
-        order = [*self.shells, *self.failed] if names is None else list(names)
+        order = [*self.shells, *self.failed] if names is None else [HostName(name) for name in names]
         calls = {name: (fn, (name, self.shells[name])) for name in order if name in self.shells}
 
         def stop(name: HostName) -> None:

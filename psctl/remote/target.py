@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from psctl.errors import InvalidFile, TimedOut, UsageError
+from psctl.grouping import grouped
 
 _ASK = 30  # seconds for `ssh -G`, which may run the user's own `Match exec`
 
@@ -218,11 +219,8 @@ def _ask_ssh(program: str, address: str, user: str | None, port: int | None, con
             "correct ~/.ssh/config",
             where=str(config or "~/.ssh/config"),
         )
-    found: Settings = {}
-    for line in done.stdout.splitlines():
-        keyword, _, value = line.partition(" ")
-        found.setdefault(keyword.lower(), []).append(value)
-    return found
+    words = (line.partition(" ") for line in done.stdout.splitlines())
+    return grouped((keyword.lower(), value) for keyword, _, value in words)
 
 
 def _one(settings: Settings, keyword: str) -> str:

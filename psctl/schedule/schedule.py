@@ -27,6 +27,8 @@ from typing import Literal
 
 import msgspec
 
+from psctl.grouping import grouped
+
 Action = Literal["copy", "reduce"]
 
 
@@ -86,9 +88,9 @@ class Schedule(msgspec.Struct, frozen=True):
 
     def messages(self) -> tuple[ScheduleMessage, ...]:
         """Return the messages, in the order of steps."""
-        together: dict[tuple[int, int, int, int, Action], list[int]] = {}
-        for one in self.transfers:
-            together.setdefault((one.step, one.source, one.destination, one.lane, one.action), []).append(one.chunk)
+        together = grouped(
+            ((one.step, one.source, one.destination, one.lane, one.action), one.chunk) for one in self.transfers
+        )
         return tuple(ScheduleMessage(*key, tuple(chunks)) for key, chunks in together.items())
 
     def ranges(self, length: int) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from psctl.grouping import grouped
+
 PORTABLE = 1
 """Flag of cudaHostRegister: for all devices of the process, not only for the current one."""
 
@@ -85,7 +87,7 @@ class CudaCopies:
         The tensors must be kept, unchanged, until the events.
         """
         events = []
-        for device, some in self._by_device(spans).items():
+        for device, some in grouped((span.device.device, span) for span in spans).items():
             if device not in self._streams:
                 self._streams[device] = self._cuda.Stream(device)
             stream = self._streams[device]
@@ -102,7 +104,7 @@ class CudaCopies:
         The host memory must not change until the events.
         """
         events = []
-        for device, some in self._by_device(spans).items():
+        for device, some in grouped((span.device.device, span) for span in spans).items():
             for span in some:
                 span.to_device()
             events.append(self._behind(self._cuda.current_stream(device)))
@@ -119,12 +121,6 @@ class CudaCopies:
         event: torch.cuda.Event = self._cuda.Event(blocking=True)
         event.record(stream)
         return event
-
-    def _by_device(self, spans: Sequence[CopySpan]) -> dict[torch.device, list[CopySpan]]:
-        found: dict[torch.device, list[CopySpan]] = {}
-        for span in spans:
-            found.setdefault(span.device.device, []).append(span)
-        return found
 
 
 class CudaEvents:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.topology.findings import Finding
 
 Member = TypeVar("Member", bound=Hashable)
@@ -177,7 +178,4 @@ def components(members: Iterable[Member], links: Iterable[Iterable[Member]]) -> 
         joined = {label[member] for member in link}
         if len(joined) > 1:
             label = {member: min(joined) if own in joined else own for member, own in label.items()}
-    groups: dict[int, list[Member]] = {}
-    for member, own in label.items():
-        groups.setdefault(own, []).append(member)
-    return list(groups.values())
+    return list(grouped((own, member) for member, own in label.items()).values())

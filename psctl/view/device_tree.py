@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.topology.graph import EDGE_TYPES, bonded
 from psctl.types import Document
 from psctl.view import labels
@@ -90,10 +91,7 @@ def device_tree(host: Document) -> DeviceTree:
     )  # fmt: skip
     parents = _parents(devices, slots)
     hub_ids = {str(hub["id"]) for hub in hubs}
-    below: dict[str | None, list[str]] = {}
-    for key, (parent, _) in parents.items():
-        if key not in hub_ids:
-            below.setdefault(parent, []).append(key)
+    below = grouped((parent, key) for key, (parent, _) in parents.items() if key not in hub_ids)
     used = {id(link) for _, link in parents.values() if link is not None}
     cables = tuple(link for link in edges if id(link) not in used)
     return DeviceTree(tuple(_build_nodes(None, below, parents, devices)), cables, relations, hubs)
@@ -153,9 +151,7 @@ def fold_alike_hosts(hosts: Sequence[Document]) -> list[Document]:
 
     Hosts that failed or have problems stay separate.
     """
-    alike: dict[str, list[Document]] = {}
-    for index, host in enumerate(hosts):
-        alike.setdefault(_alike_key(host) or str(index), []).append(host)
+    alike = grouped((_alike_key(host) or str(index), host) for index, host in enumerate(hosts))
     drawn: list[Document] = []
     for same in alike.values():
         if len(same) < MIN_ALIKE:

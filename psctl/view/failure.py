@@ -14,6 +14,7 @@ from rich.text import Text
 
 from psctl import errors
 from psctl.coordinator.state.stalls import OTHER_THREAD
+from psctl.grouping import grouped
 from psctl.job.events import CheckpointWritten, Finished, Log
 from psctl.types import Document
 from psctl.units import format_bytes, format_seconds
@@ -161,9 +162,8 @@ def _elsewhere(failure: Document) -> list[tuple[str, str]]:
 
 def _others(failure: Document) -> list[str]:
     """Return a line for each reason for which further ranks failed."""
-    by_reason: dict[str, list[str]] = {}
-    for other in failure.get("failed") or []:
-        by_reason.setdefault(one_line(other["exception"]), []).append(one_line(other["rank"]))
+    failed = failure.get("failed") or []
+    by_reason = grouped((one_line(other["exception"]), one_line(other["rank"])) for other in failed)
     lines = [f"{rank_ranges(ranks)}: {reason}" for reason, ranks in by_reason.items()]
     more = len(lines) - OTHERS
     return lines if more <= 0 else [*lines[:OTHERS], f"... and {more} more"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from psctl.grouping import grouped
 from psctl.topology.graph import bonded
 from psctl.types import Document
 from psctl.units import format_bit_rate, format_rate, format_seconds
@@ -124,9 +125,7 @@ def cable_lines(cables: Sequence[Document], hubs: Sequence[Document]) -> list[tu
     Returns:
         (family, lines) in the order in which the families occur.
     """
-    by_family: dict[str, list[Document]] = {}
-    for link in cables:
-        by_family.setdefault(link_family(link), []).append(link)
+    by_family = grouped((link_family(link), link) for link in cables)
     centres = {str(hub["id"]): hub for hub in hubs}
     return [(family, list(_family_lines(links, centres))) for family, links in by_family.items()]
 

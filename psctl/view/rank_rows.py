@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psctl.grouping import grouped
 from psctl.view.job_view import JobView, RankView
 
 _ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
@@ -30,9 +31,7 @@ def rank_rows(state: JobView, rows: int) -> list[RankRow]:
     if len(ranks) <= rows:
         return [_single(state, rank) for rank in ranks]
     trouble = [rank for rank in ranks if rank.state in ("failed", "lost")]
-    groups: dict[tuple[str, str], list[RankView]] = {}
-    for rank in ranks:
-        groups.setdefault((rank.role, rank.state), []).append(rank)
+    groups = grouped(((rank.role, rank.state), rank) for rank in ranks)
     if len(groups) + len(trouble) <= rows:
         singles = trouble
         groups = {key: found for key, found in groups.items() if key[1] not in ("failed", "lost")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psctl.grouping import grouped
 from psctl.types import Document
 from psctl.view import labels
 from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, fold_text, text_width
@@ -266,9 +267,7 @@ class HostPanel:
             self._arc(canvas, (a.middle, a.y), (b.middle, b.y), depth, link, None)
 
     def _draw_direct(self, canvas: Canvas) -> None:
-        over: dict[frozenset[str], list[int]] = {}
-        for index, a, b in self.rings:
-            over.setdefault(frozenset((a, b)), []).append(index)
+        over = grouped((frozenset((a, b)), index) for index, a, b in self.rings)
         arcs: list[tuple[str, str, Document | None, int | None, int]] = []
         for link in self._direct():
             a, b = str(link["a"]), str(link["b"])

@@ -209,11 +209,9 @@ class Context:
     def connect(self, chosen: ChosenCluster, names: Sequence[str] | None = None) -> Fleet:
         """Connect to a cluster's hosts, all or these."""
         from psctl.remote.fleet import Fleet
-        from psctl.types import HostName
 
-        wanted = None if names is None else [HostName(name) for name in names]
         before = time.monotonic()
-        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=wanted)
+        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names)
         took = time.monotonic() - before
         self.detail(*(f"{name}: connected after {took:.2f} s at most" for name in fleet.shells))
         self.detail(*(f"{name}: {error.message}" for name, error in fleet.failed.items()))
@@ -241,11 +239,7 @@ class Context:
 
 def head_of(fleet: Fleet, record: JobRecord) -> Shell:
     """Return the shell on a job's head. Raises the error of the connection when it failed."""
-    from psctl.types import HostName
-
-    for error in fleet.failed.values():
-        raise error
-    return fleet.shells[HostName(record.head.name)]
+    return fleet.shell(record.head.name)
 
 
 def print_json(document: object) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.types import PLAIN
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def groups_by_host(job: JobState) -> Groups:
     in step, as they are, and where there is another host for them to go to."""
     if not _grouped(job) or len(job.order.hosts) == 1:
         return ()
-    found: dict[int, list[int]] = {}
-    for rank in job.ranks_of("worker"):
-        found.setdefault(rank.host, []).append(rank.member.rank)
+    found = grouped((rank.host, rank.member.rank) for rank in job.ranks_of("worker"))
     return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
 
 

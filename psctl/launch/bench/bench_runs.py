@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from psctl import errors
+from psctl.grouping import grouped
 from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.prepare import RequestedJob, job_hosts_of, load_requested_job
@@ -257,10 +258,8 @@ def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[Ben
     measured = [each for each in results if each.row.correct and each.median > 0]
     predictor = _Predictor(outlook)
     flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(measured)}
-    engines: dict[str, list[BenchResult]] = {}
     engine_of = {"native": outlook.inputs.engine, "ps": "ps"}
-    for each in measured:
-        engines.setdefault(engine_of.get(each.row.strategy, "psctl"), []).append(each)
+    engines = grouped((engine_of.get(each.row.strategy, "psctl"), each) for each in measured)
     found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
     if found:
         flowing |= predictor.flowing(measured)

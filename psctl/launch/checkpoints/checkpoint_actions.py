@@ -40,7 +40,7 @@ from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.site import HostSite
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
-from psctl.types import HostName, JsonObject
+from psctl.types import JsonObject
 
 MOST_STEPS = 10**15
 """A step beyond this is none."""
@@ -129,9 +129,7 @@ def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located
         with connect(recalled_cluster(home, record.cluster), [host.name for host in hosts]) as fleet:
             for host in hosts:
                 try:
-                    if HostName(host.name) in fleet.failed:
-                        raise fleet.failed[HostName(host.name)]
-                    shell = fleet.shells[HostName(host.name)]
+                    shell = fleet.shell(host.name)
                     found = locate(shell, record, which, host)
                     verify(shell, found)
                 except errors.PsctlError as error:

@@ -16,9 +16,8 @@ from psctl.checkpoint.catalog import CheckpointRow, ListedCheckpoint
 from psctl.checkpoint.reader import folder_name
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
-from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import UNDECODABLE, HostName
+from psctl.types import UNDECODABLE
 
 A = TypeVar("A")
 
@@ -133,7 +132,7 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
         with connect(recalled_cluster(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
             for record in group:
                 try:
-                    found[record.job] = _on(fleet, record.head, record)
+                    found[record.job] = rows_on(fleet.shell(record.head.name), record.head, record)
                 except errors.PsctlError as error:
                     failed[record.job] = error
     notes: list[str] = []
@@ -157,18 +156,11 @@ def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[Check
     with connect(recalled_cluster(home, record.cluster), [host.name for host in others]) as fleet:
         for host in others:
             try:
-                rows += _on(fleet, host, record)
+                rows += rows_on(fleet.shell(host.name), host, record)
             except (errors.HostUnreachable, errors.AuthFailed, errors.HostKeyChanged, errors.CommandFailed):
                 continue  # another one may have them
             answered.append(host.name)
     return (rows, answered) if answered else None
-
-
-def _on(fleet: Fleet, host: HostRecord, record: JobRecord) -> list[CheckpointRow]:
-    name = HostName(host.name)
-    if name in fleet.failed:
-        raise fleet.failed[name]
-    return rows_on(fleet.shells[name], host, record)
 
 
 def rows_on(shell: Shell, host: HostRecord, record: JobRecord) -> list[CheckpointRow]:

@@ -40,7 +40,6 @@ from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.network.addresses import ChosenAddress as Address
-from psctl.types import HostName
 from psctl.units import hide_credentials
 
 PRIVATE_UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
@@ -161,7 +160,7 @@ def check_versions(reached: ReachedCluster) -> None:
 
 def carry_out(reached: ReachedCluster, progress: Progress) -> None:
     """Carry out each host's own actions, hosts in parallel; a host that fails moves from `plans` to `failed`."""
-    busy = [HostName(name) for name, actions in reached.plans.items() if actions]
+    busy = [name for name, actions in reached.plans.items() if actions]
     done = reached.fleet.each(lambda _, shell: _carry_out_host(reached, shell, progress), names=busy) if busy else {}
     for name, outcome in done.items():
         if outcome.error is not None:

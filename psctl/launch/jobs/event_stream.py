@@ -154,9 +154,8 @@ class EventReader:
             return Finished(
                 time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
             )
-        result = shell.run(["tail", "-n", "3", f"{self._record.head.job_dir}/agent.log"], check=False)
-        lines = result.stdout.decode(errors="replace").strip().splitlines()
-        text = f"the agent on {shell.name} ended without a report" + (f"; its log: {lines[-1]}" if lines else "")
+        line = agent_calls.last_log_line(shell, self._record.head)
+        text = f"the agent on {shell.name} ended without a report" + (f"; its log: {line}" if line else "")
         return finished_by_failure(self._clock.wall(), text)
 
     def _wait(self, error: errors.PsctlError) -> Iterator[None]:

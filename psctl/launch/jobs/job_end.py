@@ -109,7 +109,7 @@ def kill(fleet: Fleet, record: JobRecord) -> None:
         if host.started:
             shell.signal(Process(host.pid, host.started), signal.SIGKILL)
 
-    fleet.each(end, names=[HostName(host.name) for host in record.hosts])
+    fleet.each(end, names=[host.name for host in record.hosts])
     sweep(fleet, record.hosts, kill=True)
 
 
@@ -123,7 +123,7 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
         answer = run_program(shell, host.python, HOST_STATE, "sweep", question, SWEPT)
         return [f"{name}: {each.command or each.pid}" for each in answer.left]
 
-    reached = [HostName(name) for name in by_name if name in fleet.shells]
+    reached = [name for name in by_name if name in fleet.shells]
     found = fleet.each(look, names=reached)
     return [line for outcome in found.values() if outcome.ok for line in outcome.value]
 

@@ -146,7 +146,7 @@ def read_logs(
     def read(name: HostName, shell: Shell) -> tuple[list[LogLine], list[RemovedLines]]:
         return read_lines(shell, by_name[name], question)
 
-    found = fleet.each(read, names=[HostName(name) for name in by_name])
+    found = fleet.each(read, names=by_name)
     missing = {str(name): outcome.error for name, outcome in found.items() if outcome.error is not None}
     paths = SourcePaths(record)
     parts = [outcome.value for outcome in found.values() if outcome.ok]

@@ -7,6 +7,7 @@ from typing import NotRequired, TypedDict
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.launch import agent_calls
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
@@ -82,14 +83,12 @@ def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostR
 def _ask_heads(
     fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, JobDigest], problems: dict[str, str]
 ) -> None:
-    by_head: dict[str, list[JobRecord]] = {}
-    for record in group:
-        by_head.setdefault(record.head.name, []).append(record)
+    by_head = grouped((record.head.name, record) for record in group)
 
     def look(name: HostName, shell: Shell) -> dict[str, JobDigest]:
         return agent_calls.digests(shell, [record.head for record in by_head[name]])
 
-    for name, outcome in fleet.each(look, names=[HostName(name) for name in by_head]).items():
+    for name, outcome in fleet.each(look, names=by_head).items():
         for record in by_head[name]:
             if outcome.error is not None:
                 message = outcome.error.message.removeprefix(f"{record.head.name}: ")

@@ -26,7 +26,7 @@ from psctl.launch.setup import cluster_setup
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
-from psctl.types import HostName, JsonObject
+from psctl.types import JsonObject
 
 Warn = Callable[[str], None]
 
@@ -154,12 +154,10 @@ def run(
 def source_of(reached: ReachedCluster, record: JobRecord, name: str) -> Iterator[Shell]:
     """Return a connection to a host of an earlier job; an open one if it leads to the same host."""
     if _same_cluster(reached, record) and name in reached.fleet.shells:
-        yield reached.fleet.shells[HostName(name)]
+        yield reached.fleet.shell(name)
         return
     with reached.connect(recalled_cluster(reached.home, record.cluster), [name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        yield fleet.shells[HostName(name)]
+        yield fleet.shell(name)
 
 
 def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> JsonObject:
@@ -237,7 +235,7 @@ def _bring(
     if same and host.workdir == resume.host.workdir:
         return resume.folder
     progress(head, f"carrying {resume.id} over from {resume.host.name}")
-    return checkpoint_actions.bring(source, resume, reached.fleet.shells[HostName(head)], host)
+    return checkpoint_actions.bring(source, resume, reached.fleet.shell(head), host)
 
 
 def _same_cluster(reached: ReachedCluster, record: JobRecord) -> bool:

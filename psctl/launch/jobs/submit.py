@@ -178,14 +178,14 @@ class _Submission:
         The record is written first: if psctl is killed from now on, `status` still lists the job.
         """
         self.reached.home.save_record(self._record("placing"))
-        return self._write_orders(self.reached.fleet.shells[HostName(self.head)], 0, None)
+        return self._write_orders(self.reached.fleet.shell(self.head), 0, None)
 
     def run(self) -> JobRecord:
         """Start all agents; the head's orders are there."""
-        head = self.reached.fleet.shells[HostName(self.head)]
+        head = self.reached.fleet.shell(self.head)
         self._start_agent(head)
         self.reached.home.save_record(self._record("placing"))
-        others = [HostName(host.name) for host in self.job_hosts.hosts[1:]]
+        others = self.job_hosts.names[1:]
         if others:
             self.progress(self.head, "waiting for the coordinator's address")
             coordinator = self._wait_for_coordinator(head)
@@ -216,7 +216,7 @@ class _Submission:
             discard = {"folder": host.job_dir}
             run_program(shell, host.python, HOST_FILES, "discard", discard, OBJECT)
 
-        done = self.reached.fleet.each(clean, names=[HostName(name) for name in self.hosts])
+        done = self.reached.fleet.each(clean, names=self.hosts)
         failed = [name for name, outcome in done.items() if outcome.error is not None]
         if failed:  # an interrupt closes the connections that were at work
             with self.reached.connect(self.reached.chosen, failed) as fleet:
@@ -294,7 +294,7 @@ class _Submission:
 
 def _send_code(reached: ReachedCluster, request: JobRequest, job_hosts: JobHosts, progress: Progress) -> None:
     """Send the job's folder to every host that lacks it, in parallel."""
-    lacking = [HostName(name) for name in job_hosts.names if not reached.sites[name].codes.get(request.code)]
+    lacking = [name for name in job_hosts.names if not reached.sites[name].codes.get(request.code)]
     archive = request.archive
     if not lacking:
         return

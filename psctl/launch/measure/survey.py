@@ -22,7 +22,7 @@ from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.host.document import ClusterDocument, cluster_document
 from psctl.topology.host.host_graph import build_host_graph, with_copies
 from psctl.topology.host.worker_placement import place_workers
-from psctl.types import HostName, JsonObject
+from psctl.types import JsonObject
 
 
 def known_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements | None, list[str]]:
@@ -68,7 +68,7 @@ def topology(reached: ReachedCluster, measured: Measurements | None) -> ClusterD
     facts = {name: site.facts for name, site in reached.sites.items()}
     document = _document(cluster, suggest(cluster, calibration.load(reached)), facts, reached.failed)
     order = [host.name for host in reached.chosen.spec.hosts]
-    document["hosts"].sort(key=lambda host: order.index(HostName(str(host["name"]))))
+    document["hosts"].sort(key=lambda host: order.index(str(host["name"])))
     return document
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
+from psctl.grouping import grouped
 from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.placement.roster import JobHosts, servers_of
@@ -93,7 +94,7 @@ def look(
         question = {"host": at[name], "first": span[0], "last": span[1]}
         return run_program(shell, reached.sites[name].executable, NETWORK_CHECKS, "ports", question, _PORT_USE)
 
-    found = reached.fleet.each(one, names=[HostName(name) for name in at])
+    found = reached.fleet.each(one, names=at)
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}
 
 
@@ -130,11 +131,8 @@ def lacking(
         at: the hosts' addresses; hosts with the same one share its ports.
         file: the cluster file's name, for the hint.
     """
-    sharing: dict[str, list[str]] = {}
-    for name in needs:
-        sharing.setdefault(at[name], []).append(name)
     short, most = [], 0
-    for names in sharing.values():
+    for names in grouped((at[name], name) for name in needs).values():
         together: Counter[str] = Counter()
         for name in names:
             together.update(needs[name])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
+from psctl.grouping import grouped
 from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
@@ -26,10 +27,7 @@ def running_jobs(sites: Mapping[str, HostSite]) -> dict[str, list[RunningJob]]:
 
 def listed(running: Mapping[str, Sequence[RunningJob]]) -> str:
     """Return running jobs as a sentence names them: "digits-3 on h1, h2; mlp-1 on h1"."""
-    hosts: dict[str, list[str]] = {}
-    for name, jobs in running.items():
-        for job in jobs:
-            hosts.setdefault(job.job, []).append(name)
+    hosts = grouped((job.job, name) for name, jobs in running.items() for job in jobs)
     return "; ".join(f"{job} on {', '.join(names)}" for job, names in hosts.items())
 
 
@@ -77,7 +75,7 @@ def tear_down(
         answer = run_program(shell, site.executable, HOST_FILES, "remove", question, _REMOVED)
         rows[name] = done + [f"remove {path}" for path in answer["removed"]]
 
-    for name, outcome in fleet.each(clear, names=[HostName(name) for name in sites]).items():
+    for name, outcome in fleet.each(clear, names=sites).items():
         if outcome.error is not None:
             failed[name] = outcome.error
     _settle(home, running, failed)

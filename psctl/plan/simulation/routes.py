@@ -21,6 +21,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.plan.simulation.cost_model import ALPHA, ASSUMED_RATE, LOOPBACK_RATE
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode, Link
 from psctl.topology.host.paths import Router
@@ -141,10 +142,7 @@ class SimulatedNetwork:
 
     def _cables(self, between: Sequence[Between]) -> _Graph:
         """Return the cables between hosts; an end is `host/nic` where the nic is known, else the host, or a switch."""
-        ends: dict[str, list[Between]] = {}
-        for cable in between:
-            for end in (self._near_end(cable), cable.b):
-                ends.setdefault(end, []).append(cable)
+        ends = grouped((end, cable) for cable in between for end in (self._near_end(cable), cable.b))
         ports = {end: self._port(end, cables) for end, cables in ends.items()}
         graph: _Graph = {end: [] for end in ends}
         for cable in between:

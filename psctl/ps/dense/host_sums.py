@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import torch
 
+from psctl.grouping import grouped
 from psctl.ps.pieces import Piece
 from psctl.types import Range
 
@@ -40,10 +41,7 @@ def in_turn(hosts: Sequence[Sequence[int]], ranks: Sequence[int]) -> tuple[tuple
         ranks: the members of the clock, ascending.
     """
     group_of = {rank: group for group in hosts for rank in group}
-    found: dict[Sequence[int], list[int]] = {}
-    for rank in ranks:
-        found.setdefault(group_of.get(rank, (rank,)), []).append(rank)
-    return tuple(tuple(group) for group in found.values())
+    return tuple(map(tuple, grouped((group_of.get(rank, (rank,)), rank) for rank in ranks).values()))
 
 
 def joint_weight(weights: Iterable[float]) -> float:

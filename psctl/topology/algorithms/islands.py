@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.topology.algorithms.direct_links import is_direct
 from psctl.topology.graph import ClusterGraph, HostGraph, components
 
@@ -123,20 +124,14 @@ def _joined(members: Sequence[str], groups: Iterable[Iterable[str]]) -> Groups:
 
 def _alike(members: Sequence[str], key: Mapping[str, str]) -> Groups:
     """Return the members grouped by their key; a member without a key is a group of its own."""
-    groups: dict[str, list[str]] = {}
-    for ident in members:
-        groups.setdefault(f"of {key[ident]}" if ident in key else ident, []).append(ident)
+    groups = grouped((f"of {key[ident]}" if ident in key else ident, ident) for ident in members)
     return tuple(tuple(group) for group in groups.values())
 
 
 def _slots(graph: HostGraph) -> dict[str, list[str]]:
     """Return the devices that each device reaches over one PCIe slot."""
-    near: dict[str, list[str]] = {}
-    for link in graph.edges:
-        if link.type == "PCIe":
-            near.setdefault(link.a, []).append(link.b)
-            near.setdefault(link.b, []).append(link.a)
-    return near
+    slots = [(link.a, link.b) for link in graph.edges if link.type == "PCIe"]
+    return grouped(ends for a, b in slots for ends in ((a, b), (b, a)))
 
 
 def _nearest(graph: HostGraph) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.flows import flow
 from psctl.topology.algorithms.strength import directed, strength
@@ -108,11 +109,8 @@ def _reaching(wires: DirectLinks, bound: Fraction) -> dict[LinkSet, Fraction]:
 
 def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> PackedTree:
     """Return the tree, rooted at the lowest of the devices that give the smallest depth."""
-    near: dict[int, list[int]] = {}
-    for at in sorted(links):
-        a, b, _ = wires.links[at]
-        near.setdefault(a, []).append(b)
-        near.setdefault(b, []).append(a)
+    ends = (wires.links[at][:2] for at in sorted(links))
+    near = grouped(way for a, b in ends for way in ((a, b), (b, a)))
     walks = [_walk(near, root) for root in sorted(near)]
     _, root, edges = min((depth, root, edges) for depth, root, edges in walks)
     return PackedTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)

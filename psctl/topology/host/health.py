@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from psctl.grouping import grouped
 from psctl.topology import rates
 from psctl.topology.findings import Finding, listed
 from psctl.topology.graph import Device, HostGraph, bonded
@@ -111,10 +112,8 @@ def _slots(all_: HostReadings, graph: HostGraph) -> Iterator[Finding]:
 
 def _links(all_: HostReadings) -> Iterator[Finding]:
     """Yield GPUs with fewer NVLinks up than GPUs of the same model."""
-    by_name: dict[str, list[NvlinkGpu]] = {}
-    for gpu in all_.nvlink.gpus:
-        if gpu.links:  # where the output only states that all are down, the reader reports it
-            by_name.setdefault(gpu.name, []).append(gpu)
+    # where the output only states that all are down, the reader reports it
+    by_name = grouped((gpu.name, gpu) for gpu in all_.nvlink.gpus if gpu.links)
     cure = (
         "look for Xid 74 in dmesg and reset the GPU; reseat the bridge of cards with one; links are also down when "
         "the GPU at their other end is missing"
