@@ -60,6 +60,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     congestion: str  # auto | reno | cubic | bbr
     require_encryption: bool = False  # no training traffic may be sent between hosts unencrypted
     restarts: int = 3  # losses that the job survives
+    elastic: tuple[int, int] | None = None  # fewest and most workers; None: as many as `hosts` have
     restart_wait: float = 0.0  # seconds for lost hosts to return when the others have too few slots
     replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
     on_worker_loss: str = "restart"  # restart: all workers return to the last checkpoint | wait | continue

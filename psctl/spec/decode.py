@@ -61,9 +61,16 @@ def members(kind: object) -> tuple[object, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def section_in(kind: object) -> type[Section] | None:
-    """Return the section among a type's members, or None."""
-    return next((one for one in members(kind) if isinstance(one, type) and issubclass(one, Section)), None)
+def sections_in(kind: object) -> list[type[Section]]:
+    """Return the sections among a type's members."""
+    return [one for one in members(kind) if isinstance(one, type) and issubclass(one, Section)]
+
+
+def section_for(node: Node, kind: object) -> type[Section] | None:
+    """Return the section among a type's members that has most of a mapping's keys, the first of several; or None."""
+    keys = {entry.key for entry in node.entries} if isinstance(node, Mapping) else set()
+    found = sections_in(kind)
+    return max(found, key=lambda section: len(keys & set(section.__struct_fields__)), default=None)
 
 
 def places_of(section: type[Section], above: str = "") -> dict[str, list[str]]:
@@ -72,9 +79,8 @@ def places_of(section: type[Section], above: str = "") -> dict[str, list[str]]:
     for field in fields_of(section):
         found.setdefault(field.name, []).append(above)
         for kind in members(field.kind):
-            below = kind if section_in(kind) else next(iter(typing.get_args(kind)), None)
-            inner = section_in(below)
-            if inner is not None:
+            below = kind if sections_in(kind) else next(iter(typing.get_args(kind)), None)
+            for inner in sections_in(below):
                 for key, places in places_of(inner, join(above, field.name)).items():
                     found.setdefault(key, []).extend(places)
     return {key: list(dict.fromkeys(places)) for key, places in found.items()}
@@ -219,7 +225,7 @@ class Decoder:
         null = isinstance(node, Scalar) and node.null
         if null and types.NoneType in members(kind):
             return None
-        section, origin = section_in(kind), typing.get_origin(kind)
+        section, origin = section_for(node, kind), typing.get_origin(kind)
         if null and (kind is section or origin in (tuple, dict)):
             return _ABSENT  # a key whose lines are all commented out
         if section is not None and (isinstance(node, Mapping) or kind is section):

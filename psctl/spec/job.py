@@ -47,8 +47,14 @@ _PATH = text("a path", r"(?!-).+")
 class PerHost(Section, frozen=True):
     """A number of processes on every host."""
 
-    later: ClassVar[tuple[str, ...]] = ("min", "max")
     per_host: Annotated[int, whole(1, 4096), Doc("Processes on every host.")]
+
+
+class Elastic(Section, frozen=True):
+    """A number of workers that follows the free slots."""
+
+    min: Annotated[int, whole(1, 65536), Doc("Fewest workers; with fewer the job waits for hosts.")] = 1
+    max: Annotated[int, whole(1, 65536), Doc("Most workers.")] = 65536
 
 
 class Ssp(Section, frozen=True):
@@ -227,9 +233,9 @@ class JobSpec(Section, frozen=True):
     ] = ()
     cluster: Annotated[str | None, _PATH, Doc("Cluster file or name; null: the current one.")] = None
     workers: Annotated[
-        Auto | int | PerHost,
+        Auto | int | PerHost | Elastic,
         whole(1, 65536, also=AUTO),
-        Doc("auto: one a GPU, else one a host (local: 2); N; {per_host: N}."),
+        Doc("auto: one a GPU, else one a host (local: 2); N; {per_host: N}; {min: N, max: M}: as many as have slots."),
     ] = "auto"
     servers: Annotated[
         Auto | int | PerHost,
@@ -326,6 +332,13 @@ def _check_script(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             )
 
 
+def _check_workers(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Bounds of an elastic number of workers that exclude every number."""
+    workers = spec.workers
+    if isinstance(workers, Elastic) and workers.min > workers.max:
+        yield "workers.min", f"{workers.min} is more than max, {workers.max}", f"min: {workers.max}, or less"
+
+
 def _check_filters(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     """Entries of filters without a filter or with several, and filters that may send no element."""
     seen: set[str] = set()
@@ -399,6 +412,7 @@ def _mode(consistency: str | Ssp) -> str:
 
 _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, str, str]]]] = {
     ("script", "module"): _check_script,
+    ("workers",): _check_workers,
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,
     ("env", "secrets"): _check_variables,

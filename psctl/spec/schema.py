@@ -11,7 +11,7 @@ import types
 import typing
 
 from psctl.spec.cluster import ClusterSpec
-from psctl.spec.decode import Field, fields_of, members, section_in
+from psctl.spec.decode import Field, fields_of, members, sections_in
 from psctl.spec.fields import JsonSchema, KeyPattern, Notation, Section, ShortForm
 from psctl.spec.job import JobSpec
 
@@ -56,9 +56,9 @@ def _kind(kind: object, field: Field) -> JsonSchema:
         return {"type": "object", "additionalProperties": _kind(typing.get_args(kind)[1], field)} | names
     written = _scalar(notation) if notation is not None else {"anyOf": []}
     choices = list(written["anyOf"]) if list(written) == ["anyOf"] else [written]
-    section = section_in(kind)
-    if section is not None and (notation is None or notation.only is None or section in notation.only):
-        choices.append(section_schema(section))
+    for section in sections_in(kind):
+        if notation is None or notation.only is None or section in notation.only:
+            choices.append(section_schema(section))
     if types.NoneType in members(kind):
         choices.append({"type": "null"})
     return choices[0] if len(choices) == 1 else {"anyOf": choices}

@@ -19,7 +19,7 @@ from psctl.launch.placement.roster import (
     slots_of,
 )
 from psctl.spec.cluster import ClusterSpec, HostSpec
-from psctl.spec.job import JobSpec, PerHost
+from psctl.spec.job import Elastic, JobSpec, PerHost
 from psctl.types import Address
 
 
@@ -59,6 +59,8 @@ def seats(spec: ClusterSpec, machines: dict[str, Machine], wanted: JobSpec) -> l
         (cluster(host("a", slots=4)), IDLE, "auto", [("a", 1)]),
         (cluster(host("a", slots=4)), IDLE, 4, [("a", 4)]),
         (cluster(host("a", slots=2), host("b", slots=2)), IDLE, PerHost(per_host=2), [("a", 2), ("b", 2)]),
+        (cluster(host("a", slots=2), host("b", slots=2)), IDLE, Elastic(min=1, max=3), [("a", 2), ("b", 1)]),
+        (cluster(host("a", slots=2), host("b", slots=2)), IDLE, Elastic(min=1, max=9), [("a", 2), ("b", 2)]),
         (cluster(host("a", roles=("server",)), host("b")), IDLE, "auto", [("b", 1), ("a", 0)]),
         (cluster(HostSpec(address="local", name="a", slots=8)), IDLE, "auto", [("a", 2)]),
         (cluster(HostSpec(address="local", name="a", slots=1)), IDLE, "auto", [("a", 1)]),
@@ -79,6 +81,8 @@ def test_too_few_slots_is_an_error_with_the_numbers() -> None:
         assign_workers(THREE, IDLE, job(4))
     with pytest.raises(errors.InvalidFile, match="do not fit"):
         assign_workers(THREE, IDLE, job(PerHost(per_host=2)))
+    with pytest.raises(errors.InvalidFile, match="9 workers do not fit"):
+        assign_workers(THREE, IDLE, job(Elastic(min=9, max=10)))
 
 
 def test_slots_that_a_running_job_holds_are_not_given_out() -> None:

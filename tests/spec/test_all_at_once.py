@@ -113,7 +113,6 @@ def test_one_mistake_has_no_others_in_its_document() -> None:
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
-        ("workers: {min: 1, max: 2}", ["workers.min", "workers.max"]),
         ("metrics: {prometheus: 9090, mlflow: here}", ["metrics.prometheus", "metrics.mlflow"]),
     ],
 )

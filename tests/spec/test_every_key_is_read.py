@@ -17,7 +17,7 @@ import pytest
 
 from psctl import orders
 from psctl.spec import cluster, job
-from psctl.spec.decode import fields_of, section_in
+from psctl.spec.decode import fields_of, sections_in
 from psctl.spec.fields import Notation, Section
 
 PACKAGE = Path(orders.__file__).parent
@@ -35,7 +35,8 @@ CALLED: dict[type[Any], set[str]] = {
     job.KeepBest: {"keep_best", "best"},
     job.CheckpointSpec: {"checkpoint"}, job.TimeoutSpec: {"timeouts"},
     job.MetricsSpec: {"metrics"}, job.RestartSpec: {"restart"}, job.LogsSpec: {"logs"},
-    job.PerHost: {"workers", "servers"}, orders.JobOrder: {"order", "job", "orders", "_order", "_orders"},
+    job.PerHost: {"workers", "servers"}, job.Elastic: {"workers", "elastic"},
+    orders.JobOrder: {"order", "job", "orders", "_order", "_orders"},
     orders.CheckpointOrder: {"checkpoint", "keep", "policy", "when"},
 }  # fmt: skip
 """How the program names a value of each kind where it reads it."""
@@ -50,9 +51,9 @@ def sections() -> set[type[Section]]:
         found.add(one)
         for field in fields_of(one):
             notation: Notation | None = field.note(Notation)
-            below = section_in(field.kind)
-            if below is not None and below not in found and (notation is None or notation.only is None):
-                left.append(below)
+            for below in sections_in(field.kind):
+                if below not in found and (notation is None or notation.only is None):
+                    left.append(below)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
-from psctl.spec.job import Every, JobSpec, KeepBest, PerHost, load_job
+from psctl.spec.job import Elastic, Every, JobSpec, KeepBest, PerHost, load_job
 from psctl.types import PLAIN, STRATEGIES, Compression
 
 FULL = """\
@@ -70,6 +70,7 @@ def test_values_of_env_and_args_are_taken_as_text() -> None:
 def test_so_many_a_host() -> None:
     job = short("workers: {per_host: 4}\nservers: 2")
     assert (job.workers, job.servers) == (PerHost(per_host=4), 2)
+    assert short("workers: {min: 2, max: 8}").workers == Elastic(min=2, max=8)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, ending, losses, progress, stalls, table_placement
+from psctl.coordinator.state import checkpoints, ending, losses, progress, scaling, stalls, table_placement
 from psctl.job.process_messages import ProcessFailure
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def on_tick(job: JobState) -> None:
             if job.ending is None and job.restart is None:
                 check(job)
         goes_on = job.ending is None and job.restart is None and not job.workers_being_replaced
-        if goes_on and job.checkpoints.is_due(job.now):
+        if goes_on:
+            scaling.grow(job)
+        if goes_on and job.restart is None and job.checkpoints.is_due(job.now):
             checkpoints.propose_step(job, save=True, stop=False)
         if job.now - job.progress.appended_at >= job.order.report_seconds:
             job.progress.appended_at = job.now

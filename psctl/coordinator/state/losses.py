@@ -248,4 +248,5 @@ def _may_lose_worker(job: JobState, rank: Rank) -> bool:
     on_servers = job.plan is not None and job.plan.update == "server" and job.shards.ranges
     if job.order.on_worker_loss == "restart" or not on_servers or not rank.decided:
         return False
-    return lost_workers.is_replaced(job, rank) or len(job.live("worker")) > 0
+    fewest = job.order.elastic[0] if job.order.elastic is not None else 1
+    return lost_workers.is_replaced(job, rank) or len(job.live("worker")) >= fewest

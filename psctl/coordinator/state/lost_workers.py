@@ -107,8 +107,14 @@ def can_be_replaced(job: JobState, ranks: Sequence[Rank]) -> bool:
 
 
 def is_replaced(job: JobState, rank: Rank) -> bool:
-    """Whether a lost worker is started anew. Rank 0 always is: buffers and optimizer numbers are its own."""
-    return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or _is_asp(job)
+    """Whether a lost worker is started anew. Rank 0 always is: buffers and optimizer numbers are its own.
+
+    In an elastic job the others continue where no slot is free for it.
+    """
+    if rank.member.rank == 0 or _is_asp(job):
+        return True
+    has_slot = job.order.elastic is None or host_for_replacement(job, rank) is not None
+    return job.order.on_worker_loss == "wait" and has_slot
 
 
 def _is_asp(job: JobState) -> bool:

@@ -18,7 +18,8 @@ under ps with `update: auto` on servers restarts when its script changes gradien
 
 Workers of a lost host move to free slots of the job's other hosts; hosts keep their order, so ranks are numbered anew
 in that order and the plan is made again. Without enough slots the job waits `restart.wait` for lost hosts to return
-(returning_hosts.py), then ends of the loss.
+(returning_hosts.py), then ends of the loss. An elastic job goes on with as many workers as have slots, its fewest or
+more.
 """
 
 from __future__ import annotations
@@ -190,17 +191,23 @@ def on_restorable(job: JobState, found: RestorableFound) -> None:
 
 
 def _hosts_without_lost(job: JobState) -> list[HostOrder] | None:
-    """Return the hosts with the workers of lost ones spread over free slots of the others; None if too few."""
-    homeless = sum(job.order.hosts[index].workers for index in job.lost_hosts)
+    """Return the hosts with the workers of lost ones spread over free slots of the others; None if too few.
+
+    The workers of an elastic job are as many as have slots.
+    """
+    elastic = job.order.elastic
+    wanted = elastic[1] if elastic is not None else sum(host.workers for host in job.order.hosts)
+    homeless = wanted - sum(host.workers for index, host in enumerate(job.order.hosts) if index not in job.lost_hosts)
     hosts = []
     for index, host in enumerate(job.order.hosts):
         if index in job.lost_hosts:
             hosts.append(replace(host, workers=0, may_serve=False))
             continue
-        more = min(homeless, max(0, host.slots - host.workers))
+        more = max(0, min(homeless, host.slots - host.workers))
         hosts.append(replace(host, workers=host.workers + more))
         homeless -= more
-    return None if homeless else hosts
+    enough = homeless <= 0 if elastic is None else wanted - homeless >= elastic[0]
+    return hosts if enough else None
 
 
 def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -> None:

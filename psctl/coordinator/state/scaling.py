@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SERVERS_A_HOST = 64
 """Limit of servers per host: each is a process that loads torch."""
 
+GROW_AFTER = 10.0
+"""Seconds for which slots must be free before an elastic job takes them: a host that comes back may go again."""
+
 INSTEAD = "psctl stop {job} --save, then psctl checkpoint restore {job}@latest --workers N --servers M"
 
 
@@ -35,6 +38,7 @@ class Scaling(msgspec.Struct):
     restarts: int = 0  # with another number of workers, or with `update: worker`
     new_order: JobOrder | None = None  # after the restart in progress
     leaving_servers: set[int] = msgspec.field(default_factory=set)
+    may_grow_since: float | None = None  # since when an elastic job has free slots for more workers
 
 
 def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
@@ -45,11 +49,35 @@ def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
     job.send(agent, answer)
     if problem:
         return
+    if message.workers is not None and job.order.elastic is not None:
+        job.order = replace(job.order, elastic=(min(job.order.elastic[0], message.workers), message.workers))
     if message.workers is not None and message.workers != workers:
-        _scale_workers(job, message.workers, servers if message.servers is None else message.servers)
+        _scale_workers(job, message.workers, servers if message.servers is None else message.servers, "psctl scale")
     elif message.servers is not None and message.servers != servers:
         job.notice(f"psctl scale: from {servers} to {message.servers} servers")
         _scale_servers(job, servers, message.servers)
+
+
+def grow(job: JobState) -> None:
+    """Start again with more workers, from a common step, when an elastic job has had slots for them for GROW_AFTER."""
+    scaling, workers = job.scaling, len(job.live("worker"))
+    most = job.order.elastic[1] if job.order.elastic is not None else workers
+    free = sum(max(0, host.slots - _workers_on(job, index)) for index, host in _living(job).items())
+    more = min(most - workers, free)
+    trains = job.training and job.plan is not None and not any(rank.finished for rank in job.live("worker"))
+    if more <= 0 or not trains or job.workers_being_replaced or job.lost_workers.pending or job.returning:
+        scaling.may_grow_since = None
+    elif scaling.may_grow_since is None:
+        scaling.may_grow_since = job.now
+    elif job.now - scaling.may_grow_since >= GROW_AFTER:
+        scaling.may_grow_since = None
+        hosts = [replace(host, workers=_workers_on(job, index)) for index, host in enumerate(job.order.hosts)]
+        job.order = replace(job.order, hosts=hosts)
+        _scale_workers(job, workers + more, _servers(job), "slots are free")
+
+
+def _workers_on(job: JobState, host: int) -> int:
+    return sum(rank.host == host for rank in job.live("worker"))
 
 
 def _servers(job: JobState) -> int:
@@ -116,14 +144,15 @@ def hosts_for_workers(job: JobState, workers: int) -> list[HostOrder] | None:
     return hosts if more == 0 else None
 
 
-def _scale_workers(job: JobState, workers: int, servers: int) -> None:
+def _scale_workers(job: JobState, workers: int, servers: int, why: str) -> None:
     """All go to a common step, save and leave; restart.py starts the new number from there."""
     hosts = hosts_for_workers(job, workers)
     assert hosts is not None, "`_refused` checked that they fit"
     assert job.plan is not None
     before = len(job.live("worker"))
-    job.notice(f"psctl scale: from {before} to {workers} workers, which start again from a common step")
-    job.scaling.new_order = replace(job.order, hosts=hosts, servers=servers, strategy=job.plan.chosen)
+    job.notice(f"{why}: from {before} to {workers} workers, which start again from a common step")
+    servers_wanted = servers if job.plan.chosen == "ps" else job.order.servers
+    job.scaling.new_order = replace(job.order, hosts=hosts, servers=servers_wanted, strategy=job.plan.chosen)
     reason = job.failure_of(job.ranks_of("worker")[0], f"the job could not be started again with {workers} workers")
     job.restart = losses.Restart("leaving", job.now, job.now + job.order.stall_timeout, [reason])
     checkpoints.propose_step(job, save=True, stop=True)

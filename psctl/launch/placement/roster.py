@@ -14,7 +14,7 @@ from psctl import errors
 from psctl.launch.home import HostRecord
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
-from psctl.spec.job import JobSpec, PerHost, Ssp
+from psctl.spec.job import Elastic, JobSpec, PerHost, Ssp
 from psctl.types import Address, JsonObject
 
 GRACE = 10.0
@@ -95,6 +95,9 @@ def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: J
     hosts = [host for host in cluster.hosts if host.name in machines]
     if isinstance(job.workers, int):
         counts = _fill(cluster, hosts, machines, job.workers)
+    elif isinstance(job.workers, Elastic):
+        free = sum(free_of(host, machines[host.name]) for host in hosts)
+        counts = _fill(cluster, hosts, machines, max(job.workers.min, min(job.workers.max, free)))
     else:
         counts = {host.name: wanted(host, machines[host.name], job) for host in hosts}
         _check(cluster, hosts, machines, counts)
@@ -104,7 +107,14 @@ def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: J
             where=cluster.source,
         )  # fmt: skip
     uses_servers = job.sync.strategy != "native" and job.servers != 0
-    seated = [host for host in hosts if counts[host.name] or (uses_servers and "server" in host.roles)]
+    reserve = isinstance(job.workers, Elastic)  # hosts that may take workers later belong to the job too
+    seated = [
+        host
+        for host in hosts
+        if counts[host.name]
+        or (uses_servers and "server" in host.roles)
+        or (reserve and free_of(host, machines[host.name]))
+    ]
     head = next(host for host in seated if counts[host.name])
     order = [head, *(host for host in seated if host is not head)]
     return JobHosts([_host_order(host, machines[host.name], counts[host.name]) for host in order])
@@ -235,6 +245,7 @@ def job_order(
         congestion=cluster.network.congestion,
         require_encryption=cluster.network.require_encryption,
         restarts=job.restart.max,
+        elastic=(job.workers.min, job.workers.max) if isinstance(job.workers, Elastic) else None,
         restart_wait=job.restart.wait,
         replicas=job.replicas if isinstance(job.replicas, int) else None,
         on_worker_loss=job.restart.on_worker_loss,
