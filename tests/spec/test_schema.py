@@ -21,10 +21,10 @@ JOB = {
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
-    "restart.wait": "1h",    "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
+    "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
-    "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "workers.min": "2", "workers.max": "2",
-    "servers.per_host": "2",
+    "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "workers.min": "2",
+    "workers.max": "2", "servers.per_host": "2",
 }  # fmt: skip
 CLUSTER = {
     "name": "other", "version": "1", "ssh.user": "u", "ssh.port": "23", "ssh.identity_file": "~/.ssh/k",
