@@ -93,7 +93,7 @@ def test_with_fewer_than_the_fewest_it_waits() -> None:
     lose(job, 1, 2)
     job.exits(W[0], -15)
     assert [each.hosts for each in appended(job.instructions, events.Recovering)] == [["h1", "h2"]]
-    assert FindRestorable() in job.receive(AGENTS[1], Register("h1", 1, 4, 1, 0))
+    assert FindRestorable() in job.receive(AGENTS[1], Register())
 
 
 def test_it_takes_more_when_a_host_is_back() -> None:
@@ -103,7 +103,7 @@ def test_it_takes_more_when_a_host_is_back() -> None:
         job.exits(member, -15)
     job.handle(RestorableFound(AT_500))
     job.train([replace(each, incarnation=1) for each in W[:2]])
-    job.receive(AGENTS[2], Register("h2", 1, 4, 1, 0))
+    job.receive(AGENTS[2], Register())
     assert not sent(job.wait(GROW_AFTER - 1), ProposeCut)
     new = job.wait(2)
     assert len(sent(new, ProposeCut)) == 2

@@ -34,4 +34,4 @@ def test_fewer_workers_train_until_the_host_is_back(
     (row,) = job.psctl.run("status", job.job, "-o", "json").document["jobs"]
     assert sum(rank["role"] == "worker" and rank["state"] == "running" for rank in row["ranks"]) == 3, row
     assert job.psctl.run("stop", job.job).code == 0
-    job.clean()
+    job.check_clean()
