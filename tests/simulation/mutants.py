@@ -262,8 +262,8 @@ MUTANTS = (
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _sum_without_hosts),), 23),
     Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
     Mutant("tables: no dedupe", ((TableShard, "apply", _renumber_old_update),), 0, simulation="tables"),
-    Mutant("tables: a group dropped whole", ((EntryPart, "only", _drop_whole_group),), 7, simulation="tables"),
-    Mutant("tables: a group applied whole", ((EntryPart, "only", _apply_whole_group),), 7, simulation="tables"),
+    Mutant("tables: a group dropped whole", ((EntryPart, "only", _drop_whole_group),), 339, simulation="tables"),
+    Mutant("tables: a group applied whole", ((EntryPart, "only", _apply_whole_group),), 18, simulation="tables"),
     Mutant(
         "tables: payload kept without a copy",
         ((OpenedStore, "lasting_payload", _keep_borrowed_payload),),
