@@ -4,6 +4,7 @@ messages: messages between workers and servers about dense parameters, and those
 outputs: instructions that the state machines of servers and workers return
 permits: which role may send which message, and how large it may be
 pieces: the parts of parameters that lie in one shard, and views of their memory
+received_slices: memory for slices of tensors that arrive in parts
 server_optimizers: which optimizers servers can run, and an optimizer over the pieces of a shard
 shards: cuts the flat parameter spaces into shards
 snapshot: a shard's slices of a checkpoint, to save and to load

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from psctl.errors import UsageError
-from psctl.ps.pieces import Piece, bytes_view, torch_dtype
+from psctl.ps.pieces import Piece, bytes_view
+from psctl.ps.received_slices import ReceivedSlices
 from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
 from psctl.types import Layout, TensorSlice
 
@@ -112,18 +113,18 @@ def check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint
             )
 
 
+def shard_loadings(wanted: Mapping[int, Sequence[WantedSlice]]) -> tuple[ReceivedSlices, dict[int, ShardLoading]]:
+    """Return memory for the wanted slices of several shards, and the loading of each shard from it."""
+    received = ReceivedSlices([want.slice for found in wanted.values() for want in found])
+    tensors = iter(received.tensors)
+    return received, {shard: ShardLoading(found, [next(tensors) for _ in found]) for shard, found in wanted.items()}
+
+
 class ShardLoading:
-    """The slices of one shard while their bytes are received."""
+    """The slices of one shard: `tensors` receive the bytes of `wanted`."""
 
-    def __init__(self, wanted: Sequence[WantedSlice]) -> None:
-        self._wanted = wanted
-        self._tensors = [
-            torch.empty(one.slice.stop - one.slice.start, dtype=torch_dtype(one.slice.dtype)) for one in wanted
-        ]
-
-    def buffer_of(self, index: int) -> memoryview:
-        """Return the memory of wanted slice `index`."""
-        return bytes_view(self._tensors[index])
+    def __init__(self, wanted: Sequence[WantedSlice], tensors: Sequence[torch.Tensor]) -> None:
+        self._wanted, self._tensors = wanted, tensors
 
     def finish(self, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer) -> None:
         """Write all loaded slices into the shard's values and its optimizer."""

@@ -48,8 +48,9 @@ from psctl.ps.messages import PART
 from psctl.ps.outputs import HeldPushes, LeadMoved, ReplicaCaughtUp, SaveSlices
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.pieces import torch_dtype
+from psctl.ps.received_slices import ReceivedSlices
 from psctl.ps.server_optimizers import scalars, warm_up
-from psctl.ps.snapshot import ShardLoading, WantedSlice, by_parameter, check_shapes, wanted_slices
+from psctl.ps.snapshot import WantedSlice, by_parameter, check_shapes, shard_loadings, wanted_slices
 from psctl.server.dense_connections import DenseConnections, DenseReport
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.table_connections import TableConnections
@@ -104,7 +105,7 @@ class Server:
         self._decision: Decision | None = None
         self._ending: str | None = None
         self._failed = False
-        self._loadings: list[tuple[int, int, ShardLoading]] = []  # for each wanted slice: shard, index in it, where
+        self._loading: ReceivedSlices | None = None
         self._load_end: LoadEnd | None = None
         self._saves: queue.SimpleQueue[tuple[SaveSlices, bool] | None] = (
             queue.SimpleQueue()
@@ -171,18 +172,16 @@ class Server:
 
     def _load(self, state: DenseServer, wanted: dict[int, list[WantedSlice]], checkpoint: str) -> None:
         """Ask for the slices, wait until they have arrived, and load them into the shards."""
-        loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
-        self._loadings = [(shard, at, loadings[shard]) for shard, slices in wanted.items() for at in range(len(slices))]
-        slices = [want.slice for found in wanted.values() for want in found]
+        self._loading, shards = shard_loadings(wanted)
         assert self._coordinator is not None
-        self._coordinator.send(LoadWanted(0, slices))
+        self._coordinator.send(LoadWanted(0, self._loading.slices))
         end = self._wait_for(lambda: self._load_end)
         if end is None:
             return
         if end.problem:
             raise CheckpointCorrupt(f"{checkpoint}: {end.problem}", where=checkpoint)
-        self._loadings = []
-        self.dense.follow(state.on_loaded(loadings))
+        self._loading = None
+        self.dense.follow(state.on_loaded(shards))
 
     def _wait_for(self, found: Callable[[], T | None]) -> T | None:
         """Return the first result of `found` that is not None, sending heartbeats meanwhile; None at the end."""
@@ -202,7 +201,7 @@ class Server:
     def _doing(self) -> str:
         if self.state is None:
             return "waiting for the plan"
-        return "loading" if self._loadings else "serving"
+        return "loading" if self._loading is not None else "serving"
 
     def _end(self, reason: str, *, failed: bool) -> None:
         with self._changed:
@@ -276,13 +275,10 @@ class Server:
         """Return the part of the tensor into which loaded bytes are received."""
         if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
             return self.tables.load_buffer_for(message, size)
-        if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
+        loading = self._loading
+        if not isinstance(message, LoadPart) or loading is None:
             return None
-        _, at, loading = self._loadings[message.index]
-        whole = loading.buffer_of(at)
-        if message.offset < 0 or message.offset + size > len(whole):
-            return None
-        return whole[message.offset : message.offset + size]
+        return loading.part(message.index, message.offset, size)
 
     def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Process a message of the coordinator."""

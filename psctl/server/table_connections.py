@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-import torch
-
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedRows
@@ -42,10 +40,10 @@ from psctl.permits import WireMessage
 from psctl.process.user_functions import JobFunctions
 from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
-from psctl.ps.pieces import bytes_view
+from psctl.ps.received_slices import ReceivedSlices
 from psctl.ps.table_messages import AnswersRead, TableBetween, TableFromWorker
 from psctl.ps.tables.server.read_answers import READERS
-from psctl.ps.tables.server.saved_tables import flat, wanted
+from psctl.ps.tables.server.saved_tables import wanted
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
 from psctl.ps.tables.table_packing import allocate_private
 from psctl.ps.tables.table_state import FOREVER, last_sequence_at
@@ -88,7 +86,7 @@ class TableConnections(PeerConnections):
         self._unread: dict[int, deque[memoryview]] = {}  # by worker: answers in shared memory that it may be reading
         self._answers_read: dict[int, int] = {}  # by worker: number of these answers that it has read
         self._saved: list[TensorSlice] = []
-        self._loading: dict[int, list[tuple[TensorSlice, torch.Tensor]]] = {}  # by ticket
+        self._loading: dict[int, ReceivedSlices] = {}  # by ticket
         self._shards = 0
         self._world: set[int] = set()
         self._last: dict[int, int] = {}  # by lost worker: the last sequence that counts
@@ -162,20 +160,14 @@ class TableConnections(PeerConnections):
 
     def load_buffer_for(self, message: LoadPart, size: int) -> memoryview | None:
         """Return where loaded bytes go."""
-        loading = self._loading.get(message.ticket, [])
-        if not 0 <= message.index < len(loading):
-            return None
-        whole = bytes_view(loading[message.index][1])
-        if message.offset < 0 or message.offset + size > len(whole):
-            return None
-        return whole[message.offset : message.offset + size]
+        loading = self._loading.get(message.ticket)
+        return loading.part(message.index, message.offset, size) if loading is not None else None
 
     def _loaded(self, message: LoadEnd) -> None:
         loading = self._loading.pop(message.ticket)
         if message.problem:
             raise ConnectionFailed(f"the tables of the checkpoint could not be read: {message.problem}")
-        tensors = {each.name: tensor.reshape(each.shape) for each, tensor in loading}
-        self._run(lambda state: state.on_loaded(message.ticket - FIRST_TICKET, tensors))
+        self._run(lambda state: state.on_loaded(message.ticket - FIRST_TICKET, loading.by_name()))
 
     def _read(self, wanted: ReadWanted) -> None:
         """Answer a reader outside the job."""
@@ -285,9 +277,9 @@ class TableConnections(PeerConnections):
                 case SaveSlices():
                     self._save(output)
                 case LoadTables():
-                    slices = wanted(self._saved, output.shard, self._shards)
-                    self._loading[output.shard + FIRST_TICKET] = list(zip(slices, flat(slices), strict=True))
-                    self._send_to_coordinator(LoadWanted(output.shard + FIRST_TICKET, slices))
+                    ticket, slices = output.shard + FIRST_TICKET, wanted(self._saved, output.shard, self._shards)
+                    self._loading[ticket] = ReceivedSlices(slices)
+                    self._send_to_coordinator(LoadWanted(ticket, slices))
 
     def _send(self, peer: PeerConnection, output: ToWorker) -> None:
         shared = None

@@ -51,7 +51,8 @@ from psctl.job.training_messages import (
     WorkersAt,
 )
 from psctl.process import bootstrap
-from psctl.ps.pieces import bytes_view, torch_dtype
+from psctl.ps.pieces import bytes_view
+from psctl.ps.received_slices import ReceivedSlices
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleShare
@@ -117,13 +118,12 @@ class CoordinatorSession:
         self._early: list[ProposeCut] = []
         self._saved: dict[int, str] = {}
         self._lost: ConnectionFailed | None = None
-        self._loading: list[torch.Tensor] = []
+        self._loading = ReceivedSlices()
         self._ticket = 0
         self._loaded: dict[int, str] = {}
         self._listener: Callable[[Membership], None] | None = None
         self._early_changes: list[Membership] = []
-        self._starting: list[torch.Tensor] = []
-        self._start_slices: list[TensorSlice] = []
+        self._starting = ReceivedSlices()
         self._started = False
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
@@ -142,10 +142,7 @@ class CoordinatorSession:
         """Return the buffer for a part of a tensor: the tensor's own memory."""
         if isinstance(message, LoadPart | StartPart):
             where = self._loading if isinstance(message, LoadPart) else self._starting
-            if message.index < len(where):
-                view = bytes_view(where[message.index])
-                if 0 <= message.offset <= message.offset + size <= len(view):
-                    return view[message.offset : message.offset + size]
+            return where.part(message.index, message.offset, size)
         return None
 
     def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
@@ -183,8 +180,7 @@ class CoordinatorSession:
                 case LoadEnd():
                     self._loaded[message.ticket] = message.problem
                 case StartBegin():
-                    self._start_slices = message.slices
-                    self._starting = [empty(each) for each in message.slices]
+                    self._starting = ReceivedSlices(message.slices)
                 case StartEnd():
                     self._started = True
                 case TablesAt():
@@ -317,7 +313,7 @@ class CoordinatorSession:
         with self._changed:
             self._ticket += 1
             ticket = self._ticket
-            self._loading = [empty(each) for each in slices]
+            self._loading = ReceivedSlices(slices)
         if slices:
             self.send(LoadWanted(ticket, list(slices)))
             problem = self._wait(lambda: self._loaded.get(ticket))
@@ -326,8 +322,8 @@ class CoordinatorSession:
                     f"the checkpoint could not be read: {problem}",
                     "run psctl checkpoint verify to find the damaged part",
                 )
-        flat, self._loading = self._loading, []
-        return [tensor.reshape(each.shape) for tensor, each in zip(flat, slices, strict=True)]
+        loaded, self._loading = self._loading, ReceivedSlices()
+        return loaded.whole_tensors()
 
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send start values to all other workers (rank 0)."""
@@ -341,8 +337,8 @@ class CoordinatorSession:
     def receive_start_values(self) -> dict[str, torch.Tensor]:
         """Return rank 0's start values by name (other ranks)."""
         self._wait(lambda: self._started or None)
-        flat, self._starting = self._starting, []
-        return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
+        values, self._starting = self._starting, ReceivedSlices()
+        return values.by_name()
 
     def send_checkpoint(self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send this worker's part of a checkpoint; the tensors are contiguous copies that do not change any more.
@@ -395,11 +391,6 @@ class CoordinatorSession:
                     raise self._lost
                 self._changed.wait(1.0)
             return found
-
-
-def empty(of: TensorSlice) -> torch.Tensor:
-    """Return new flat memory of a slice's size."""
-    return torch.empty(of.stop - of.start, dtype=torch_dtype(of.dtype))
 
 
 def whole_slice(name: str, tensor: torch.Tensor) -> TensorSlice:

@@ -26,7 +26,8 @@ from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.outputs import HeldPushes, Instruction, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.permits import PARAMETERS
-from psctl.ps.snapshot import ShardLoading, by_parameter, wanted_slices
+from psctl.ps.received_slices import ReceivedSlices
+from psctl.ps.snapshot import by_parameter, shard_loadings, wanted_slices
 from psctl.types import Address, Assignment, Member, ServerAt
 from tests.simulation.kernel import Process, Task, Until, Violation
 from tests.simulation.network import End, Network
@@ -45,7 +46,7 @@ class Server:
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._waiting: list[Any] = []
-        self._loadings: list[tuple[ShardLoading, int]] = []
+        self._loading = ReceivedSlices()
         self._loaded = False
         self._address = network.listen(process, self.connections, PARAMETERS.union, self.connections.allow)
         network.dial(process, coordinator, Member("coordinator", 0), self, lambda why: process.end(1))
@@ -76,11 +77,10 @@ class Server:
         wanted = {
             index: wanted_slices(machine.terms.layout, machine.shards[index].held, saved) for index in machine.leading
         }
-        loadings = {index: ShardLoading(slices) for index, slices in wanted.items()}
-        self._loadings = [(loadings[index], at) for index, slices in wanted.items() for at in range(len(slices))]
-        self.send_to_coordinator(LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
+        self._loading, shards = shard_loadings(wanted)
+        self.send_to_coordinator(LoadWanted(0, self._loading.slices))
         yield Until("the checkpoint's end", lambda: self._loaded)
-        self.connections.carry_out(machine.on_loaded(loadings))
+        self.connections.carry_out(machine.on_loaded(shards))
 
     def save(self, save: SaveSlices) -> None:
         """Send a part of a checkpoint to the coordinator."""
@@ -119,8 +119,7 @@ class Server:
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         if not isinstance(message, LoadPart):
             return None
-        loading, at = self._loadings[message.index]
-        return loading.buffer_of(at)[message.offset : message.offset + size]
+        return self._loading.part(message.index, message.offset, size)
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:

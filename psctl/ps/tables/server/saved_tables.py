@@ -13,7 +13,7 @@ A server's part of a checkpoint of tables: each shard that it leads, as it was w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -22,7 +22,7 @@ import torch
 
 from psctl.errors import CheckpointCorrupt
 from psctl.ps.outputs import SaveSlices
-from psctl.ps.pieces import bytes_view, torch_dtype
+from psctl.ps.pieces import bytes_view
 from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
@@ -151,11 +151,6 @@ def _part(part: EntryPart, own: tuple[int, int], *, first: bool) -> EntryPart | 
         return None
     lanes = None if part.lanes is None else part.lanes.at(torch.from_numpy(mine))
     return msgspec.structs.replace(part, keys=part.keys[mine], lanes=lanes)
-
-
-def flat(slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
-    """Return memory for these tensors, each flat."""
-    return [torch.empty(each.stop - each.start, dtype=torch_dtype(each.dtype)) for each in slices]
 
 
 KEPT = 2
