@@ -17,7 +17,18 @@ import pytest
 
 from psctl import errors
 from psctl.agent import supervisor
-from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, StateChanged, to_line
+from psctl.job.events import (
+    CheckpointWritten,
+    Finished,
+    Log,
+    Progress,
+    Recovered,
+    Recovering,
+    Restored,
+    Started,
+    StateChanged,
+    to_line,
+)
 from psctl.launch.archive import pack_folder
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_command, run_program
 from psctl.remote.local import LocalShell
@@ -138,6 +149,15 @@ def test_steps_before_a_restart_are_not_reported(shell: LocalShell, tmp_path: Pa
     mine = {"folder": str(tmp_path), "pid": 1, "started": ""}
     found = there(shell, "digest", {"jobs": [mine]})[str(tmp_path)]
     assert [rank["step"] for rank in found["ranks"].values()] == [80, 82]
+
+
+def test_a_wait_for_hosts_is_reported_until_it_is_over(shell: LocalShell, tmp_path: Path) -> None:
+    mine = {"folder": str(tmp_path), "pid": 1, "started": ""}
+    log = [Recovering(time=2.0, hosts=["b"], since=2.0, until=602.0), Recovered(time=9.0)]
+    (tmp_path / "events.jsonl").write_bytes(to_line(log[0]))
+    assert there(shell, "digest", {"jobs": [mine]})[str(tmp_path)]["recovering"]["hosts"] == ["b"]
+    (tmp_path / "events.jsonl").write_bytes(b"".join(map(to_line, log)))
+    assert "recovering" not in there(shell, "digest", {"jobs": [mine]})[str(tmp_path)]
 
 
 def test_a_checkpoint_is_listed_only_while_it_exists(shell: LocalShell, tmp_path: Path) -> None:

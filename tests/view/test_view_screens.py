@@ -140,6 +140,12 @@ def test_before_the_first_report_it_shows_what_is_awaited():
     assert "waiting for the first report" in drawn([*RUN[:3], ready[0], plan], 80, 24)[2]
 
 
+def test_the_live_picture_names_the_hosts_that_the_job_waits_for():
+    waits = kinds.Recovering(time=200.0, hosts=["b"], since=200.0, until=800.0)
+    line = next(line for line in drawn([*RUN[:3], waits], 80, 24) if "recovering" in line)
+    assert "waiting for b since 3 s, 9m57s more at most" in line
+
+
 def test_a_script_that_never_calls_prepare_shows_no_steps():
     up = [kinds.StateChanged(time=101.0, role=r.role, rank=r.rank, host="", state="running") for r in RUN[0].roles]
     assert "not counted: the script has not called prepare" in drawn([RUN[0], *up], 80, 24)[2]
@@ -237,6 +243,11 @@ def test_the_last_progress_is_always_printed():
         (kinds.ServerLost(time=1.0, rank=0, host="b", reason="killed"), "server-lost server/0 b: killed"),
         (kinds.WorkerJoined(time=1.0, rank=3, host="b"), "worker-joined worker/3 b"),
         (kinds.Restored(time=1.0, checkpoint="d-3@5", step=5), "restored checkpoint=d-3@5 step=5"),
+        (
+            kinds.Recovering(time=1.0, hosts=["b", "c"], since=1.0, until=601.0),
+            "recovering waiting for b, c, 600 s at most",
+        ),
+        (kinds.Recovered(time=1.0), "recovered"),
         (kinds.Notice(time=1.0, text="slow \x1b[2J"), "notice slow"),
         (kinds.StateChanged(time=1.0, role="worker", rank=1, host="b", state="lost"), "state worker/1 b lost"),
         (kinds.Log(time=1.0, rank="worker/1", stream="stdout", text="x"), "log worker/1 x"),

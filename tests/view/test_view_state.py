@@ -204,3 +204,10 @@ def test_more_trouble_than_rows_is_grouped_too():
 )
 def test_names_are_shown_as_ranges(names, text):
     assert rank_ranges(names) == text
+
+
+def test_a_wait_for_hosts_is_known_until_it_is_over():
+    waits = kinds.Recovering(time=110.0, hosts=["b"], since=110.0, until=710.0)
+    assert after(STARTED, waits).recovering == waits
+    for over in (kinds.Recovered(time=150.0), rank(150.0, "starting", rank=0, role="job")):
+        assert after(STARTED, waits, over).recovering is None

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from psctl.view import tables
 from psctl.view.console import make_console
+from psctl.view.text import clock_time
 
 
 class Screen(io.StringIO):
@@ -153,6 +154,14 @@ def test_status_in_a_pipe():
     assert rows[3] == ["digits-3", "worker/0", "a", "running", "120", "7", "-"]
     assert rows[4] == ["digits-3", "server/0", "b", "lost", "-", "8", "x y"]
     assert rows[6] == ["a", "ready", "8", "0", "rack=r1", "clock is 3 s off"]
+
+
+def test_status_names_the_hosts_that_a_job_waits_for():
+    waits = {"hosts": ["b", "c"], "since": 100.0, "until": 700.0}
+    document = {**STATUS, "jobs": [{**STATUS["jobs"][0], "recovering": waits}]}
+    text = shown(tables.draw_status, document, 200)
+    since, until = clock_time(100.0), clock_time(700.0)
+    assert f"digits-3 is recovering: it waits for b, c since {since}, until {until} at most" in text
 
 
 def test_checkpoints_in_a_pipe():
