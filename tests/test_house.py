@@ -250,3 +250,74 @@ def test_bytes_of_others_are_decoded_under_every_error_that_a_decoder_raises(pat
              and any(word in ast.unparse(node.type) for word in ("DecodeError", "JSONDecodeError"))
              and "Unicode" not in ast.unparse(node.type)]  # fmt: skip
     assert not named, f"{path}:{named}: except UNDECODABLE"
+
+
+TESTS = PSCTL.parent / "tests"
+
+PRIVATE_USES = {
+    "client/test_client_server.py": (1, "records which thread handles a message"),
+    "client/test_host_aggregation.py": (8, "breaks a worker's connections of its host; counts the bytes that it sends"),
+    "client/test_host_connections.py": (1, "sends a record that no worker sends"),
+    "client/test_shared_rows.py": (5, "counts read answers without a message that reports them; finds leaked buffers"),
+    "collectives/test_player.py": (2, "a vector's memory is allocated once"),
+    "collectives/test_sealed_pieces.py": (2, "bounds what is kept of early pieces; shares the lock of a plane"),
+    "helpers/gloo_world.py": (1, "`run` does not show its synchronizer to scripts"),
+    "helpers/job_world.py": (3, "ends a worker as kill -9 does; reads the states that servers hold"),
+    "kv/test_store.py": (8, "counts the wake-ups of a wait; a wait that nothing ends"),
+    "ps/test_dense_client.py": (1, "the request that an answer repeats"),
+    "ps/test_dense_shard.py": (1, "bounds the free buffers"),
+    "remote/test_ssh.py": (1, "a transfer that stops half-way"),
+    "simulation/tables.py": (1, "no read is left"),
+    "sync/test_gpu_staging.py": (2, "a planted bug; a function of torch"),
+    "sync/test_local_sgd.py": (2, "`run` does not show its synchronizer to scripts"),
+    "sync/test_replacement.py": (1, "whether a rank's examples of the step count"),
+    "sync/test_run_strategies.py": (1, "`run` does not show its synchronizer to scripts"),
+    "sync/test_staleness.py": (2, "values that have arrived before the wait that shows them"),
+    "transport/protocol/test_connection.py": (2, "a peer that writes what no peer writes inside TLS"),
+    "worker/test_init.py": (2, "`run` does not show its synchronizer to scripts"),
+    "worker/test_prepare.py": (1, "`run` does not show its synchronizer to scripts"),
+}
+"""By file of tests/: how many uses of psctl's private names it has, and why."""
+
+PLANTED = ("simulation/mutants.py",)
+"""Files of tests/ that change psctl's code on purpose."""
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name.isidentifier()
+
+
+@functools.cache
+def private_names() -> frozenset[str]:
+    """Return the private functions, classes, attributes and constants of psctl."""
+    nodes = [node for _, tree in modules() for node in ast.walk(tree)]
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return frozenset(filter(private, names))
+
+
+def private_uses(path: Path) -> list[str]:
+    """Return the uses of psctl's private names in a test: attributes, imports, and names that are replaced."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if own else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("psctl"):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr"):
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            names = [text.rpartition(".")[2] for text in texts]
+        found += [f"{path.name}:{node.lineno} {name}" for name in names if name in private_names()]
+    return found
+
+
+def test_tests_use_the_public_names_of_psctl() -> None:
+    for path in sorted(TESTS.rglob("*.py")):
+        name = path.relative_to(TESTS).as_posix()
+        if name in PLANTED:
+            continue
+        uses, (allowed, _) = private_uses(path), PRIVATE_USES.get(name, (0, ""))
+        assert len(uses) == allowed, f"{name} uses {len(uses)} private names, {allowed} are allowed: {uses}"

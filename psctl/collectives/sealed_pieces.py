@@ -68,7 +68,7 @@ class SealedStreams:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._wake_poller: Callable[[], None] = lambda: None
-        self._peers: dict[int, PeerConnection] = {}
+        self.peers: dict[int, PeerConnection] = {}
         self._ended: dict[int, str] = {}
         self._closing = False
         self._number = 0
@@ -87,7 +87,7 @@ class SealedStreams:
     def send(self, peer: int, tag: int, data: memoryview) -> PostedPiece:
         """Queue a piece for sending; the result is `done` when it is written."""
         posted = PostedPiece(data, len(data))
-        to = self._peers[peer]
+        to = self.peers[peer]
         for offset in range(0, len(data), PART):
             self._number += 1
             part = data[offset : offset + PART]
@@ -110,7 +110,7 @@ class SealedStreams:
         for part in posted.kept:
             place[start : start + len(part)] = part
             start += len(part)
-        self._peers[peer].release_credit(start + EARLY_PART_CREDIT * len(posted.kept))
+        self.peers[peer].release_credit(start + EARLY_PART_CREDIT * len(posted.kept))
         posted.place = place
         posted.kept = []
         return posted
@@ -122,7 +122,7 @@ class SealedStreams:
     @property
     def bytes_moved(self) -> int:
         """Bytes that were sent and received."""
-        return sum(peer.bytes_sent + peer.bytes_received for peer in list(self._peers.values()))
+        return sum(peer.bytes_sent + peer.bytes_received for peer in list(self.peers.values()))
 
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
@@ -130,7 +130,7 @@ class SealedStreams:
         """Add a stream."""
         peer.on_written = self._written
         with self._changed:
-            self._peers[peer.member.rank] = peer
+            self.peers[peer.member.rank] = peer
             self._changed.notify_all()
 
     def receive_buffer_for(self, peer: PeerConnection, message: PiecePart, size: int) -> memoryview | None:
@@ -200,13 +200,13 @@ class SealedStreams:
     def await_all(self, ranks: set[int], timeout: float) -> set[int]:
         """Wait until there is a stream to each of these ranks; return the ranks without one after `timeout`."""
         with self._changed:
-            self._changed.wait_for(lambda: ranks <= self._peers.keys(), timeout)
-            return ranks - self._peers.keys()
+            self._changed.wait_for(lambda: ranks <= self.peers.keys(), timeout)
+            return ranks - self.peers.keys()
 
     def close(self, reason: str, patience: float) -> None:
         """Close all streams, after queued messages are sent if that takes at most `patience` seconds."""
         self._closing = True
-        peers = dict(self._peers)
+        peers = dict(self.peers)
         for peer in peers.values():
             try:
                 if patience:

@@ -57,7 +57,7 @@ class ShardPlacement:
         self.leaving: set[int] = set()
         self.announced = epoch  # the newest epoch that servers may have
         self._announced_to_workers = epoch
-        self._goal = self.chains
+        self.goal = self.chains  # the chains that shards move to
         self._moving = False  # whether the goal differs from the chains
         self._moved_at = 0.0  # when the chains last changed in `advance`
         self._copied_since: dict[tuple[int, int], int] = {}  # (shard, server being filled) -> since which epoch
@@ -141,16 +141,16 @@ class ShardPlacement:
         """
         if self.settled or self.transfers:
             return False
-        moving = [shard for shard, goal in enumerate(self._goal) if goal != self.chains[shard]]
+        moving = [shard for shard, goal in enumerate(self.goal) if goal != self.chains[shard]]
         ready = [s for s in moving if all((s, server) in self._caught_up for server in self.copies[s])]
         if not ready or (patient and len(ready) < len(moving)):
             return False
         for shard in ready:
-            before, self.chains[shard] = self.chains[shard][0], self._goal[shard]
+            before, self.chains[shard] = self.chains[shard][0], self.goal[shard]
             if self.chains[shard][0] != before:
                 self.transfers[shard] = before
         self._moved_at = now
-        self._start_copies()
+        self.move_to(self.goal)
         return True
 
     def late_transfer(self, now: float, limit: float) -> str:
@@ -194,14 +194,14 @@ class ShardPlacement:
         if self.leaving == self.places.keys():
             self.leaving.clear()  # those that were to stay are lost
         hosts = {rank: host for rank, host in self._hosts().items() if rank not in self.leaving}
-        self._goal = assign(self.sizes, hosts, self.replicas, self.chains)
-        self._start_copies()
+        self.move_to(assign(self.sizes, hosts, self.replicas, self.chains))
 
-    def _start_copies(self) -> None:
-        """Start the copies that the goal needs; those in progress continue."""
+    def move_to(self, goal: list[list[int]]) -> None:
+        """Start the copies that the chains `goal` need; those in progress continue."""
+        self.goal = goal
         self.epoch += 1
-        self._moving = self.chains != self._goal
-        self.copies = missing_copies(self.chains, self._goal)
+        self._moving = self.chains != self.goal
+        self.copies = missing_copies(self.chains, self.goal)
         wanted = {(shard, server) for shard, found in enumerate(self.copies) for server in found}
         self._copied_since = {key: self._copied_since.get(key, self.epoch) for key in sorted(wanted)}
         self._caught_up &= wanted

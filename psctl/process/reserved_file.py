@@ -65,7 +65,7 @@ class ReservedFile:
     def _allocate(self, end: int) -> bool:
         """Allocate the space up to `end`; return False when the disk is full."""
         try:
-            _fallocate(self._file, self._end, end - self._end)
+            allocate(self._file, self._end, end - self._end)
         except OSError as error:
             if error.errno in FULL:
                 return False
@@ -74,7 +74,7 @@ class ReservedFile:
         return True
 
 
-def _fallocate(descriptor: int, offset: int, length: int) -> None:
+def allocate(descriptor: int, offset: int, length: int) -> None:
     """Allocate space without changing the file's size.
 
     Raises:

@@ -17,7 +17,7 @@ from psctl.errors import LoginShellFailed
 from psctl.remote.posix import CommandPipe
 from psctl.remote.shell import command_line
 
-_WAIT = 5.0
+WAIT = 5.0
 """Seconds that the test of a login shell waits for its answer, before and after its standard input is closed."""
 
 _SHOWN = 300
@@ -105,7 +105,7 @@ def find_failure(
 def _read_answers(pipe: CommandPipe, marker: str, received: list[bytes]) -> tuple[tuple[str, str], bool]:
     """Add output and error output to `received`; return the shell that each names, and whether the pipe ended."""
     pattern = re.compile(rb"(?:^|\n)" + marker.encode() + rb" (\S*)\n")
-    until, ended = time.monotonic() + _WAIT, False
+    until, ended = time.monotonic() + WAIT, False
     while not ended and (left := until - time.monotonic()) > 0:
         got = pipe.read(left)
         ended = got is None

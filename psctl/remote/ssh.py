@@ -29,9 +29,9 @@ DROPPED_PATIENCE = 60.0
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
 """Seconds between two such tries, on average: from the first to the longest; each wait is half as long again."""
 
-_BUSY = 10.0  # seconds to wait for a free session when all connections have theirs in use (MaxSessions)
+BUSY = 10.0  # seconds to wait for a free session when all connections have theirs in use (MaxSessions)
 _SETTLED = 0.5  # seconds after which a refusal is not of a session that closed a moment ago and still counts
-_LOGINS = 8  # connections at most, where sshd allows few sessions on each
+LOGINS = 8  # connections at most, where sshd allows few sessions on each
 
 
 def _silence_paramiko() -> None:
@@ -155,13 +155,13 @@ class SshShell(PosixShell):
                 if (found := self._session_on(chain)) is not None:
                     return found
             waited = time.monotonic() - began
-            if waited > _BUSY:
+            if waited > BUSY:
                 raise TimedOut(
                     f"{self.name}: sshd opens no further session on {logins} connections (MaxSessions there)",
                     "do fewer things at once, or set a larger MaxSessions in sshd_config there; 0 allows no commands",
                     where=self.name,
                 )
-            if waited > _SETTLED and logins < _LOGINS:
+            if waited > _SETTLED and logins < LOGINS:
                 self._log_in_again(logins)
             else:
                 time.sleep(random.uniform(0.02, 0.1))  # noqa: S311

@@ -83,7 +83,7 @@ class TableConnections(PeerConnections):
         self._listen, self._save, self._memory, self._folder = listen, save, memory, folder
         self._send_to_coordinator: SendToCoordinator = lambda *message: None
         self._state: TableServer | None = None
-        self._unread: dict[int, deque[memoryview]] = {}  # by worker: answers in shared memory that it may be reading
+        self.unread: dict[int, deque[memoryview]] = {}  # by worker: answers in shared memory that it may be reading
         self._answers_read: dict[int, int] = {}  # by worker: number of these answers that it has read
         self._saved: list[TensorSlice] = []
         self._loading: dict[int, ReceivedSlices] = {}  # by ticket
@@ -150,7 +150,7 @@ class TableConnections(PeerConnections):
         super().end_worker(rank, incarnation)
         with self._lock:
             if ("worker", rank) not in self.peers:
-                self._unread.pop(rank, None)
+                self.unread.pop(rank, None)
 
     def allow(self, member: Member) -> str | None:
         """As PeerConnections; of servers only those of the newest assignment of tables may connect."""
@@ -198,7 +198,7 @@ class TableConnections(PeerConnections):
             if peer.member.role == "server":
                 self._follow(self._state.on_server_connected(rank))
             else:  # a worker that connects again has stopped reading the answers of its former connection
-                self._unread[rank], self._answers_read[rank] = deque(), 0
+                self.unread[rank], self._answers_read[rank] = deque(), 0
                 self._state.on_worker_disconnected(rank)
 
     def end_session(self, peer: PeerConnection) -> None:
@@ -248,7 +248,7 @@ class TableConnections(PeerConnections):
     def _free_read_answers(self, worker: int, answers: int) -> None:
         """Free the answers in shared memory that a worker has read; `answers` counts those of this connection."""
         with self._lock:
-            held = self._unread.get(worker, deque())
+            held = self.unread.get(worker, deque())
             more = answers - self._answers_read.get(worker, 0)
             if not 0 <= more <= len(held):
                 raise ProtocolError(f"worker/{worker} reports {more} answers as read, of {len(held)} that it can read")
@@ -286,7 +286,7 @@ class TableConnections(PeerConnections):
         if self._memory is not None:
             shared = self._memory.share(output.rank, output.message, output.payload)
         if shared is not None and output.payload is not None:
-            self._unread[output.rank].append(output.payload)
+            self.unread[output.rank].append(output.payload)
             peer.send(shared)
         else:
             peer.send(output.message, output.payload)

@@ -146,7 +146,7 @@ class MeasuredServers:
 
     def sum(self) -> None:
         self._parameter.grad = None
-        _FixedGradient.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
+        FixedGradient.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
 
     def fill(self, source: torch.Tensor) -> None:
         self._gradient.copy_(source)
@@ -166,7 +166,7 @@ class _GradientContext(Protocol):
     gradient: torch.Tensor
 
 
-class _FixedGradient(torch.autograd.Function):
+class FixedGradient(torch.autograd.Function):
     """A loss with a given gradient."""
 
     @staticmethod

@@ -47,13 +47,13 @@ def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
     with World(LAYOUT, 2, 1) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients
-        push_all(early, 0, 1.0)
+        push_all(world, early, 0, 1.0)
         early.step(0, GROUPS)
         early.pull(1)
         waiting = threading.Thread(target=early.wait, args=(1,))
         waiting.start()
         until(lambda: early.activity.endswith("from server/0, which waits for worker/1"))
-        push_all(late, 0, 3.0)
+        push_all(world, late, 0, 3.0)
         late.step(0, GROUPS)
         waiting.join(10)
         assert early.activity == "compute"
@@ -61,9 +61,9 @@ def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
         assert early.landing["float32"].eq(0).all()  # 1 - 0.5 * (1 + 3) / 2
 
 
-def push_all(client, clock: int, value: float) -> None:
+def push_all(world, client, clock: int, value: float) -> None:
     client.send_buffer(clock)["float32"].fill_(value)
-    for shard, held in enumerate(client._state.held):
+    for shard, held in enumerate(world.held):
         client.push(clock, shard, [True] * len(held))
 
 
@@ -81,18 +81,18 @@ def test_landed_values_are_copied_once_during_a_wait(monkeypatch):
             return True
 
         early.deliver(take)
-        push_all(early, 0, 1.0)
+        push_all(world, early, 0, 1.0)
         early.pull(1)
         waiting = threading.Thread(target=early.wait, args=(1,))
         waiting.start()
         late.send_buffer(0)["float32"].fill_(3.0)
         shards = range(len(world.decision.shards))
         for shard in shards[: len(shards) // 2]:
-            late.push(0, shard, [True] * len(late._state.held[shard]))
+            late.push(0, shard, [True] * len(world.held[shard]))
         assert some.wait(10)
         assert waiting.is_alive()
         for shard in shards[len(shards) // 2 :]:
-            late.push(0, shard, [True] * len(late._state.held[shard]))
+            late.push(0, shard, [True] * len(world.held[shard]))
         waiting.join(10)
         assert sorted(copied) == list(shards)
 
@@ -102,7 +102,7 @@ def test_a_slow_worker_does_not_end_a_wait_at_any_patience(monkeypatch):
     with World(LAYOUT, 2, 1, patience=0.3) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients
-        push_all(early, 0, 1.0)
+        push_all(world, early, 0, 1.0)
         early.step(0, GROUPS)
         early.pull(1)
         waiting = threading.Thread(target=early.wait, args=(1,))
@@ -110,7 +110,7 @@ def test_a_slow_worker_does_not_end_a_wait_at_any_patience(monkeypatch):
         began = SystemClock().now()
         until(lambda: SystemClock().now() - began > 1.0)
         assert waiting.is_alive()
-        push_all(late, 0, 1.0)
+        push_all(world, late, 0, 1.0)
         late.step(0, GROUPS)
         waiting.join(10)
         assert early.landing["float32"].eq(0.5).all()
@@ -142,7 +142,7 @@ def test_a_broken_connection_is_made_again_without_loss(fault):
     with World(LAYOUT, 1, 2, target=280, silence=0.2) as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
-        push_all(client, 0, 1.0)
+        push_all(world, client, 0, 1.0)
         getattr(world.network.link(Member("worker", 0), Member("server", 1)), fault)()
         client.step(0, GROUPS)
         client.pull(1)
@@ -174,7 +174,7 @@ def test_an_invalid_push_ends_its_connection_with_the_reason_and_changes_no_valu
     with World(LAYOUT, 2, 1, target=280) as world:
         world.start(flat_values(LAYOUT, VALUES))
         honest, other = world.clients
-        push_all(honest, 0, 1.0)
+        push_all(world, honest, 0, 1.0)
         honest.step(0, GROUPS)
         other.close()
         watcher = Watcher()
@@ -184,7 +184,7 @@ def test_an_invalid_push_ends_its_connection_with_the_reason_and_changes_no_valu
         assert reason in watcher.ended[0].message
         again = ParameterClient(Member("worker", 1), 2, world.decision, world.dialler(1), SystemClock(), 20.0)
         again.start(None)
-        push_all(again, 0, 3.0)
+        push_all(world, again, 0, 3.0)
         again.step(0, GROUPS)
         honest.pull(1)
         honest.wait(1)
@@ -196,10 +196,10 @@ def test_the_front_changes_only_in_waits_and_only_in_the_awaited_shards():
     with World(LAYOUT, 1, 2, target=280) as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
-        push_all(client, 0, 1.0)
+        push_all(world, client, 0, 1.0)
         client.step(0, GROUPS)
         client.pull(1)
-        until(lambda: not client._state.missing_shards(1))
+        until(lambda: client.seconds_in_flight > 0)  # all have arrived
         assert client.landing["float32"].eq(1).all()
         client.wait(1, [1])
         assert client.landing["float32"].tolist() == [1.0] * 70 + [0.5] * 30
@@ -318,8 +318,8 @@ def readers_of(client) -> list[int]:
     return seen
 
 
-def step_once(client, clock: int) -> None:
-    push_all(client, clock, 1.0)
+def step_once(world, client, clock: int) -> None:
+    push_all(world, client, clock, 1.0)
     client.wait(clock + 1)
 
 
@@ -333,21 +333,21 @@ def test_a_wait_for_one_server_reads_directly_and_the_reader_thread_resumes_late
         seen, me = readers_of(client), threading.get_ident()
         clock = 0
         while me not in seen:  # once the reader has rested
-            step_once(client, clock)
+            step_once(world, client, clock)
             clock += 1
             assert clock < 100
         seen.clear()
         for later in range(clock, clock + 20):
-            step_once(client, later)
+            step_once(world, client, later)
         assert set(seen) == {me}
     monkeypatch.setattr("psctl.transport.peer_connection.REST", 0.005)
     with World(LAYOUT, 1, 1, update="worker") as world:
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
         for clock in range(5):
-            step_once(client, clock)
+            step_once(world, client, clock)
         seen = readers_of(client)
-        push_all(client, 5, 1.0)
+        push_all(world, client, 5, 1.0)
         until(lambda: seen)  # no thread waits
         assert threading.get_ident() not in seen
         client.wait(6)
@@ -359,11 +359,12 @@ def test_a_wait_for_several_servers_leaves_reading_to_reader_threads(monkeypatch
         world.start(flat_values(LAYOUT, VALUES))
         (client,) = world.clients
         by_server = [
-            [shard for shard, owner in enumerate(client._state.owners) if owner == server] for server in (0, 1)
+            [shard for shard, owner in enumerate(world.decision.assignment.owners) if owner == server]
+            for server in (0, 1)
         ]
         assert all(by_server)
         for clock in range(20):
-            push_all(client, clock, 1.0)
+            push_all(world, client, clock, 1.0)
             for shards in by_server if clock % 2 else ():  # one at a time: their readers may rest after it
                 client.wait(clock + 1, shards)
             client.wait(clock + 1)
@@ -410,7 +411,7 @@ def test_a_worker_with_a_forbidden_message_is_refused_and_others_train(message, 
         assert violation.member == Member("worker", 1)
         assert why in violation.reason
         for client in world.clients:
-            push_all(client, 0, 1.0)
+            push_all(world, client, 0, 1.0)
         for client in world.clients:
             client.step(0, GROUPS)
             client.pull(1)

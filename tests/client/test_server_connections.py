@@ -52,7 +52,7 @@ class Town:
         self.dialled = threading.Semaphore(0)
         self.used: list[str] = []
         self.links = ServerConnections(
-            self.dial, self, lambda at, error: self.unreachable.append((at.rank, error.message))
+            lambda *to: self.dial(*to), self, lambda at, error: self.unreachable.append((at.rank, error.message))
         )
 
     def dial(self, member: Member, address: Address, handler) -> None:
@@ -103,7 +103,7 @@ def test_a_connection_that_is_made_soon_is_dialled_once():
     town.links.assign([at(0)])
     until(lambda: town.wires and town.links.is_in_use(town.of(0)))
     made: list[Wire] = []
-    town.links._dial = lambda *_: made.append(Wire(town, at(0)))  # made, but `on_connected` was not called yet
+    town.dial = lambda *_: made.append(Wire(town, at(0)))  # made, but `on_connected` was not called yet
     town.links.on_connection_lost(town.of(0), PeerLost("cut"))
     until(lambda: made)
     SystemClock().sleep(0.05)  # the error of the connection before it still stands: no reason to dial again
@@ -124,7 +124,7 @@ def test_a_server_that_accepts_and_ends_each_connection_is_dialled_after_growing
         ended.append(SystemClock().now())
         handler.on_connection_lost(wire, PeerLost("accepted and closed"))
 
-    town.links._dial = dial
+    town.dial = dial
     town.links.assign([at(0)])
     until(lambda: len(ended) >= 5)
     pauses = [after - before for before, after in itertools.pairwise(ended)]

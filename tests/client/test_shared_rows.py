@@ -83,11 +83,11 @@ def test_shared_rows_equal_the_pushed_and_pulled_rows(host: Host, consistency) -
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
             assert there.tolist() == list(range(400))
-        assert all(server._unread[rank] for server in net.servers for rank in range(2)), "no message reports that alone"
+        assert all(server.unread[rank] for server in net.servers for rank in range(2)), "no message reports that alone"
         net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
         if consistency != "asp":  # else it may be laid over what is read
             net.run(lambda store: store.clock())
-        assert not any(held for server in net.servers for held in server._unread.values()), (
+        assert not any(held for server in net.servers for held in server.unread.values()), (
             "it was reported with the next message"
         )
         sharing = [memory for memory in net.memories if any(memory._allocator._free.values())]
@@ -100,14 +100,14 @@ def test_many_read_answers_are_reported_without_another_message(host: Host) -> N
     with Net(1, servers=1, host=host) as net:
         links, server = net.links[0], net.servers[0]
         ((peer, state),) = links._states.items()
-        server._unread[0].extend([memoryview(b"")] * REPORT_EVERY)
+        server.unread[0].extend([memoryview(b"")] * REPORT_EVERY)
         for _ in range(1, REPORT_EVERY):
             links._count_read(peer, state)
             assert state.unreported
         links._count_read(peer, state)
         assert not state.unreported
         net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the server has received everything before
-        assert not server._unread[0]
+        assert not server.unread[0]
 
 
 def test_a_worker_that_reports_unshared_answers_as_read_is_refused(host: Host) -> None:
@@ -124,15 +124,15 @@ def test_answers_of_a_disconnected_reader_stay_until_it_cannot_read_them(host: H
         store.pull(keys)
         peer = server.peers["worker", 0]
         held = memoryview(b"as if it were read")
-        server._unread[0].append(held)
+        server.unread[0].append(held)
         peer.close("cut")
         assert torch.equal(store.pull(keys), torch.ones(400, 1024))
-        assert held not in server._unread[0], "it came anew"
-        server._unread[0].append(held)
+        assert held not in server.unread[0], "it came anew"
+        server.unread[0].append(held)
         store.close()
         peer = server.peers["worker", 0]
         net.links[0].close("the worker is lost")
         assert peer.join(10)
-        assert held in server._unread[0]
+        assert held in server.unread[0]
         server.end_worker(0, 0)
-        assert 0 not in server._unread
+        assert 0 not in server.unread

@@ -9,7 +9,7 @@ from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.shm_exchange import is_supported
 from psctl.errors import PeerLost
 from psctl.schedule.algorithms import catalog
-from psctl.types import STRATEGIES
+from psctl.types import STRATEGIES, Member
 from tests.helpers.data_planes import DataPlanes
 from tests.schedule.test_all_reduce import options
 
@@ -112,10 +112,7 @@ def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int], n
         if rank == 2:  # as the kernel ends what a process had open
             for line in cast.channels[2].values():
                 line.shutdown()
-            sealed = cast.planes[2]._sealed
-            if sealed is not None:
-                for peer in sealed._peers.values():
-                    peer._stream.shutdown()
+            cast.network.kill(Member("worker", 2))
             return
         SchedulePlayer(schedule, rank, cast.planes[rank]).play(buffers[rank])
 

@@ -43,7 +43,7 @@ class Two:
 
     def peer(self, rank: int) -> Any:
         """Return what rank `rank` sends to the other by."""
-        return self.ends[rank]._peers[1 - rank]
+        return self.ends[rank].peers[1 - rank]
 
     def send(self, tag: int, data: bytes) -> None:
         with self.changed[0]:
@@ -77,7 +77,7 @@ def two() -> Iterator[Two]:
     yield made
     for end in made.ends:
         end.close("done", 0.0)
-        for peer in end._peers.values():
+        for peer in end.peers.values():
             assert peer.join(10)
 
 

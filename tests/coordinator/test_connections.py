@@ -247,9 +247,9 @@ def test_requests_for_tensors_are_read_by_one_thread_and_bounded(monkeypatch: py
     monkeypatch.setattr("psctl.coordinator.connections.WANTED", 8)
     scene = Scene()
     held = threading.Event()
-    monkeypatch.setattr(scene.handler._handler, "_load", lambda peer, wanted: held.wait(20))
     before = threading.active_count()
     one = scene.peers[W1]
+    one.send = lambda message, payload=None: isinstance(message, LoadEnd) and held.wait(20)
     try:
         for ticket in range(8):
             scene.receive(one, LoadWanted(ticket, []), None)

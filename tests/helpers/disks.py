@@ -20,7 +20,7 @@ class SmallDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int, reserves: bool = True) -> None:
         self.room, self._reserves, self._write = room, reserves, os.write
-        monkeypatch.setattr(reserved_file, "_fallocate", self._allocate)
+        monkeypatch.setattr(reserved_file, "allocate", self._allocate)
         if not reserves:
             monkeypatch.setattr(os, "write", self._write_some)
 

@@ -160,9 +160,7 @@ class Job(ThreadedJob):
         """End a worker as kill -9 does."""
         del self._sessions[member]
         self._clients[member]._servers.stop_dialling()
-        for dialler, link in list(self.network._links):
-            if dialler == member:
-                link.kill()
+        self.network.kill(member)
         self.killed(member)
 
     def fail(self, member: Member, error: BaseException) -> None:

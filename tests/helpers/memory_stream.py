@@ -359,6 +359,13 @@ class MemoryNetwork:
             self._members[made.address] = credentials.member
         return made
 
+    def kill(self, member: Member) -> None:
+        """Kill all links of a member, as the end of its process does."""
+        with self._lock:
+            links = [link for dialler, link in self._links if member in (dialler, self._members.get(link.address))]
+        for link in links:
+            link.kill()
+
     def link(self, one: Member, other: Member) -> Link:
         """Return the newest link between two members, to cut it, kill it, or flip its bits."""
         with self._lock:

@@ -23,6 +23,7 @@ from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleWanted
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkersAt
 from psctl.orders import JobOrder
+from psctl.ps.pieces import pieces
 from psctl.ps.shards import offsets
 from psctl.server.main import Server
 from psctl.types import Assignment, Layout, Member, ParameterInfo
@@ -153,6 +154,7 @@ class World:
         assert first.decided.wait(WAIT), "no decision"
         assert first.decision is not None
         self.decision, self._folder = first.decision, folder
+        self.held = pieces(layout, self.decision.shards)  # by shard
         assert [tuple(group) for group in self.decision.hosts] == [tuple(group) for group in hosts]
         self.clients = [self._client(Member("worker", rank), trace, patience) for rank in range(workers)]
 
@@ -200,9 +202,7 @@ class World:
         member = Member("server", rank)
         self.job.acceptors[member].close()
         self.servers[rank].on_connection_lost(None, PeerLost("killed"))
-        for dialler, link in list(self.network._links):
-            if member in (dialler, self.network._members.get(link.address)):
-                link.kill()
+        self.network.kill(member)
         self.job.threads[member].join(20)
         self.dead.add(rank)
 
@@ -236,7 +236,7 @@ class World:
                 flat.fill_(float("nan"))  # elements without a gradient must not be read
             for index, gradient in gradients[rank].items():
                 view_of(self.layout, buffers, index).copy_(gradient)
-            for shard, held in reversed(list(enumerate(client._state.held))):
+            for shard, held in reversed(list(enumerate(self.held))):
                 client.push(clock, shard, [piece.parameter in gradients[rank] for piece in held], weight)
 
     def step(self, clock: int, groups, scale=None, save=False) -> None:

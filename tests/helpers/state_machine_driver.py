@@ -304,6 +304,5 @@ class CoordinatorDriver(StateMachineDriver):
         with self._lock:
             placement = self.machine.job.shards.placement
             assert placement is not None, "shards are placed with the decision"
-            placement._goal = [list(chain) for chain in chains]
-            placement._start_copies()
+            placement.move_to([list(chain) for chain in chains])
             self.handle(Tick())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psctl.launch.setup.doctor import HostReport, _gpus, newer_driver
+from psctl.launch.setup.doctor import HostReport, check_gpus, newer_driver
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_torch_and_driver_are_held_against_each_other(torch, cuda, driver, says)
     gpu = SimpleNamespace(driver=driver, name="NVIDIA H200")
     site = SimpleNamespace(facts=SimpleNamespace(findings=(), gpus=[gpu]), modules={"torch": torch}, cuda=cuda)
     report = HostReport("h0")
-    _gpus(report, site)
+    check_gpus(report, site)
     assert [check.detail for check in report.checks if check.check == "cuda"] == [says]

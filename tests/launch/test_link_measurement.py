@@ -153,7 +153,7 @@ def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what
     anew = msgspec.structs.replace(
         measured("a", "b", "c"), machines={name: site.identity for name, site in found.sites.items()}
     )
-    assert link_measurement._inside_before(found, anew) == {"a": copies["a"]}
+    assert link_measurement.inside_before(found, anew) == {"a": copies["a"]}
 
 
 def test_a_host_that_was_not_measured_keeps_its_nominal_rate() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from psctl.launch.remote_programs import host_state
 from psctl.launch.remote_programs.host_state import machine_id
-from psctl.launch.setup.doctor import HostReport, _disk
+from psctl.launch.setup.doctor import HostReport, check_disk
 from tests.launch.test_actions import site
 
 
@@ -50,7 +50,7 @@ def test_free_inodes_are_those_of_the_disk(tiny: Path) -> None:
 )
 def test_doctor_sees_inodes_beside_bytes(inodes: int | None, ok: bool, detail: str) -> None:
     report = HostReport("node-a")
-    _disk(report, site(inodes=inodes), None)
+    check_disk(report, site(inodes=inodes), None)
     (row,) = report.checks
     assert (row.check, row.ok, row.detail) == ("disk", ok, detail)
     assert ("df -i" in row.cure) is not ok

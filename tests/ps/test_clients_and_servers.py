@@ -107,8 +107,8 @@ def test_training_continues_without_a_lost_worker_and_drops_its_pushes_after_the
         cut_at, newest = world.held(0)
         assert newest <= cut_at + 1
         for server, machine in sorted(world.servers.items()):
-            world._follow(server, machine.count_until(0, cut_at))
-            world._follow(server, machine.set_members(cut_at + 1, [1, 2]))
+            world.follow(server, machine.count_until(0, cut_at))
+            world.follow(server, machine.set_members(cut_at + 1, [1, 2]))
         world.run()
         world.copies_agree()
         assert torch.equal(found.setdefault(cut_at, world.values()), world.values())  # it depends on the cut alone

@@ -153,9 +153,9 @@ def test_the_sum_adds_decoded_pushes_in_rank_order(kind: str) -> None:
 def test_transferred_pushes_stay_coded() -> None:
     old, new, worker = server("int8", 2), server("int8", 2), client("int8", 1, 2)
     deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
-    head, data = old._staging.staged_state()
+    head, data = old.staging.staged_state()
     assert len(data) == len(worker.send_buffers.sent_bytes(0, 0).bytes)
-    new._staging.restore_staged(head, data)
+    new.staging.restore_staged(head, data)
     zero = pushed(client("int8", 0, 2), 0, gradient(0))
     for machine in (old, new):
         deliver(machine, 0, zero)

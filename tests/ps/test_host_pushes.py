@@ -19,6 +19,7 @@ from psctl.errors import MessageRefused, ProtocolError
 from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.host_sums import RankGradients, host_sum, in_turn, joint_weight
 from psctl.ps.dense.server.dense_shard import DenseShard
+from psctl.ps.dense.server.push_staging import StagedTransfer, read_transfer
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import Leads, Pull, Push, Pushed, PushStaged, SharedRange, Values
 from psctl.ps.outputs import ToServer, ToWorker
@@ -254,7 +255,7 @@ class Play:
             self.move(self.draw(st.sampled_from(busy)) if len(busy) > 1 else busy[0])
         assert not self.silent, "someone has handed in, and nobody asks for it"
         assert self.taken >= set(self.alive)
-        self.happened.add("in a host sum" if self.machine._staging._covered else "apart")
+        self.happened.add("in a host sum" if transfer_of(self.machine).covered else "apart")
         self.hear(self.machine.on_step_order(self.clock, StepOrder(GROUPS, None, False)))
         assert self.machine.version == self.clock + 1, "all were taken, and yet the clock is not whole"
         self.clock += 1
@@ -273,7 +274,13 @@ def test_every_mixture_and_order_of_pushes_gives_bitwise_equal_values(data, host
         event(what)
     assert torch.equal(play.machine.state.values, by_hand(hosts, play.membership, 2))
     assert play.machine.state.applied == {**play.machine.state.applied, **dict.fromkeys(play.alive, 1)}
-    assert not any(one.whole for one in play.machine._staging._staged.values()), "nothing is left over"
+    assert not transfer_of(play.machine).pushes, "nothing is left over"
+
+
+def transfer_of(machine: DenseShard) -> StagedTransfer:
+    """Return what a transfer of the shard would contain."""
+    head, _ = machine.staging.staged_state()
+    return read_transfer(head, 0)
 
 
 def bring(machine: DenseShard, rank: int, message: Push, data: bytes):
@@ -384,8 +391,8 @@ def test_host_sums_are_transferred_unchanged(first):
     hosts = ((first, 2),)
     old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
     bring(old, first, *cover(0, (first, 2)))
-    head, data = old._staging.staged_state()
-    new._staging.restore_staged(head, data)
+    head, data = old.staging.staged_state()
+    new.staging.restore_staged(head, data)
     assert [new.last_clock_of(2), new.last_separate_clock_of(2)] == [0, -1]
     ends_clean(new, hosts)
 

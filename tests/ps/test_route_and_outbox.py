@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
 from psctl.ps.messages import Push, Step
 
@@ -80,7 +82,7 @@ def test_under_update_worker_no_order_is_sent_and_a_clock_is_settled_when_all_is
     assert box.unsettled_servers() == {1}
     box.on_pushed(0, 1)
     assert box.unsettled_servers() == set()
-    kept = box._pushes, box._push_count, box._unstaged, box._unstaged_by_server, box._sent
+    kept = [value for value in vars(box).values() if isinstance(value, Sized)]
     assert not any(kept), "a clock that is settled is forgotten"
 
 

@@ -41,8 +41,8 @@ class Tables:
         self.machine.start_shards(restored=False)
         self.sequence = 0
         for worker in (0, 1):
-            self.send(worker, OpenStore(STORE, 1, -1))
-        self.term = self.machine._term
+            answers = self.send(worker, OpenStore(STORE, 1, -1))
+        self.term = answers[-1].message.term
 
     def send(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
         return list(self.machine.on_worker_message(worker, message, pack(arrays) if arrays else memoryview(b"")))

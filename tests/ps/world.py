@@ -94,7 +94,7 @@ class World:
         for a in sorted(self.servers):
             for b in sorted(self.servers):
                 if a != b:
-                    self._follow(a, self.servers[a].on_server_connected(b))
+                    self.follow(a, self.servers[a].on_server_connected(b))
         self.assign()
         for rank in sorted(self.workers):
             self.connect(rank)
@@ -112,7 +112,7 @@ class World:
     def assign(self, *, tell_workers: bool = True) -> None:
         self.epoch += 1
         for rank, machine in sorted(self.servers.items()):
-            self._follow(rank, machine.on_assignment(self.epoch, self.chains, self.copies, list(self.servers)))
+            self.follow(rank, machine.on_assignment(self.epoch, self.chains, self.copies, list(self.servers)))
         if tell_workers:
             self.tell_workers()
 
@@ -126,7 +126,7 @@ class World:
         for worker in self.workers.values():
             worker.machine.on_server_disconnected(server)
         for rank, machine in sorted(self.servers.items()):
-            self._follow(rank, machine.on_server_disconnected(server))
+            self.follow(rank, machine.on_server_disconnected(server))
         self.chains = [[one for one in chain if one != server] for chain in self.chains]
         self.copies = [[one for one in some if one != server] for some in self.copies]
         self.assign()
@@ -138,15 +138,15 @@ class World:
             self.queues.pop((("s", one), ("w", rank)), None)
             self.workers[rank].machine.on_server_disconnected(one)
             self.servers[one].on_worker_disconnected(rank)
-            self._follow(one, self.servers[one].on_worker_connected(rank))
+            self.follow(one, self.servers[one].on_worker_connected(rank))
 
     def reconnect_servers(self, a: int, b: int) -> None:
         for one, other in ((a, b), (b, a)):
             self.queues.pop((("s", one), ("s", other)), None)
         for one, other in ((a, b), (b, a)):
-            self._follow(one, self.servers[one].on_server_disconnected(other))
+            self.follow(one, self.servers[one].on_server_disconnected(other))
         for one, other in ((a, b), (b, a)):
-            self._follow(one, self.servers[one].on_server_connected(other))
+            self.follow(one, self.servers[one].on_server_connected(other))
 
     def held(self, rank: int) -> tuple[int, int]:
         """Kill a worker; return the cut, and the newest version of a shard."""
@@ -167,7 +167,7 @@ class World:
         cut_at, newest = self.held(rank)
         assert newest <= cut_at + 1, "no shard is beyond the cut"
         for server, machine in sorted(self.servers.items()):
-            self._follow(server, machine.count_until(rank, cut_at))
+            self.follow(server, machine.count_until(rank, cut_at))
         worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)
         self.out(worker, worker.machine.on_assignment(self.epoch, self.owners(), sorted(self.servers)))
         self.connect(rank)
@@ -182,8 +182,8 @@ class World:
         self.servers[server] = self._server(server)
         for other in sorted(self.servers):
             if other != server:
-                self._follow(other, self.servers[other].on_server_connected(server))
-                self._follow(server, self.servers[server].on_server_connected(other))
+                self.follow(other, self.servers[other].on_server_connected(server))
+                self.follow(server, self.servers[server].on_server_connected(other))
         for rank in sorted(self.workers):
             self.connect(rank, server)
         for shard in shards:
@@ -208,7 +208,7 @@ class World:
         for one in outs:
             self.queues.setdefault((("w", worker.rank), ("s", one.server)), deque()).append((one.message, one.payload))
 
-    def _follow(self, server: int, instructions) -> None:
+    def follow(self, server: int, instructions) -> None:
         for one in instructions:
             if isinstance(one, ToWorker):
                 if one.rank in self.workers:
@@ -246,7 +246,7 @@ class World:
         )
         if place is not None:
             place[:] = payload
-        self._follow(
+        self.follow(
             receiver, (machine.on_worker_message if worker else machine.on_server_message)(sender, message, size)
         )
 

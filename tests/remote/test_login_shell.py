@@ -61,7 +61,7 @@ def login(lab: Any) -> Iterator[Login]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have psctl wait 5 s, in place of 10, for a shell that begins no command."""
     monkeypatch.setattr(SshShell, "patience", 5.0)
-    monkeypatch.setattr("psctl.remote.login_shell._WAIT", 4.5)
+    monkeypatch.setattr("psctl.remote.login_shell.WAIT", 4.5)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -544,8 +544,8 @@ def test_an_sshd_that_allows_one_session_a_connection_is_logged_into_again(lab: 
 def test_an_sshd_that_allows_no_session_is_reported(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = lab.sshd(extra="MaxSessions 0")
     lab.know(server)
-    monkeypatch.setattr("psctl.remote.ssh._BUSY", 2.0)
-    monkeypatch.setattr("psctl.remote.ssh._LOGINS", 2)
+    monkeypatch.setattr("psctl.remote.ssh.BUSY", 2.0)
+    monkeypatch.setattr("psctl.remote.ssh.LOGINS", 2)
     with pytest.raises(TimedOut, match=r"node-a: sshd opens no further session on 2 connections \(MaxSessions"):
         SshShell.connect(lab.target(server))
 

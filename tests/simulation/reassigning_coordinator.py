@@ -32,7 +32,7 @@ class ReassigningCoordinator(Coordinator):
         placement = self._movable()
         if placement is None or server not in placement.places:
             return
-        goal = [list(chain) for chain in placement._goal]
+        goal = [list(chain) for chain in placement.goal]
         chain = goal[shard % len(goal)]
         goal[shard % len(goal)] = [server, *[one for one in chain if one != server]][: len(chain)]
         self.aim(goal)

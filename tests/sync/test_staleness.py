@@ -56,7 +56,7 @@ class Runner:
         buffers = client.send_buffer(clock)
         for index, gradient in gradient_of(values, clock, self.rank).items():
             view_of(self.world.layout, buffers, index).copy_(gradient)
-        for shard, held in enumerate(client._state.held):
+        for shard, held in enumerate(self.world.held):
             client.push(clock, shard, [True] * len(held))
         client.step(clock, groups)
         client.pull(clock + 1)

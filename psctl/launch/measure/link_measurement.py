@@ -333,12 +333,12 @@ def carry_out(reached: ReachedCluster, progress: Progress) -> tuple[str, ...]:
         for name, actions in reached.plans.items():
             reached.plans[name] = [action for action in actions if not isinstance(action, ours)]
         return (f"the links were not measured: {error.message}",)
-    save(reached, msgspec.structs.replace(measured, inside=_inside_before(reached, measured)))
+    save(reached, msgspec.structs.replace(measured, inside=inside_before(reached, measured)))
     load(reached)
     return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(reached.chosen, measured))
 
 
-def _inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
+def inside_before(reached: ReachedCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
     """Return the saved copies inside the machines that are unchanged since `topo --measure`."""
     before = reached.home.load_measurement("links", reached.chosen.spec.name, Measurements)
     if before is None:

@@ -190,8 +190,8 @@ def _check_host(report: HostReport, site: HostSite, reached: ReachedCluster) -> 
         report.good("packages", f"`psctl up` installs {', '.join(lacking)}")
     torch = site.modules.get("torch")
     report.good("torch", torch or "none yet")
-    _gpus(report, site)
-    _disk(report, site, reached.failed.get(site.name))
+    check_gpus(report, site)
+    check_disk(report, site, reached.failed.get(site.name))
     detail = f"{format_seconds(abs(site.skew))} {'ahead' if site.skew > 0 else 'behind'}" if site.skew else "as here"
     if abs(site.skew) > SKEW:
         report.bad("clock", errors.VersionMismatch(detail, "run a time service there (chrony, systemd-timesyncd)"))
@@ -199,7 +199,8 @@ def _check_host(report: HostReport, site: HostSite, reached: ReachedCluster) -> 
         report.good("clock", detail)
 
 
-def _disk(report: HostReport, site: HostSite, refused: errors.PsctlError | None) -> None:
+def check_disk(report: HostReport, site: HostSite, refused: errors.PsctlError | None) -> None:
+    """Add the check of a host's disk to its report; `refused`: why psctl's files there cannot be used."""
     if site.free < LITTLE:
         report.bad("disk", errors.DiskFull(f"{format_bytes(site.free)} left at {site.workdir}", "free space there"))
     elif site.inodes is not None and site.inodes < FEW:
@@ -214,7 +215,8 @@ def _disk(report: HostReport, site: HostSite, refused: errors.PsctlError | None)
         report.good("disk", f"{format_bytes(site.free)}{files} left")
 
 
-def _gpus(report: HostReport, site: HostSite) -> None:
+def check_gpus(report: HostReport, site: HostSite) -> None:
+    """Add the checks of a host's GPUs, their driver and torch's CUDA to its report."""
     for finding in site.facts.findings:
         report.bad("gpu", errors.VersionMismatch(finding.what, finding.cure))
     gpus = site.facts.gpus

@@ -77,9 +77,9 @@ class DenseShard:
         self._readers = VersionReaders()
         self.state = ShardState(terms, shard, held, self._readers.may_read, allocator)
         self._terms, self._restored, self._pushes_ask = terms, restored, terms.pushes_ask
-        self._staging = intake(self.state, membership or Membership.initial(terms.world, terms.base))
-        self._answers = ShardAnswers(self.state, self._staging, self._readers, allocator)
-        self.chain = ReplicaChain(shard.index, me, self.state, up, epoch, copying=copying, staged=self._staging)
+        self.staging = intake(self.state, membership or Membership.initial(terms.world, terms.base))
+        self._answers = ShardAnswers(self.state, self.staging, self._readers, allocator)
+        self.chain = ReplicaChain(shard.index, me, self.state, up, epoch, copying=copying, staged=self.staging)
         self._starting = False  # start values are being received
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
         self._unacknowledged: set[int] = set()  # ranks that wait for Pushed
@@ -124,13 +124,13 @@ class DenseShard:
     def _after_chain(self, led: bool, outputs: Sequence[ChainOutput]) -> list[Output]:
         """Continue after the chain has handled an event."""
         if self.leads and not led and self.version is not None:
-            now = self._staging.membership.changes[-1][1]
-            self.led_from = 1 + min((self._staging.applied_of(rank) for rank in now), default=self.version)
-            self._unacknowledged = set(self._staging.membership.everyone)
+            now = self.staging.membership.changes[-1][1]
+            self.led_from = 1 + min((self.staging.applied_of(rank) for rank in now), default=self.version)
+            self._unacknowledged = set(self.staging.membership.everyone)
         if led and not self.leads:
             self._answers.clear()
         if self.chain.role in ("none", "copying", "member"):
-            self._staging.clear()
+            self.staging.clear()
         return [*outputs, *self._advance()]
 
     # ---- start values -----------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class DenseShard:
             ProtocolError: wrong size or clock; the worker's fault, and nothing was changed.
         """
         self._check(rank, message)
-        return self._staging.receive_buffer_for(rank, message, size) if self.chain.leads else None
+        return self.staging.receive_buffer_for(rank, message, size) if self.chain.leads else None
 
     def _check(self, rank: int, message: Push) -> None:
         """Check the fields of a push from which something follows even if it does not count.
@@ -206,9 +206,9 @@ class DenseShard:
             self._readers.on_covered(message.covers, message.clock)
         if self._pushes_ask:
             self._answers.on_push(rank, message.clock)
-        if message.clock <= self._staging.clock_of(rank):
-            self._staging.give_up(rank, message)
-            applied = self._staging.applied_of(rank) >= message.clock
+        if message.clock <= self.staging.clock_of(rank):
+            self.staging.give_up(rank, message)
+            applied = self.staging.applied_of(rank) >= message.clock
             self._unacknowledged.update([rank] if applied else ())
             return [
                 *self._acknowledge([rank], message.clock),
@@ -216,9 +216,9 @@ class DenseShard:
                 *(self._advance() if applied else ()),
             ]
         if shared is not None:
-            taken = self._staging.add_shared(rank, message, shared)
+            taken = self.staging.add_shared(rank, message, shared)
         else:
-            taken = self._staging.add_received(rank, message, size)
+            taken = self.staging.add_received(rank, message, size)
         return [*self._acknowledge(taken, message.clock), *self._ask_again(), *(self._apply_ready() if taken else ())]
 
     def _acknowledge(self, ranks: Sequence[int], clock: int) -> list[Output]:
@@ -228,10 +228,10 @@ class DenseShard:
 
     def _ask_again(self) -> list[Output]:
         """Ask the ranks whose staged pushes were dropped to push again."""
-        if not self._staging.given_up:
+        if not self.staging.given_up:
             return []
-        ranks = sorted(self._staging.given_up)
-        self._staging.given_up.clear()
+        ranks = sorted(self.staging.given_up)
+        self.staging.given_up.clear()
         if not self.chain.leads:
             return []
         self._answers.on_new_clock()
@@ -239,18 +239,18 @@ class DenseShard:
 
     def on_step_order(self, clock: int, order: StepOrder) -> list[Output]:
         """Record the step order of `clock`."""
-        self._staging.add_order(clock, order)
+        self.staging.add_order(clock, order)
         return self._advance()
 
     def drop_pushes_after(self, rank: int, clock: int) -> list[Output]:
         """Drop what a lost worker pushed after `clock`."""
-        self._staging.drop_and_undo(rank, clock)
+        self.staging.drop_and_undo(rank, clock)
         return [*self._ask_again(), *self._advance()]
 
     def set_members(self, membership: Membership) -> list[Output]:
         """Set the members of each clock."""
         self._readers.keep_only(membership.changes[-1][1])
-        self._staging.set_members(membership)
+        self.staging.set_members(membership)
         return [*self._ask_again(), *self._advance()]
 
     # ---- progress ----------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class DenseShard:
         outputs: list[Output] = [*self._answers.norms()]
         if not self.chain.alone:
             outputs += self.chain.start_waiting_copies()
-        while (self.chain.alone or self.chain.may_append) and (ready := self._staging.next_ready()) is not None:
+        while (self.chain.alone or self.chain.may_append) and (ready := self.staging.next_ready()) is not None:
             outputs += self._apply(ready)
             outputs += self._answer_settled()
             outputs += self._answers.norms()
@@ -300,9 +300,9 @@ class DenseShard:
                 self._unacknowledged.discard(answer.rank)
         if self._unacknowledged:
             ranks, self._unacknowledged = sorted(self._unacknowledged), set()
-            outputs += [ToWorker(rank, Pushed(self.shard.index, self._staging.applied_of(rank))) for rank in ranks]
+            outputs += [ToWorker(rank, Pushed(self.shard.index, self.staging.applied_of(rank))) for rank in ranks]
         outputs += answers
-        return outputs + self._snapshot() if self._staging.saves else outputs
+        return outputs + self._snapshot() if self.staging.saves else outputs
 
     def save_version(self, rank: int, version: int) -> list[Output]:
         """Copy version `version`, now or when it is reached; once, however many ranks request it."""
@@ -310,7 +310,7 @@ class DenseShard:
             return []
         if self._terms.update != "server" or self._is_beyond(version):
             raise self._error(rank, f"asked to save version {version} of a shard at {self.version}")
-        self._staging.saves.add(version)
+        self.staging.saves.add(version)
         return self._advance()
 
     def _is_beyond(self, version: int) -> bool:
@@ -319,13 +319,13 @@ class DenseShard:
 
     def _snapshot(self) -> list[Output]:
         outputs: list[Output] = []
-        for version in sorted(self._staging.saves):
-            ranks = self._staging.membership.at(max(0, version - 1))
+        for version in sorted(self.staging.saves):
+            ranks = self.staging.membership.at(max(0, version - 1))
             base = self._terms.base - 1
             if version <= self._saved or self._is_beyond(version):
-                self._staging.saves.discard(version)
+                self.staging.saves.discard(version)
             elif all(self.state.applied.get(rank, base) == version - 1 for rank in ranks):
-                self._staging.saves.discard(version)
+                self.staging.saves.discard(version)
                 self._saved = version
                 outputs.append(Snapshot(version, self.shard.index, self.state.checkpoint()))
         return outputs
@@ -352,25 +352,25 @@ class DenseShard:
         or a pull of all workers' clocks waits for."""
         if not self.chain.leads or self.state.version is None:
             return []
-        asked, staleness = [*self._staging.saves, *self._answers.wanted_clocks], self._terms.staleness
+        asked, staleness = [*self.staging.saves, *self._answers.wanted_clocks], self._terms.staleness
         needed = max(asked, default=0) if staleness is None else clock - staleness
-        return self._staging.missing_ranks(needed) if self._staging.clocks < needed else []
+        return self.staging.missing_ranks(needed) if self.staging.clocks < needed else []
 
     def last_clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is staged here; under asp, that is applied: the rest will be dropped."""
         asp = self._terms.staleness is None
-        return self._staging.applied_of(rank) if asp else self._staging.clock_of(rank)
+        return self.staging.applied_of(rank) if asp else self.staging.clock_of(rank)
 
     def last_separate_clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is staged separately here: a host sum is dropped when any of its ranks
         is cut. Under asp as `last_clock_of`."""
-        return min(self.last_clock_of(rank), self._staging.last_separate_clock_of(rank))
+        return min(self.last_clock_of(rank), self.staging.last_separate_clock_of(rank))
 
     def on_worker_disconnected(self, rank: int) -> None:
         """Forget a rank's connection, but not what it may still read until a push reports a newer version."""
         self._answers.on_disconnected(rank)
         self._readers.on_disconnected(rank)
-        self._staging.drop_incoming(rank)
+        self.staging.drop_incoming(rank)
         self._starting = self._starting and rank != 0
 
     def _error(self, rank: int, what: str) -> ProtocolError:
