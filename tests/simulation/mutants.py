@@ -52,7 +52,7 @@ def _renumber_old_push(method: Any) -> Any:
     """Treat a push that was received before as the next one."""
 
     def mutant(self: DenseShard, rank: int, message: Any, *more: Any) -> Any:
-        taken = self._staging.clock_of(rank)
+        taken = self.staging.clock_of(rank)
         if self.leads and message.clock <= taken:
             message = replace(message, clock=taken + 1)
         return method(self, rank, message, *more)
@@ -133,8 +133,8 @@ def _copy_late(method: Any) -> Any:
     """Copy for a checkpoint whichever version is current at the time of the copy."""
 
     def mutant(self: DenseShard) -> Any:
-        due = {version for version in self._staging.saves if self.version is not None and self.version > version}
-        self._staging.saves -= due
+        due = {version for version in self.staging.saves if self.version is not None and self.version > version}
+        self.staging.saves -= due
         copies = [Snapshot(version, self.shard.index, self.state.checkpoint()) for version in sorted(due)]
         self._saved = max([self._saved, *due])
         return copies
