@@ -267,7 +267,7 @@ PRIVATE_USES = {
     "ps/test_dense_client.py": (1, "the request that an answer repeats"),
     "ps/test_dense_shard.py": (1, "bounds the free buffers"),
     "remote/test_ssh.py": (1, "a transfer that stops half-way"),
-    "simulation/tables.py": (1, "no read is left"),
+    "simulation/table_run.py": (1, "no read is left"),
     "sync/test_gpu_staging.py": (2, "a planted bug; a function of torch"),
     "sync/test_local_sgd.py": (2, "`run` does not show its synchronizer to scripts"),
     "sync/test_replacement.py": (1, "whether a rank's examples of the step count"),
