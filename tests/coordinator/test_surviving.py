@@ -115,7 +115,7 @@ def test_a_rank_that_does_not_reach_a_living_server_is_named_once() -> None:
     for _ in range(2):
         job.receive(W1, ServerUnreachable(0, 0, "no word for 5 s"))
     notices = [event.text for event in appended(job.instructions, events.Notice) if "connect" in event.text]
-    assert notices == ["worker/1 on h1 cannot connect to server/0, which runs: no word for 5 s"]
+    assert notices == ["worker/1 on h1 cannot connect to server/0 on h0, which runs: no word for 5 s"]
 
 
 # ---- workers -------------------------------------------------------------------------------------------------------

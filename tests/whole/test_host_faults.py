@@ -133,6 +133,24 @@ def test_a_host_that_comes_back_when_it_was_just_given_up_is_refused(
     job.stop_and_check(reference)
 
 
+def test_a_host_that_does_not_reach_another_one_is_named_and_replaced_after_the_stall(
+    make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
+) -> None:
+    """Both reach the head, which has no server, so that they need each other."""
+    job = JobOnHosts(make_hosts(3), tmp_path / "home")
+    text = job.cluster.read_text()
+    job.cluster.write_text(text.replace("name: h1, slots: 2}", "name: h1, slots: 2, roles: [worker]}"))
+    job.train("--servers", "2", "--set", "timeouts.stall=30s")
+    job.hosts.part("h2", "h3")
+    job.until(lambda: job.notices("h2 and h3 do not reach each other, though h1 reaches both"), "the notice", 60)
+    job.until(lambda: job.lost(), "one side's loss", 90)
+    assert any("it did not reach each other" in event["reason"] for event in job.of("worker-lost")), job.lost()
+    job.wait_for_steps()
+    job.hosts.part("h2", "h3", apart=False)
+    job.wait_for_steps()
+    job.stop_and_check(reference)
+
+
 def test_a_link_that_flaps_for_20_s(job: JobOnHosts, reference: dict[int, str]) -> None:
     for _ in range(10):
         job.hosts.cut("h2")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, ending, losses, progress, scaling, stalls, table_placement
+from psctl.coordinator.state import checkpoints, ending, losses, partitions, progress, scaling, stalls, table_placement
 from psctl.job.process_messages import ProcessFailure
 
 if TYPE_CHECKING:
@@ -174,6 +174,12 @@ def _check_stalls(job: JobState) -> None:
     if job.now - since < job.order.stall_timeout:
         job.stalls.cancel_gathering()
         job.stalls.ask_stacks(job, new)
+    elif found := partitions.host_to_give_up(job, since):
+        host, why = found
+        job.partitions.given_up.add(host)
+        for rank in job.ranks.values():
+            rank.moved_at = job.now  # the others wait for replacements from now on
+        losses.on_host_lost(job, host, why)
     elif job.stalls.gather_stacks(
         job, [*job.live("worker"), *(each for each in named if each.member.role == "server")]
     ):
@@ -181,7 +187,8 @@ def _check_stalls(job: JobState) -> None:
             f"{each.member} ended at step {each.step}" for each in job.ranks_of("worker") if each.ended or each.finished
         ]
         unknown = [f"{each.member}: no stack, {why}" for each in named if (why := job.stalls.problem(each.member))]
-        text = "; ".join([*(_describe_stall(job, rank, since) for rank in named), *gone, *unknown])
+        apart = partitions.describe_partitions(job, since)
+        text = "; ".join([*apart, *(_describe_stall(job, rank, since) for rank in named), *gone, *unknown])
         _timed_out(job, named[0], f"{text}; timeouts.stall is {job.order.stall_timeout:.0f} s")
 
 

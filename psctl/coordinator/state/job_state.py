@@ -14,6 +14,7 @@ from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanM
 from psctl.coordinator.state.losses import Losses, Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.outages import Outage
+from psctl.coordinator.state.partitions import Partitions
 from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.scaling import Scaling
 from psctl.coordinator.state.server_changes import Shards
@@ -109,6 +110,7 @@ class JobState:
         self.losses = Losses()
         self.restart: Restart | None = None
         self.outage: Outage | None = None  # of the head's link
+        self.partitions = Partitions()
         self.scaling = Scaling()
         self.stalls = Stalls()
         self.ending: Ending | None = None

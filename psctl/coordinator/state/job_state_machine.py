@@ -18,6 +18,7 @@ from psctl.coordinator.state import (
     losses,
     lost_workers,
     outages,
+    partitions,
     progress,
     restart,
     returning_hosts,
@@ -285,7 +286,7 @@ class JobStateMachine:
             case SaveEnd(step=step):
                 checkpoints.on_part_ended(job, rank, step, of_tables=message.tables)
             case ServerUnreachable():
-                server_changes.on_unreachable(job, rank, message)
+                partitions.on_unreachable(job, rank, message)
             case ProtocolViolation(member=other, reason=reason):
                 if other in job.ranks:  # else it is an earlier incarnation, which is over
                     losses.on_protocol_broken(job, other, f"{reason} (to {rank.member})")

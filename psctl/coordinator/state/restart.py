@@ -219,6 +219,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.startup.reached = {"starting": job.now}
     job.lost_workers = LostWorkers()
     job.division = ExampleDivision()
+    job.partitions.reported.clear()
     if job.tables.first and not table_placement.saved_tensors(job):
         job.notice("the contents of stores (run.store()) are lost: there is no checkpoint of them")
     job.tables = TableServers()

@@ -39,6 +39,8 @@ def _use_when_idle(job: JobState, host: int) -> None:
     if job.returning[host]:
         return
     del job.returning[host]
+    if host in job.partitions.given_up:
+        return
     job.lost_hosts.discard(host)
     hosts = list(job.order.hosts)
     hosts[host] = replace(hosts[host], may_serve=job.may_serve[host])

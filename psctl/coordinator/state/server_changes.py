@@ -9,10 +9,10 @@ import msgspec
 from psctl.coordinator.state import checkpoints, example_division, sum_order
 from psctl.coordinator.state.instructions import ShardsMade, StartMember
 from psctl.job.environment import server_environment
-from psctl.job.membership_messages import Reassign, ServerUnreachable, ShardCaughtUp, ShardHandedOver
+from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.training_messages import Decision, Leave, Resume
-from psctl.types import Address, Assignment, Member, ServerAt, Shard
+from psctl.types import Address, Assignment, ServerAt, Shard
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
@@ -150,14 +150,6 @@ def on_handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
     placement = placement_of(job, tables=message.tables)
     if placement is not None:
         placement.on_transferred(message.shard, rank.member.rank)
-
-
-def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:
-    """A rank cannot connect to a server: append a notice if the server runs; both try again."""
-    server = Member("server", message.server, message.incarnation)
-    if server in job.ranks and not job.ranks[server].ended:
-        text = f"{job.describe(rank)} cannot connect to {server}, which runs: {message.reason}"
-        job.notice_once(("unreachable", (rank.member, server)), text)
 
 
 def advance(job: JobState, patient: bool) -> str:
