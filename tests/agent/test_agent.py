@@ -29,21 +29,11 @@ from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, Member
 from tests.helpers.orders import make_hosts, make_order
+from tests.helpers.running import until
 
 ROOT = Path(__file__).parents[2]
 WAIT = 40.0
 """Seconds that anything may take here; all of it takes a few."""
-
-
-def until(true: Callable[[], Any], what: str) -> Any:
-    """Return what `true` returns once it is true."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {WAIT} s for {what}")
 
 
 class Cluster:
@@ -78,7 +68,7 @@ class Cluster:
         for host in range(len(self.order.hosts)):
             self._start(host, coordinator)
             if host == 0 and len(self.order.hosts) > 1:
-                found = until(lambda: self.call(0, "hello").get("coordinator"), "the coordinator's address")
+                found = until(lambda: self.call(0, "hello").get("coordinator"), WAIT, name="the coordinator's address")
                 coordinator = Address(**found)
         return self
 
@@ -126,7 +116,7 @@ class Cluster:
             if (
                 supervisor.wait(WAIT) < 0
             ):  # it was killed: its agent, which no process waits for, ends the job by itself
-                until(lambda: self.processes() == [], "the agents' own ends")
+                until(lambda: self.processes() == [], WAIT, name="the agents' own ends")
         found = self.of(events.Finished)
         assert len(found) == 1, self.logs()
         assert self.log()[-1] == found[0]
@@ -138,7 +128,7 @@ class Cluster:
         def seen() -> list[Any]:
             return [event for event in self.of(events.Log) if text in event.text]
 
-        found: events.Log = until(seen, f"{text!r} in the log")[0]
+        found: events.Log = until(seen, WAIT, name=f"{text!r} in the log")[0]
         return found
 
     def pid(self, role: str, rank: int = 0) -> int:
@@ -149,7 +139,7 @@ class Cluster:
                 if (event.role, event.rank) == (role, rank) and event.pid
             ]
 
-        found: int = until(running, f"{role}/{rank} to run")[0]
+        found: int = until(running, WAIT, name=f"{role}/{rank} to run")[0]
         return found
 
     def processes(self) -> list[psutil.Process]:
@@ -291,7 +281,7 @@ VICTIMS = [
 
 def test_a_killed_worker_makes_all_start_again_from_the_last_checkpoint(cluster: Callable[..., Cluster]) -> None:
     job = cluster(WORKER, environment={"STEPS": "150"}, every=0.3, restarts=3)
-    until(lambda: job.of(events.CheckpointWritten), "a checkpoint")
+    until(lambda: job.of(events.CheckpointWritten), WAIT, name="a checkpoint")
     os.kill(job.pid("worker", 1), signal.SIGKILL)
     last = job.finished()
     assert (last.status, last.exit, last.steps) == ("done", 0, 150), job.logs()
@@ -309,7 +299,7 @@ def test_whichever_process_is_killed_the_job_ends_and_nothing_is_left(
     cluster: Callable[..., Cluster], victim: str
 ) -> None:
     job = cluster(FAMILY)
-    until(lambda: len([event for event in job.of(events.Log) if event.text == "up"]) == 2, "both workers")
+    until(lambda: len([event for event in job.of(events.Log) if event.text == "up"]) == 2, WAIT, name="both workers")
     host = 1 if "elsewhere" in victim else 0
     supervisor = job.supervisors[host].pid
     agent = psutil.Process(supervisor).children()[0]
@@ -356,7 +346,7 @@ def test_a_stop_ends_everything_and_is_no_failure(cluster: Callable[..., Cluster
 
 def test_sigterm_to_one_hosts_agent_stops_the_job(cluster: Callable[..., Cluster]) -> None:
     job = cluster("import time; print('up', flush=True); time.sleep(60)")
-    until(lambda: len(job.of(events.Log)) == 2, "both workers")
+    until(lambda: len(job.of(events.Log)) == 2, WAIT, name="both workers")
     job.supervisors[1].terminate()
     last = job.finished()
     assert (last.status, last.exit) == ("stopped", 1)
@@ -380,7 +370,9 @@ def test_keys_and_secrets_are_on_no_disk_even_when_all_processes_are_killed(clus
     job = cluster(
         "import os, time\nprint(os.environ['KEY'], flush=True)\ntime.sleep(600)", workers=(1, 1), secrets={"KEY": key}
     )
-    until(lambda: len({event.rank for event in job.of(events.Log) if event.text == "***"}) == 2, "both workers")
+    until(
+        lambda: len({event.rank for event in job.of(events.Log) if event.text == "***"}) == 2, WAIT, name="both workers"
+    )
 
     def shown() -> list[str]:
         words = [
@@ -395,7 +387,7 @@ def test_keys_and_secrets_are_on_no_disk_even_when_all_processes_are_killed(clus
     for process in job.processes():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
             process.kill()
-    until(lambda: job.processes() == [], "the end of all processes")
+    until(lambda: job.processes() == [], WAIT, name="the end of all processes")
     assert shown() == []
 
 
@@ -469,7 +461,11 @@ def as_stranger(*places: str) -> list[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[..., Cluster]) -> None:
     job = cluster(HOLD)
-    until(lambda: len([event for event in job.of(events.Log) if event.text.startswith("port ")]) == 2, "both ports")
+    until(
+        lambda: len([event for event in job.of(events.Log) if event.text.startswith("port ")]) == 2,
+        WAIT,
+        name="both ports",
+    )
     ports = {e.rank: int(e.text.split()[1]) for e in job.of(events.Log) if e.text.startswith("port ")}
     head, other = ports["worker/0"], ports["worker/1"]
     reset = {"closed", "ConnectionResetError", "BrokenPipeError"}
@@ -480,7 +476,11 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
         log = (job.job_dir(host) / "agent.log").read_text()
         assert "MASTER_PORT rejected a connection: a process of user 65534" in log
     with socket.create_connection(("127.0.0.1", other), 10):  # the same in the name of our own user
-        until(lambda: any("psctl.agent.torch_store_host" in each.cmdline() for each in job.processes()), "the store")
+        until(
+            lambda: any("psctl.agent.torch_store_host" in each.cmdline() for each in job.processes()),
+            WAIT,
+            name="the store",
+        )
     job.call(0, "stop", force=True)
     job.finished()
 
@@ -608,7 +608,7 @@ def test_workers_that_use_psctl_report_save_and_end(cluster: Callable[..., Clust
 
 def test_a_stop_with_save_cuts_all_workers_at_one_step(cluster: Callable[..., Cluster]) -> None:
     job = cluster(WORKER)
-    until(lambda: job.of(events.Progress), "training")
+    until(lambda: job.of(events.Progress), WAIT, name="training")
     job.call(0, "stop", save=True, by="Ctrl-C")
     last = job.finished()
     assert (last.status, last.exit, last.failure) == ("stopped", 130, None), job.logs()
@@ -633,7 +633,7 @@ def test_a_lost_worker_is_named_before_the_ranks_that_lost_their_connection_to_i
     cluster: Callable[..., Cluster],
 ) -> None:
     job = cluster(WORKER)
-    until(lambda: job.of(events.Progress), "training")
+    until(lambda: job.of(events.Progress), WAIT, name="training")
     os.kill(job.pid("worker", 1), signal.SIGKILL)
     last = job.finished()
     assert last.failure is not None

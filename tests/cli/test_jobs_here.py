@@ -8,8 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from tests.cli.inside import psctl
+from tests.helpers.running import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -80,14 +80,6 @@ def user(tmp_path: Path) -> Iterator[User]:
     for process in psutil.process_iter(["cmdline"]):
         if f"{tmp_path}/.psctl" in " ".join(process.info["cmdline"] or []):
             process.kill()
-
-
-def until(what: Callable[[], Any], seconds: float = 30) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := what()):
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
-    return value
 
 
 def running(user: User, job: str) -> bool:

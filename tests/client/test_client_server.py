@@ -22,6 +22,7 @@ from psctl.server.main import Server, stream_save
 from psctl.types import Address, Member, ServerAt, TensorSlice
 from tests.helpers.credentials import credentials
 from tests.helpers.ps_world import World, flat_values, make_layout
+from tests.helpers.running import until
 
 PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]
 VALUES = [torch.ones(70), torch.ones(30)]
@@ -31,15 +32,6 @@ LAYOUT = make_layout(PARAMETERS, "SGD", GROUPS)
 
 def gradients(workers: int, value: float = 1.0):
     return [{0: torch.full((70,), value), 1: torch.full((30,), value)} for _ in range(workers)]
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    """Let other threads run until `condition` holds."""
-    clock = SystemClock()
-    end = clock.now() + seconds
-    while not condition():
-        assert clock.now() < end, "it never came true"
-        clock.sleep(0.005)
 
 
 def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from psctl.types import Member
 from tests.helpers.ps_world import DTYPES, World, flat_values, make_layout
+from tests.helpers.running import until
 
 SHAPES = [((70, 90), "float32", 0), ((33,), "float64", 0), ((2000,), "float32", 0)]
 GROUPS = [{"lr": 0.1, "momentum": 0.5}]
@@ -35,20 +34,13 @@ def draw(clock: int, rank: int, *, full: bool) -> dict[int, torch.Tensor]:
     }
 
 
-def wait(what) -> None:
-    end = time.monotonic() + LONG
-    while not what():
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.005)
-
-
 def met(world) -> None:
     """Connect all workers."""
     world.meet()
     for group in world.decision.hosts:
         for rank in group:
             client = world.clients[rank]
-            wait(lambda client=client, group=group: len(client._state._host._up) == len(group) - 1)
+            until(lambda client=client, group=group: len(client._state._host._up) == len(group) - 1)
 
 
 def step(world, clock, update: str, *, full: bool) -> None:

@@ -11,14 +11,7 @@ from psctl.client.server_connections import ServerConnections, member_of
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost, ProtocolError
 from psctl.types import Address, Member, ServerAt
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    clock = SystemClock()
-    end = clock.now() + seconds
-    while not condition():
-        assert clock.now() < end, "it never came true"
-        clock.sleep(0.002)
+from tests.helpers.running import until
 
 
 class Wire:

@@ -90,7 +90,7 @@ class Psctl:
         return Ended(process.returncode, out, err)
 
 
-def until(what: Callable[[], Any], seconds: float = 30, every: float = 0.05, name: str = "") -> Any:
+def until(what: Callable[[], Any], seconds: float = 30, every: float = 0.02, name: str = "") -> Any:
     """Wait until `what` is true and return what it returned; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while True:

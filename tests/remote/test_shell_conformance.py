@@ -22,6 +22,7 @@ from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Process, Shell
 from tests.helpers.fake_shell import FakeShell
+from tests.helpers.running import until
 
 KINDS = ["ssh", "local", "fake"]
 MOUNT_SMALL = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
@@ -49,14 +50,6 @@ def place(shell: Shell, tmp_path: Path) -> str:
         return "/work"
     (tmp_path / "work").mkdir()
     return str(tmp_path / "work")
-
-
-def eventually(holds: Callable[[], Any], seconds: float = 5.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
-    return found
 
 
 def read_until(tail: Any, wanted: bytes) -> bytes:
@@ -174,7 +167,7 @@ def test_a_deadline_that_passes_before_the_command_has_begun_leaves_nothing(shel
         lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
         return [line for line in lines if f"sleep 300; cd {place}" in line]
 
-    eventually(lambda: not left())
+    until(lambda: not left())
 
 
 @REAL
@@ -182,7 +175,7 @@ def test_ctrl_c_leaves_nothing_of_the_command(shell: Shell, place: str, gone_soo
     pids = Path(place, "pids")
 
     def interrupt() -> None:
-        eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -327,7 +320,7 @@ def test_a_started_process_runs_until_it_is_signalled(shell: Shell, place: str) 
     process = shell.start(["sleep", "300"], log=f"{place}/log", cwd=place, env={})
     assert shell.alive(process)
     assert shell.signal(process, signal.SIGTERM)
-    eventually(lambda: not shell.alive(process))
+    until(lambda: not shell.alive(process))
     assert not shell.signal(process, signal.SIGTERM)
 
 
@@ -343,18 +336,18 @@ def test_its_output_is_added_to_the_log(shell: Shell, place: str) -> None:
     shell.put(b"before\n", f"{place}/logs/new/log")
     shell.start(["echo", "a  b", "$HOME"], log=f"{place}/logs/new/log", cwd=place, env={})
     wanted = b"before\na  b $HOME\n"
-    eventually(lambda: shell.run(["cat", f"{place}/logs/new/log"]).stdout == wanted)
+    until(lambda: shell.run(["cat", f"{place}/logs/new/log"]).stdout == wanted)
 
 
 def test_its_environment_may_hold_anything(shell: Shell, place: str) -> None:
     value = 'it\'s\na "$HOME" `id` \\ value \n\n'
     shell.start(["printenv", "PSCTL_VALUE"], log=f"{place}/log", cwd=place, env={"PSCTL_VALUE": value})
-    eventually(lambda: shell.run(["cat", f"{place}/log"]).stdout == value.encode() + b"\n")
+    until(lambda: shell.run(["cat", f"{place}/log"]).stdout == value.encode() + b"\n")
 
 
 def test_a_program_that_does_not_exist_is_reported_in_the_log(shell: Shell, place: str) -> None:
     process = shell.start(["psctl-has-no-such-program"], log=f"{place}/log", cwd=place, env={})
-    eventually(lambda: not shell.alive(process))
+    until(lambda: not shell.alive(process))
     assert b"not found" in shell.run(["cat", f"{place}/log"]).stdout
 
 
@@ -383,12 +376,12 @@ def test_a_started_process_has_its_own_session_no_input_and_can_be_interrupted(s
     session, group = int(fields[3]), int(fields[2])
     assert (session, group, os.readlink(f"/proc/{process.pid}/fd/0")) == (process.pid, process.pid, "/dev/null")
     # until the program itself runs, what starts it takes the signal
-    eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text().strip() == "sleep")
+    until(lambda: Path(f"/proc/{process.pid}/comm").read_text().strip() == "sleep")
     # a program that is being loaded holds its libraries open for a moment
-    eventually(lambda: sorted(int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")) == [0, 1, 2])
+    until(lambda: sorted(int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")) == [0, 1, 2])
     assert os.readlink(f"/proc/{process.pid}/cwd") == os.path.realpath(place)
     assert shell.signal(process, signal.SIGINT)
-    eventually(lambda: not shell.alive(process), 20.0)
+    until(lambda: not shell.alive(process), 20.0)
 
 
 @REAL
@@ -399,7 +392,7 @@ def test_a_started_process_survives_the_connection(shell: Shell, place: str) -> 
     time.sleep(0.2)  # what would end it would do so by now
     assert here.alive(process)
     assert here.signal(process, signal.SIGKILL)
-    eventually(lambda: not here.alive(process))
+    until(lambda: not here.alive(process))
 
 
 # ---- tail ----
@@ -443,9 +436,9 @@ def test_a_closed_tail_leaves_no_reader(shell: Shell, place: str) -> None:
         if name == "there":
             shell.put(b"x", f"{place}/{name}")
         tail = shell.tail(f"{place}/{name}")
-        eventually(lambda name=name: _readers(f"{place}/{name}"))
+        until(lambda name=name: _readers(f"{place}/{name}"))
         tail.close()
-        eventually(lambda name=name: not _readers(f"{place}/{name}"))
+        until(lambda name=name: not _readers(f"{place}/{name}"))
 
 
 def _readers(path: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from psctl.job.training_messages import MemberReady
 from psctl.ps.server_optimizers import numbers
 from psctl.types import Member
 from tests.helpers.ps_world import World, flat_values, make_layout
+from tests.helpers.running import until
 from tests.sync.test_trajectories import MIXED, assert_same, gradients, make_optimizer, reference, start_values
 
 _here = Path(__file__)
@@ -81,13 +81,6 @@ def test_a_servers_death_or_broken_links_change_nothing_but_time(place, disturb)
         for clock in range(STEPS):
             trial.clock(clock, (place, disturb) if clock == 3 else None)
             assert_same(world, MIXED, reference("AdamW", 2, STEPS)[clock])
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.002)
 
 
 def test_a_shard_moves_to_a_server_that_was_filled_while_training_continued():

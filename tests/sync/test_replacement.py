@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.clock import SystemClock
 from tests.helpers.job_world import Job, Killed
+from tests.helpers.running import until
 
 
 class Average:
@@ -26,14 +26,6 @@ class Average:
 
     def load_state_dict(self, state) -> None:
         self.value, self.count = state["value"], state["count"]
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    clock = SystemClock()
-    end = clock.now() + seconds
-    while not condition():
-        assert clock.now() < end, "it never came true"
-        clock.sleep(0.002)
 
 
 class Story:

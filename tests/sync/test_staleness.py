@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.clock import SystemClock
 from psctl.ps.server_optimizers import FIT, numbers
 from tests.helpers.job_world import Job
 from tests.helpers.ps_world import World, flat_values, make_layout, view_of
+from tests.helpers.running import until
 
 _here = Path(__file__)
 
@@ -31,14 +31,6 @@ def gradient_of(values, clock, rank):
         index: value * 0.5 + torch.randn(value.shape, generator=generator).to(value.dtype)
         for index, value in enumerate(values)
     }
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    clock = SystemClock()
-    end = clock.now() + seconds
-    while not condition():
-        assert clock.now() < end, "it never came true"
-        clock.sleep(0.005)
 
 
 class Runner:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from psctl.errors import ConnectionFailed
 from psctl.transport.peer_connection import ReadLease
-
-
-def within(seconds: float, condition: Any) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.001)
+from tests.helpers.running import until
 
 
 class Resting:
@@ -42,7 +35,7 @@ def test_the_lease_is_free_only_while_the_reader_rests_and_it_reads_again_when_n
     reader = Resting()
     assert not reader.lease.try_acquire()
     reader.rest()
-    within(5, lambda: reader.lease.try_acquire() or reader.back.is_set())
+    until(lambda: reader.lease.try_acquire() or reader.back.is_set(), 5, every=0.001)
     reader.lease.release()
     assert reader.back.wait(5)
     assert not reader.lease.try_acquire()
@@ -53,7 +46,7 @@ def test_a_thread_that_waits_often_keeps_the_lease_and_a_recall_ends_the_rest(mo
     reader = Resting()
     reader.lease.offered = True
     reader.rest()
-    within(5, reader.lease.try_acquire)
+    until(reader.lease.try_acquire, 5, every=0.001)
     for _ in range(3):
         reader.lease.release()
         assert reader.lease.try_acquire()
@@ -69,7 +62,7 @@ def rested(pair: Any, note: Any) -> tuple[Any, Any]:
     pair.worker.on_received = lambda peer, message: peer.offer_lease()
     theirs.send(note("short"))
     pair.worker.next("received")
-    within(5, mine.read_lease.try_acquire)
+    until(mine.read_lease.try_acquire, 5, every=0.001)
     return mine, theirs
 
 
