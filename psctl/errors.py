@@ -25,6 +25,7 @@
        |- ProtocolError             protocol            1   the peer broke the protocol (or is no member of the job)
        |  '- MessageRefused         protocol            1   a member sent a message that psctl's tables do not allow
        '- PeerLost                  peer-lost           1   the peer ended or the link was cut
+          '- PeerLeft               peer-lost           1   the peer closed the connection, with a reason
 
 Errors in a user's files are `ValueError`s too; an `assert` marks a bug in psctl. Only cli/app.py turns one of these
 errors into an exit code; the table of codes is promised to users.
@@ -235,3 +236,7 @@ class PeerLost(ConnectionFailed):
     """The peer ended, closed without a farewell message, or its link was cut."""
 
     code = "peer-lost"
+
+
+class PeerLeft(PeerLost):
+    """The peer closed the connection in order, for a reason: it does not want another one."""

@@ -1,8 +1,9 @@
 """The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
-A refused connection means that the coordinator is gone: the job is over on this host. Silence may be a link that comes
-back: when the coordinator has been out of reach for AGENT_PATIENCE (job/silence.py), the agent ends its processes, but
-goes on to dial for as long as the job waits for lost hosts.
+A coordinator that was killed is started again by its agent; where connections are refused for longer than that takes,
+it is gone, and the job is over on this host. Silence may be a link that comes back: when the coordinator has been out
+of reach for AGENT_PATIENCE (job/silence.py), the agent ends its processes, but goes on to dial for as long as the job
+waits for lost hosts. Messages outlast the connection in a session (job/message_session.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import Register
+from psctl.job.message_session import MessageSession, is_numbered
+from psctl.job.process_messages import OutputLines, Register
+from psctl.job.session_messages import MessagesReceived, SessionResumed
 from psctl.job.silence import AGENT_PATIENCE, TOLERANCE
 from psctl.orders import JobOrder
 from psctl.process.certificate_renewal import CertificateRenewer
@@ -85,6 +88,15 @@ class CheckpointCopies:
         self._receivers.clear()
 
 
+REFUSED = 10.0
+"""Seconds of refused connections after which the coordinator is gone: it takes a second to start it again."""
+
+PAUSE = 0.1
+"""Seconds between two attempts."""
+
+MOST_WAITING = 1000
+"""Messages that wait for a connection before further printed lines are dropped."""
+
 HANDSHAKE = 5.0
 """Seconds for one attempt."""
 
@@ -92,10 +104,6 @@ LOOK = 1.0
 """Seconds between two looks at how long the coordinator has been silent."""
 
 COORDINATOR = Member("coordinator", 0)
-
-
-class LinkUp(msgspec.Struct, frozen=True):
-    """The coordinator is connected."""
 
 
 class LinkSilent(msgspec.Struct, frozen=True):
@@ -125,19 +133,23 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
         register: returns the first message of each connection; called on another thread.
         patience: seconds without the coordinator after which it is gone for good, at least AGENT_PATIENCE.
         congestion: TCP's congestion control.
-        put: takes LinkUp, LinkSilent, LinkGone and FromCoordinator; called on other threads.
+        put: takes LinkSilent, LinkGone and FromCoordinator; called on other threads.
         copies: receives checkpoint copies.
     """
 
     def __init__(
         self, credentials: Credentials, register: Callable[[], Register], patience: float, congestion: str,
-        put: Callable[[LinkUp | LinkSilent | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
+        put: Callable[[LinkSilent | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
     ) -> None:  # fmt: skip
         self._credentials, self._register, self._congestion = credentials, register, congestion
         self._patience = max(AGENT_PATIENCE, patience)
         self._put, self._copies = put, copies
         self._lock = threading.Lock()
+        self._session: MessageSession[JobMessage] = MessageSession()
+        self._first = 0  # message of the session that would be the first of a new one
         self._peer: PeerConnection | None = None
+        self._begun = False  # there is a session
+        self._ready = False  # the session is begun or resumed on this connection
         self._lost = threading.Event()
         self._over = threading.Event()
 
@@ -146,10 +158,20 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
         threading.Thread(target=self._run, args=(address,), name="psctl link", daemon=True).start()
 
     def send(self, message: JobMessage) -> bool:
-        """Send to the coordinator; False when there is no connection now."""
-        with self._lock:  # orders may arrive before `_run` has stored the connection
-            peer = self._peer
-        return peer is not None and peer.send(message, urgent=True)
+        """Send to the coordinator, now or when it is connected again.
+
+        Returns:
+            False when there is no connection now and the message was dropped: it is not numbered, or too many wait.
+        """
+        with self._lock:
+            if not is_numbered(message):
+                return self._ready and self._peer is not None and self._peer.send(message, urgent=True)
+            if not self._ready and isinstance(message, OutputLines) and self._session.waiting > MOST_WAITING:
+                return False  # the lines are in the log files of this host
+            self._session.keep(message)
+            if self._ready and self._peer is not None:
+                self._peer.send(message, urgent=True)
+            return True
 
     def finish(self) -> None:
         """The job is over: a connection that breaks from now on is not made again."""
@@ -172,22 +194,26 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 peer = self._dial(address, since + self._patience - time.monotonic())
             except PsctlError as error:
                 away = time.monotonic() - since
-                if isinstance(error.__cause__, ConnectionRefusedError) or away >= self._patience:
+                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                if away >= (REFUSED if refused else self._patience):
                     self._put(LinkGone(error.message))
                     return
                 if away >= AGENT_PATIENCE and not silent:
                     silent = True
                     self._put(LinkSilent(error.message))
-                self._lost.wait(0.3)
+                self._lost.wait(PAUSE)
                 continue
             with self._lock:
-                peer.send(self._register(), urgent=True)
+                self._first = self._session.next  # before the list of processes, whose ends have later numbers
+                known = self._session.received if self._begun else None
+                peer.send(msgspec.structs.replace(self._register(), received=known), urgent=True)
                 self._peer = peer
-            self._put(LinkUp())
             silence = self._await_end(peer)
             if self._over.is_set():
                 return
-            self._peer, since, silent = None, time.monotonic() - silence, silence >= AGENT_PATIENCE
+            with self._lock:
+                self._peer, self._ready = None, False
+            since, silent = time.monotonic() - silence, silence >= AGENT_PATIENCE
             if silent:
                 self._put(LinkSilent(f"{peer.name}: no sign of life for {silence:.0f} s"))
                 peer.close("no sign of life")
@@ -212,9 +238,28 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
         match message:
             case CheckpointCopyBegin() | CheckpointCopyPart() | CheckpointCopyEnd():
                 for answer in self._copies.receive(message, payload):
-                    peer.send(answer, urgent=True)
+                    self.send(answer)
+            case SessionResumed(received=received):
+                self._resume(peer, received)
+            case MessagesReceived(count=count):
+                self._session.acknowledge(count)
             case _:
                 self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
+                if is_numbered(message):
+                    self._session.received += 1
+                    peer.send(MessagesReceived(self._session.received))
+
+    def _resume(self, peer: PeerConnection, received: int | None) -> None:
+        """Send again what the coordinator has not received, then everything that waits."""
+        with self._lock:
+            if received is None:
+                self._session.begin_again(self._first)
+            else:
+                self._session.acknowledge(received)
+            for message in self._session.unacknowledged():
+                peer.send(message)
+            self._begun = True
+            self._ready = self._peer is peer
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         self._lost.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -21,6 +22,12 @@ from psctl.transport.credentials import Credentials
 from psctl.types import Address
 
 LOG = "coordinator.log"
+
+QUICK = 5.0
+"""Seconds: a coordinator that ends earlier after its start counts as one that cannot continue."""
+
+MOST_QUICK = 3
+"""Times that this may happen before the job fails."""
 
 
 class StoreWanted(msgspec.Struct, frozen=True):
@@ -55,6 +62,10 @@ class HeadServices:
         self._store: StoreSocket | None = None
         self.coordinator: AgentChild | None = None
         self.store_host: AgentChild | None = None
+        self._tunnels: Address | None = None  # of the store, for other hosts' agents
+        self._address: Address | None = None  # of the coordinator
+        self._began = 0.0  # when the coordinator was started last
+        self._quick_ends = 0
         self._old_stores: list[AgentChild] = []  # killed, not ended yet
 
     def start(self) -> str:
@@ -70,18 +81,40 @@ class HeadServices:
         if not store.problem:
             self._store = store
             self._watch_store(store)
+        self._tunnels = store.tunnels
+        self._start_coordinator(None)
+        return store.problem
+
+    def may_restart(self) -> bool:
+        """Return whether the coordinator, which has ended, may be started again: not if it ends at once each time."""
+        now = time.monotonic()
+        self._quick_ends = self._quick_ends + 1 if now - self._began < QUICK else 0
+        return self._address is not None and self._quick_ends < MOST_QUICK
+
+    def restart(self) -> None:
+        """Start the coordinator again; it continues the job from its journal, at the same address.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        assert self._address is not None, "may_restart() comes first"
+        self._start_coordinator(self._address.port)
+
+    def _start_coordinator(self, port: int | None) -> None:
         reader, writer = os.pipe()
         try:
-            orders = spawn.coordinator_orders(self._orders, store.tunnels, writer, self._files)
+            orders = spawn.coordinator_orders(self._orders, self._tunnels, writer, self._files, port)
             with sealed_memory.holding(orders) as descriptor:
                 self.coordinator = self._spawn(writer, descriptor)
         finally:
             os.close(writer)
+        self._began = time.monotonic()
         threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
-        return store.problem
 
     def _spawn(self, report: int, orders: int) -> AgentChild:
-        environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, orders)
+        # A successor must iterate over sets in the same order (coordinator/journal.py).
+        given = {"PYTHONHASHSEED": str(int(self._orders.preauth_secret[:8], 16))}
+        environment = spawn.environment_of(self._orders, given, self._files, COORDINATOR, orders)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(self._files.job_dir / LOG, flags, 0o600)
         try:
@@ -94,7 +127,8 @@ class HeadServices:
         with os.fdopen(reader, "rb") as file:
             line = file.readline()
         if line:  # empty: the coordinator has ended, which the agent sees by SIGCHLD
-            self._put(CoordinatorAt(msgspec.json.decode(line, type=Address)))
+            self._address = msgspec.json.decode(line, type=Address)
+            self._put(CoordinatorAt(self._address))
 
     def start_store(self) -> None:
         """Start the process that serves the store's socket.

@@ -36,7 +36,6 @@ from psctl.agent.coordinator_link import (
     FromCoordinator,
     LinkGone,
     LinkSilent,
-    LinkUp,
 )
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
@@ -91,7 +90,7 @@ class SupervisorEnded(msgspec.Struct, frozen=True):
 
 
 AgentEvent = (
-    ChildEnded | SigtermReceived | SupervisorEnded | LinkUp | LinkSilent | LinkGone | FromCoordinator | CoordinatorAt
+    ChildEnded | SigtermReceived | SupervisorEnded | LinkSilent | LinkGone | FromCoordinator | CoordinatorAt
     | StoreWanted | StopRequested
 )  # fmt: skip
 
@@ -118,9 +117,7 @@ class Agent:
         self._cpu_usage = CpuUsage()
         self._stacks = StackDumps(orders.code_dir, self._secrets)
         self._kill_times: dict[AgentChild, float] = {}  # when a child that was ordered to end is killed
-        self._unsent_exits: list[ProcessExited] = []  # exits not reported yet: no connection
         self._coordinator: Address | None = orders.coordinator
-        self._unsent_stop: StopWanted | None = None  # a stop not sent yet: no connection
         self._stopping = ""
         self._kill_at: float | None = None
         self._exit_at: float | None = None
@@ -199,14 +196,9 @@ class Agent:
                 for child in self._processes.ended():
                     self._on_child_ended(child)
             case CoordinatorAt(address=address):
-                self._coordinator = address
-                self._link.start(address)
-            case LinkUp():
-                unsent, self._unsent_exits = self._unsent_exits, []
-                for message in unsent:
-                    self._report_exit(message)
-                if self._unsent_stop is not None:
-                    self._link.send(self._unsent_stop)
+                if self._coordinator is None:  # else it was started again at the same address
+                    self._coordinator = address
+                    self._link.start(address)
             case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
                 self._queries.add_answer(event)
             case FromCoordinator(message=message):
@@ -256,7 +248,7 @@ class Agent:
         except (PsctlError, OSError) as error:
             self._segments.ended(member)
             self._stacks.ended(member)
-            self._report_exit(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
+            self._link.send(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
             return
         self._members[child] = member
         self._link.send(ProcessStarted(member, child.pid))
@@ -293,14 +285,10 @@ class Agent:
         failure = None
         if status:
             failure = spawn.account(self.files, member, self.host.name, child, tail, self._secrets)
-        self._report_exit(ProcessExited(member, status, failure))
+        self._link.send(ProcessExited(member, status, failure))
         self._processes.end_family(child)  # before a start of the same rank: events are handled in order
         self._pump.close(member)
         self._finish_if_idle()
-
-    def _report_exit(self, message: ProcessExited) -> None:
-        if not self._link.send(message):
-            self._unsent_exits.append(message)
 
     def _end_members(self, members: list[Member], grace: float) -> None:
         """Send SIGTERM to some processes, and SIGKILL after the grace period; others may be started in their place."""
@@ -327,7 +315,7 @@ class Agent:
                 self._start_process(message)
             case StartProcess():
                 failure = ProcessFailure(str(message.member), self.host.name, -15, time.time(), 0, "not started")
-                self._report_exit(ProcessExited(message.member, -int(signal.SIGTERM), failure))
+                self._link.send(ProcessExited(message.member, -int(signal.SIGTERM), failure))
             case EndProcesses(members=members, grace=grace):
                 self._end_members(members, grace)
             case HoldSlots(workers=workers):
@@ -351,6 +339,13 @@ class Agent:
                 self._log(f"the coordinator sent a {type(message).__name__}, which an agent does not handle")
 
     def _on_coordinator_ended(self, child: AgentChild) -> None:
+        if child.status and self._head.may_restart() and not self._stopping:
+            self._log(f"the coordinator ended with status {child.status}; it is started again")
+            try:
+                self._head.restart()
+                return
+            except OSError as error:
+                self._log(f"the coordinator cannot be started again: {error}")
         if child.status:
             tail = self._head.tail()
             failure = spawn.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
@@ -374,8 +369,7 @@ class Agent:
             self._finished = True
 
     def _request_stop(self, stop: StopWanted) -> None:
-        if not self._link.send(stop):
-            self._unsent_stop = stop
+        self._link.send(stop)
         if stop.force:
             self._stopping = self._stopping or f"a forced stop by {stop.by}"
             self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY

@@ -158,13 +158,15 @@ def process_orders(
     return msgspec.json.encode(made)
 
 
-def coordinator_orders(orders: AgentOrders, store: Address | None, report: int, files: Files) -> bytes:
-    """Return the orders of the coordinator, which include the authority's key."""
+def coordinator_orders(
+    orders: AgentOrders, store: Address | None, report: int, files: Files, port: int | None
+) -> bytes:
+    """Return the orders of the coordinator, which include the authority's key; `port`: of the one that it succeeds."""
     made = CoordinatorOrders(
         order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
         preauth_secret=orders.preauth_secret, store=store,
         job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
-        error_file=str(files.error(COORDINATOR)),
+        error_file=str(files.error(COORDINATOR)), port=port,
     )  # fmt: skip
     return msgspec.json.encode(made)
 

@@ -2,6 +2,8 @@
 
 main: takes inputs from one queue, passes them to the state machine and carries out the instructions
 connections: the connections of all members; bulk data passes through them without the state machine
+sessions: the coordinator's ends of the sessions with members
+journal: the inputs from which a successor continues
 event_log: the job's event log on the head's disk, also when that is full
 checkpoint_saver: writes, verifies, prunes, uploads and copies checkpoints
 state: the state machine, without sockets, files or threads

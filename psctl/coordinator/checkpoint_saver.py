@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -185,6 +185,8 @@ class CheckpointSaver:
             self._work.get()()
 
     def _commit(self, commit: CommitCheckpoint, save: _Open | None) -> CheckpointCommitted:
+        if save is None and commit.again:
+            return self._find_written(commit.step)
         if save is None:
             return CheckpointCommitted(commit.step, problem="it was given up")
         try:
@@ -192,6 +194,24 @@ class CheckpointSaver:
         except PsctlError as error:
             save.writer.discard()
             return CheckpointCommitted(commit.step, problem=error.message)
+
+    def _find_written(self, step: int) -> CheckpointCommitted:
+        """Return the result of a commit that an earlier coordinator had begun."""
+        folder = self._root / self._order.name / folder_name(step)
+        try:
+            whole = folder.is_dir() and not verify(folder)
+            if not whole:
+                return CheckpointCommitted(step, problem="the coordinator was lost before it was written")
+            to = self._order.checkpoint.to
+            path = upload.upload_checkpoint(folder, to) if to else str(folder)
+            return CheckpointCommitted(step, path, open_checkpoint(folder).bytes)
+        except PsctlError as error:
+            return CheckpointCommitted(step, problem=error.message)
+
+    def ignore(self, steps: Collection[int]) -> None:
+        """Ignore parts of the checkpoints of these steps: an earlier coordinator has written them or given them up."""
+        with self._lock:
+            self._closed |= set(steps)
 
     def _written(self, commit: CommitCheckpoint, save: _Open) -> CheckpointCommitted:
         order = self._order

@@ -16,10 +16,13 @@ import msgspec
 
 from psctl.checkpoint.reader import open_checkpoint, read_slice
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
+from psctl.coordinator.sessions import MemberSessions, SessionMessage
 from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, ProtocolBroken
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
+from psctl.job.message_session import is_numbered
+from psctl.job.session_messages import MessagesReceived, SessionResumed
 from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import StartBegin, StartEnd, StartPart
@@ -45,20 +48,26 @@ class CoordinatorConnections:
     Args:
         put: takes inputs for the state machine, from any thread.
         saver: takes parts of checkpoints.
+        sessions: with all members.
+        as_sent: returns the message that is sent for one that a session keeps.
         resume: folder of the checkpoint that the job resumes from.
         why_refused: returns why a member may not send a message now, or ""; called on any thread.
     """
 
     def __init__(
-        self, put: Callable[[Input], None], saver: CheckpointSaver, resume: Path | None,
+        self, put: Callable[[Input], None], saver: CheckpointSaver, sessions: MemberSessions,
+        as_sent: Callable[[SessionMessage], JobMessage], resume: Path | None,
         why_refused: Callable[[Member, JobMessage], str] = lambda member, message: "",
     ) -> None:  # fmt: skip
         self._put = put
         self._saver = saver
+        self._sessions, self._as_sent = sessions, as_sent
         self._resume = resume
         self._why_refused = why_refused
         self._lock = threading.Lock()
         self._peers: dict[Member, PeerConnection] = {}
+        self._ready: dict[Member, PeerConnection] = {}  # on which the session was begun or resumed; the main thread's
+        self._acknowledged: dict[Member, int] = {}  # the main thread's
         self._parts: dict[PeerConnection, set[tuple[int, bool]]] = {}  # parts that have begun: (step, of tables)
         self._wanted: dict[PeerConnection, deque[LoadWanted]] = {}  # a thread answers them
 
@@ -66,11 +75,46 @@ class CoordinatorConnections:
         """Read from this checkpoint from now on; None: there is none, the job begins with its start values."""
         self._resume = folder
 
-    def send(self, member: Member, message: JobMessage) -> None:
-        """Send a message to a member, before bulk data; it is dropped when the member is not connected."""
+    # ---- sessions: the main thread -----------------------------------------------------------------------------------
+
+    def start_session(self, member: Member, *, new: bool) -> None:
+        """Begin or resume the session of a member, which has sent its first message on a new connection.
+
+        Args:
+            member: the member.
+            new: its session begins now.
+        """
+        peer, session = self.peer(member), self._sessions.by_member.get(member)
+        if new:
+            self._acknowledged.pop(member, None)
+        if peer is None or self._ready.get(member) is peer:
+            return  # it is gone again; or an earlier connection's message was handled in its place
+        if session is None:
+            peer.close("its session is over")
+            return
+        self._ready[member] = peer
+        if member.role == "agent" or not new:
+            peer.send(SessionResumed(None if new else session.received), urgent=True)
+        for message in session.unacknowledged():
+            peer.send(self._as_sent(message), urgent=True)
+
+    def send(self, member: Member, message: SessionMessage) -> None:
+        """Send a message to a member, before bulk data. While it is not connected its session keeps the message, if it
+        has one and the message is numbered."""
         peer = self.peer(member)
-        if peer is not None:
-            peer.send(message, urgent=True)
+        if peer is not None and (self._ready.get(member) is peer or not is_numbered(message)):
+            peer.send(self._as_sent(message), urgent=True)
+
+    def have_sessions(self, members: list[Member]) -> bool:
+        """Return whether the sessions of all these members are begun or resumed on their present connections."""
+        return all((peer := self.peer(member)) is not None and self._ready.get(member) is peer for member in members)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the messages that were received since the last call."""
+        for member, session in self._sessions.by_member.items():
+            if self._acknowledged.get(member, 0) != session.received:
+                self._acknowledged[member] = session.received
+                self.send(member, MessagesReceived(session.received))
 
     def peer(self, member: Member) -> PeerConnection | None:
         """Return the connection of a member."""
@@ -126,12 +170,12 @@ class CoordinatorConnections:
             case SaveBegin():
                 self._begin_part(peer, message)
                 self._saver.begin(_sender(peer, message), message)
-                self._put(MessageReceived(peer.member, SaveBegin(message.step, [], tables=message.tables)))
+                self._put_message(peer, SaveBegin(message.step, [], tables=message.tables))
             case SaveEnd():
                 self._check_begun(peer, message)
                 self._parts[peer].discard((message.step, message.tables))
                 self._saver.end(_sender(peer, message), message.step)
-                self._put(MessageReceived(peer.member, message))
+                self._put_message(peer, message)
             case StartBegin() | StartPart() | StartEnd():
                 self._relay_start_values(peer, message, payload)
             case LoadWanted():
@@ -140,8 +184,24 @@ class CoordinatorConnections:
                 self._ask_servers(peer, message)
             case ReadRows():
                 self._answer_reader(peer, message, payload)
+            case MessagesReceived(count=count):
+                self._take_acknowledgement(peer, count)
             case _:
+                self._put_message(peer, message)
+
+    def _put_message(self, peer: PeerConnection, message: JobMessage) -> None:
+        """Pass a message to the state machine, unless the member has connected again: then it sends it again."""
+        with self._lock:
+            if self._peers.get(peer.member) is peer:
                 self._put(MessageReceived(peer.member, message))
+
+    def _take_acknowledgement(self, peer: PeerConnection, count: int) -> None:
+        session = self._sessions.by_member.get(peer.member)
+        try:
+            if session is not None:
+                session.acknowledge(count)
+        except ValueError as error:
+            raise MessageRefused(f"it broke the protocol: {error}", where=str(peer.member)) from error
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """A connection ended; an older one of a member that has reconnected does not count."""

@@ -26,6 +26,9 @@ WAITING = 10_000
 PRINTED = 256 << 20
 """Most bytes of printed lines."""
 
+LAST = 4 << 20
+"""Bytes of the file's end that hold all events of one input."""
+
 SPREAD = 7 * 86400.0
 """Seconds over which the remainder of the second half of that limit is released."""
 
@@ -44,10 +47,11 @@ class EventLog:
 
     def __init__(self, path: Path, limit: int = PRINTED, now: Callable[[], float] = time.monotonic) -> None:
         self._file = ReservedFile(path, RESERVE_BYTES)
-        self._folder, self._now = path.parent, now
+        self._path, self._folder, self._now = path, path.parent, now
         self._waiting: deque[bytes] = deque()
         self._limit = min(limit, PRINTED)
-        self._printed, self._allowed, self._since = 0, self._limit / 2, now()
+        self._printed, self._since = self._file.size, now()  # another process may have written it
+        self._allowed = max(0.0, self._limit / 2 - self._printed)
         self._left_out: dict[tuple[str, str], int] = {}  # printed lines, by rank and stream
         self._full = False
 
@@ -63,6 +67,12 @@ class EventLog:
                 self._waiting.append(_gap(event.time, rank, stream, count))
         self._waiting.append(events.to_line(event))
         self.flush()
+
+    def last_lines(self) -> set[bytes]:
+        """Return the last lines of the file."""
+        with self._path.open("rb") as file:
+            file.seek(max(0, self._file.size - LAST))
+            return set(file.read().splitlines(keepends=True))
 
     def flush(self) -> bool:
         """Write waiting events as far as the disk has space; return whether all are written."""

@@ -2,8 +2,9 @@
 
     python -m psctl.coordinator.main        orders: in memory (sealed_memory.py)
 
-Inputs arrive through one queue. The state machine answers each with instructions, which are carried out on the main
-thread, in order. The process never imports torch.
+Inputs arrive through one queue. Each is added to the journal; the state machine answers it with instructions, which are
+carried out on the main thread, in order. Where orders name the port of an earlier process, which was killed, this one
+continues the job from its journal. The process never imports torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import msgspec
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, resumed
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
+from psctl.coordinator.journal import Journal, RestoredState, restore
+from psctl.coordinator.sessions import MemberSessions, SessionMessage
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
     AppendEvent,
@@ -41,13 +44,17 @@ from psctl.coordinator.state.instructions import (
     SendMessage,
     ShardsMade,
     StartMember,
+    TakenOver,
     Tick,
 )
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
 from psctl.job import events
 from psctl.job.job_permits import COORDINATION
-from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import JobFinished, NewCertificate, Register, StartProcess, StopWanted
+from psctl.job.session_messages import ResumeSession
+from psctl.job.training_messages import Join
 from psctl.plan.choose import choose
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
@@ -62,6 +69,9 @@ from psctl.types import Member
 TICK = 0.1
 """Seconds between two looks at the time: a third of the shortest deadline (failures.SETTLE)."""
 
+AGENTS_RETURN = 5.0
+"""Seconds in which agents connect again to a coordinator that takes over a job which is over."""
+
 ME = Member("coordinator", 0)
 
 
@@ -72,7 +82,7 @@ class CoordinatorProcess:
         orders: the job, addresses, keys.
 
     Raises:
-        PsctlError: the port range is full, or the checkpoint to resume from is damaged.
+        PsctlError: the port range is full, the checkpoint to resume from is damaged, or the journal is.
     """
 
     def __init__(self, orders: CoordinatorOrders) -> None:
@@ -80,35 +90,46 @@ class CoordinatorProcess:
         order = orders.order
         self._authority = Pair(orders.authority, orders.authority_key)
         self._queue: queue.SimpleQueue[Input] = queue.SimpleQueue()
-        self._log = EventLog(Path(orders.job_dir) / events.FILE, order.log_limit)
+        folder = Path(orders.job_dir)
+        self._log = EventLog(folder / events.FILE, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
-        now = time.monotonic()
-        self._state_machine = JobStateMachine(
-            order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
-        )
+        self._restored = restore(folder) if orders.port is not None else None
+        if self._restored is not None:
+            state = self._restored.state
+            self._state_machine, self._sessions, number = state.machine, state.sessions, state.number + 1
+        else:
+            now = time.monotonic()
+            resumes = resumed(order.resume_id, resume)
+            self._state_machine = JobStateMachine(order, orders.grace, resumes, now, time.time() - now, os.getpid())
+            self._sessions, number = MemberSessions(), 0
         self._connections = CoordinatorConnections(
-            self._queue.put, self._saver, resume, self._state_machine.why_refused
+            self._queue.put, self._saver, self._sessions, self._as_sent, resume, self._state_machine.why_refused
         )
         pair = self._issue(ME)
         self._credentials = Credentials(
             order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.preauth_secret
         )
-        self._renewals = Renewals(time.time())
-        head = order.hosts[0]
+        self._renewals = Renewals(time.time() if self._restored is None else 0.0)  # earlier ones are not known
+        self._open = True
+        self._close_at: float | None = None  # the job was over when this process took over
+        if self._restored is None:
+            self._carry_out(self._state_machine.start(time.monotonic()))
+        self._journal = Journal(folder, self._state_machine, self._sessions, number)
+        if self._restored is not None:
+            self._take_over(self._restored)
+        ports = order.ports if orders.port is None else (orders.port, orders.port)
         self._acceptor = Acceptor(
-            head.address, order.ports, self._credentials, COORDINATION, self._connections, self._allow,
+            order.hosts[0].address, ports, self._credentials, COORDINATION, self._connections, self._allow,
             order.congestion, refused=RejectionLog("the coordinator"),
         )  # fmt: skip
-        self._open = True
 
     def run(self) -> None:
         """Coordinate until the job is over."""
         signal.signal(
             signal.SIGTERM, lambda *_: self._queue.put(MessageReceived(ME, StopWanted(False, False, "SIGTERM")))
         )
-        self._carry_out(self._state_machine.start(time.monotonic()))
         with os.fdopen(self._orders.report, "wb") as report:
             report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
         tick_at = time.monotonic() + TICK
@@ -116,17 +137,41 @@ class CoordinatorProcess:
             given: Input = Tick()
             with contextlib.suppress(queue.Empty):
                 given = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
-            self._carry_out(self._state_machine.handle(given, time.monotonic()))
+            self._handle(given)
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                silent = AgentsSilent(self._connections.agents_silent_for())
-                self._carry_out(self._state_machine.handle(silent, time.monotonic()))
-                self._carry_out(self._state_machine.handle(Tick(), time.monotonic()))
+                self._handle(AgentsSilent(self._connections.agents_silent_for()))
+                self._handle(Tick())
+                self._connections.acknowledge()
                 self._log.flush()
                 self._renew(time.time())
+                if self._close_at is not None:
+                    reached = self._connections.have_sessions(self._sessions.agents)
+                    self._open = not reached and time.monotonic() < self._close_at
         self._acceptor.close()
         self._log.close()
+        self._journal.close()
         self._connections.close(2.0)
+
+    def _handle(self, given: Input) -> None:
+        now = time.monotonic()
+        self._journal.append(given, now)
+        new = self._sessions.on_input(given)
+        if isinstance(given, MessageReceived) and isinstance(given.message, Join | Register | ResumeSession):
+            self._connections.start_session(given.member, new=new)
+        self._carry_out(self._state_machine.handle(given, now))
+
+    def _take_over(self, restored: RestoredState) -> None:
+        """Continue the job of a coordinator that was killed: carry out what it may not have carried out."""
+        job = self._state_machine.job
+        self._saver.ignore(job.checkpoints.dropped | job.checkpoints.committed)
+        written = self._log.last_lines()
+        for instruction in restored.instructions:
+            if isinstance(instruction, CloseCoordinator):
+                self._close_at = time.monotonic() + AGENTS_RETURN
+            elif not (isinstance(instruction, AppendEvent) and events.to_line(instruction.event) in written):
+                self._do(instruction)
+        self._handle(TakenOver(os.getpid()))
 
     def _allow(self, member: Member) -> str | None:
         return self._state_machine.why_not_expected(member) or None
@@ -146,6 +191,7 @@ class CoordinatorProcess:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
+            self._sessions.on_instruction(instruction)
             self._do(instruction)
 
     def _do(self, instruction: Instruction) -> None:
@@ -156,8 +202,8 @@ class CoordinatorProcess:
                 self._connections.send(member, message)
             case CloseConnection(member=member, reason=reason):
                 self._connections.close_connection(member, reason)
-            case StartMember():
-                self._start(instruction)
+            case StartMember(host=host):
+                self._connections.send(Member("agent", host), instruction)
             case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
                 threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
             case MakeShards(layout=layout, servers=servers, near=near):
@@ -172,24 +218,20 @@ class CoordinatorProcess:
             case SendCheckpointCopy(step=step, agent=agent):
                 self._saver.copy(step, self._connections.peer(agent))
             case CloseCoordinator(status=status):
-                for host in range(len(self._orders.order.hosts)):
-                    self._connections.send(Member("agent", host), JobFinished(status))
+                for agent in self._sessions.agents:
+                    self._connections.send(agent, JobFinished(status))
                 self._open = False
 
-    def _start(self, start: StartMember) -> None:
-        pair = self._issue(start.member)
-        self._renewals.issued(start.member, time.time())
-        order = StartProcess(
-            start.member,
-            start.world,
-            start.local_rank,
-            start.environment,
-            self._orders.authority,
-            pair.certificate_pem,
-            pair.key_pem,
-            self._orders.store,
-        )
-        self._connections.send(Member("agent", start.host), order)
+    def _as_sent(self, message: SessionMessage) -> JobMessage:
+        """Return the message that is sent for one that a session keeps: a StartMember gets its certificate."""
+        if not isinstance(message, StartMember):
+            return message
+        pair = self._issue(message.member)
+        self._renewals.issued(message.member, time.time())
+        return StartProcess(
+            message.member, message.world, message.local_rank, message.environment, self._orders.authority,
+            pair.certificate_pem, pair.key_pem, self._orders.store,
+        )  # fmt: skip
 
     def _make_plan(self, wanted: MakePlan) -> None:
         try:

@@ -1,6 +1,7 @@
 """The messages that each member may send to the coordinator and receive from it: the table of its connections.
 
-States of a sender: `new` until its first message, then `joined`; a worker that has sent its model is `prepared`.
+States of a sender: `new` until its first message, then `joined`; a worker that has sent its model is `prepared`. On a
+further connection a worker or server is `resumed`: it may send what it might before.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from psctl.job import checkpoint_messages as checkpoint
 from psctl.job import membership_messages as membership
 from psctl.job import process_messages as process
+from psctl.job import session_messages as session
 from psctl.job import table_server_messages as tables
 from psctl.job import training_messages as training
 from psctl.permits import LAYOUTS, LISTS, NEW, Direction, Permit, Permits
@@ -16,7 +18,7 @@ from psctl.types import Member, Role
 PART = 4 << 20
 """Most bytes of payload of one message."""
 
-JOINED, PREPARED = "joined", "prepared"
+JOINED, PREPARED, RESUMED = "joined", "prepared", "resumed"
 
 AGENT: Direction = ("agent", "coordinator")
 SERVER: Direction = ("server", "coordinator")
@@ -26,9 +28,11 @@ TO_SERVER: Direction = ("coordinator", "server")
 TO_WORKER: Direction = ("coordinator", "worker")
 
 FIRST: dict[Role, tuple[str, ...]] = {"agent": (NEW,), "server": (NEW,), "worker": (NEW,)}
-INSIDE: dict[Role, tuple[str, ...]] = {"agent": (JOINED,), "server": (JOINED,), "worker": (JOINED, PREPARED)}
+INSIDE: dict[Role, tuple[str, ...]] = {
+    "agent": (JOINED,), "server": (JOINED, RESUMED), "worker": (JOINED, PREPARED, RESUMED)
+}  # fmt: skip
 """Of messages that a member may send after its first one."""
-WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED,), "worker": (PREPARED,)}
+WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED, RESUMED), "worker": (PREPARED, RESUMED)}
 """Of messages that a worker may send after `Prepare`."""
 
 
@@ -70,6 +74,10 @@ COORDINATION = Permits(
         Permit(process.ScaleWanted, (AGENT,), INSIDE),
         Permit(checkpoint.CheckpointCopyDone, (AGENT,)),
         Permit(tables.ReadWanted, (AGENT, TO_SERVER), INSIDE, size=LISTS),
+        # ---- a session (process/coordinator_connection.py); the state machine checks what a resumed worker may send
+        Permit(session.ResumeSession, (WORKER, SERVER), FIRST, RESUMED),
+        Permit(session.SessionResumed, (TO_AGENT, TO_WORKER, TO_SERVER)),
+        Permit(session.MessagesReceived, (AGENT, WORKER, SERVER, TO_AGENT, TO_WORKER, TO_SERVER)),
         # ---- to an agent
         Permit(process.ScaleAnswer, (TO_AGENT,)),
         Permit(process.StartProcess, (TO_AGENT,), size=LISTS),
@@ -85,7 +93,7 @@ COORDINATION = Permits(
         Permit(tables.ReadBy, (TO_AGENT,)),
         # ---- a worker or server
         Permit(training.Join, (WORKER, SERVER), FIRST, JOINED),
-        Permit(training.Prepare, (WORKER,), {"worker": (JOINED,)}, PREPARED, size=LAYOUTS),
+        Permit(training.Prepare, (WORKER,), {"worker": (JOINED, RESUMED)}, PREPARED, size=LAYOUTS),
         Permit(training.MemberReady, (WORKER, SERVER), WITH_MODEL, check=_ready),
         Permit(training.WorkerReport, (WORKER,), INSIDE, size=LAYOUTS),
         Permit(training.Heartbeat, (WORKER, SERVER), INSIDE, size=LISTS),

@@ -14,9 +14,13 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Register(JobMessage, frozen=True):
-    """First message of an agent on each connection. `running`: the job's processes on its host."""
+    """First message of an agent on each connection. `running`: the job's processes on its host.
+
+    `received`: numbered messages that it has received in its session; None: it has none. SessionResumed answers.
+    """
 
     running: tuple[Member, ...] = ()
+    received: types.Size | None = None
 
 
 class ProcessStarted(JobMessage, frozen=True):

@@ -4,6 +4,7 @@ bootstrap: runs the user's script, and writes how it failed
 lifeline: ties a process to the agent that started it
 process_orders: the orders of workers, servers and the coordinator
 sealed_memory: passes orders to a child in memory
+coordinator_connection: a member's connection to the coordinator, made again when it breaks
 certificate_renewal: new certificates for long jobs
 rejected_connections: log lines about rejected connections
 secret_masking: replaces secrets in output

@@ -62,3 +62,4 @@ class CoordinatorOrders(msgspec.Struct, frozen=True):
     grace: float  # seconds between TERM and KILL
     report: int  # descriptor to which it writes its own address as one JSON line
     error_file: str
+    port: int | None = None  # where the coordinator listened that was killed, and whose job it continues

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,11 +36,11 @@ from psctl.job.membership_messages import (
     WorkerGone,
 )
 from psctl.job.message import JobMessage
-from psctl.job.silence import TOLERANCE
 from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.permits import Permits
 from psctl.process import lifeline
 from psctl.process.certificate_renewal import CertificateRenewer
+from psctl.process.coordinator_connection import CoordinatorConnection, MemberConnection
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.dense.server.dense_server import DenseServer
@@ -72,13 +72,6 @@ Membership = Reassign | WorkerGone | CountUntil | Members
 """Messages of the coordinator about the members of the job."""
 
 
-class CoordinatorConnection(Protocol):
-    """The methods of psctl.transport.peer_connection.PeerConnection that the server calls."""
-
-    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> object: ...
-    def flush(self, timeout: float | None = None) -> None: ...
-
-
 class Server:
     """One server of a job, and the handler of its connection to the coordinator.
 
@@ -100,7 +93,7 @@ class Server:
         self._gone: dict[int, int] = {}  # worker -> its lost incarnation
         self.state: DenseServer | None = None
         self._changed = threading.Condition()
-        self._coordinator: CoordinatorConnection | None = None
+        self._coordinator: MemberConnection | None = None
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._ending: str | None = None
@@ -113,7 +106,7 @@ class Server:
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
-    def run(self, coordinator: CoordinatorConnection, address: Address) -> int:
+    def run(self, coordinator: MemberConnection, address: Address) -> int:
         """Serve the job until it ends.
 
         Args:
@@ -317,7 +310,7 @@ class Server:
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
 
-def stream_save(coordinator: CoordinatorConnection, save: SaveSlices, *, tables: bool = False) -> None:
+def stream_save(coordinator: MemberConnection, save: SaveSlices, *, tables: bool = False) -> None:
     """Send a server's part of a checkpoint to the coordinator, at the pace of the network.
 
     Raises:
@@ -365,10 +358,12 @@ def serve(orders: ProcessOrders) -> int:
     with ExitStack() as closing:
         address = accept(PARAMETERS, server.dense)
         renewing = CertificateRenewer(credentials, server, print)
-        coordinator = dial(
-            orders.coordinator, credentials, "coordinator", COORDINATION, renewing, congestion=orders.congestion
+        coordinator = CoordinatorConnection(
+            renewing,
+            lambda connection: dial(
+                orders.coordinator, credentials, "coordinator", COORDINATION, connection, congestion=orders.congestion
+            ),
         )
-        coordinator.tolerate(TOLERANCE)
         status = server.run(coordinator, address)
         if server.tables is not None:
             server.tables.close("the server ends")

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
+from psctl.errors import ConnectionFailed, PeerLeft, PeerLost, ProtocolError, TimedOut
 from psctl.permits import SenderPermits, WireMessage
 from psctl.transport.credentials import Credentials
 from psctl.transport.outgoing_queue import OutgoingQueue
@@ -445,7 +445,7 @@ class PeerConnection:
                 case Credited(count):
                     out.add_credit(count)
                 case Left(reason):
-                    return PeerLost(f"{self.name} left: {reason}", where=self.name)
+                    return PeerLeft(f"{self.name} left: {reason}", where=self.name)
                 case Ended():
                     return self._failure("connection reset")
                 case _:

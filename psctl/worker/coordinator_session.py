@@ -51,6 +51,7 @@ from psctl.job.training_messages import (
     WorkersAt,
 )
 from psctl.process import bootstrap
+from psctl.process.coordinator_connection import MemberConnection
 from psctl.ps.pieces import bytes_view
 from psctl.ps.received_slices import ReceivedSlices
 from psctl.schedule.schedule import Schedule
@@ -109,7 +110,7 @@ class CoordinatorSession:
         self.me = me
         self._leave, self._connect = leave, connect
         self._changed = threading.Condition()
-        self._peer: PeerConnection | None = None
+        self._connection: MemberConnection | None = None
         self._closing = False
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
@@ -134,9 +135,7 @@ class CoordinatorSession:
     # ---- the handler: network thread ----
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """Note the connection to the coordinator."""
-        with self._changed:
-            self._peer = peer
+        """Do nothing: `use_connection` comes first."""
 
     def receive_buffer_for(self, peer: PeerConnection, message: JobMessage, size: int) -> memoryview | None:
         """Return the buffer for a part of a tensor: the tensor's own memory."""
@@ -216,11 +215,16 @@ class CoordinatorSession:
 
     # ---- the worker: main thread ----
 
+    def use_connection(self, connection: MemberConnection) -> None:
+        """Send on this connection from now on."""
+        with self._changed:
+            self._connection = connection
+
     def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> None:
         """Queue one message without waiting for the network; dropped after the coordinator is lost."""
-        if self._peer is not None and self._lost is None:
+        if self._connection is not None and self._lost is None:
             try:
-                self._peer.send(message, payload, urgent=urgent)
+                self._connection.send(message, payload, urgent=urgent)
             except ConnectionFailed:
                 if not self._closing:
                     raise
@@ -374,14 +378,14 @@ class CoordinatorSession:
         """Close the connection; messages sent before still arrive."""
         with self._changed:
             self._closing = True
-            peer = self._peer
-        if peer is not None and self._lost is None:
+            connection = self._connection
+        if connection is not None and self._lost is None:
             try:
-                peer.flush(10.0)
+                connection.deliver(10.0)
             except PsctlError as error:
                 print(f"psctl: while the connection to the coordinator was closed: {error}", file=sys.stderr)
-            peer.close(reason)
-            peer.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
+            connection.close(reason)
+            connection.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
 
     def _wait(self, look: Callable[[], T | None]) -> T:
         """Wait until `look` returns something; the coordinator owns the deadline and its loss ends the wait."""

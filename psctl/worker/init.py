@@ -17,17 +17,19 @@ from psctl.clock import SystemClock
 from psctl.collectives.rendezvous import Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
-from psctl.job.silence import TOLERANCE
+from psctl.job.membership_messages import ServerUnreachable
 from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
 from psctl.permits import Permits
 from psctl.process.certificate_renewal import CertificateRenewer
+from psctl.process.coordinator_connection import CoordinatorConnection
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.sync.gradient_trace import from_environment
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import AnyHandler, PeerConnection
 from psctl.transport.shared_memory import inherited
 from psctl.types import Member
 from psctl.worker import coordinator_session as sessions
@@ -108,12 +110,6 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         orders.member, connect=lambda plan, hosts, exchange: rendezvous(hosts).make(plan, exchange)
     )
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
-    expected = Member("coordinator", 0)
-    coordinator = dial(
-        orders.coordinator, credentials, expected, COORDINATION, handler, DIAL_SECONDS, orders.congestion
-    )
-    coordinator.tolerate(TOLERANCE)
-    session.on_connected(coordinator)
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 
@@ -121,6 +117,8 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         return lambda member, address, handler: dial(
             address, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion
         )
+
+    session.use_connection(CoordinatorConnection(handler, partial(_dial_coordinator, orders, credentials)))
 
     def connect(decision: Decision) -> ParameterClient:
         sharing = SharedBuffers(segments)
@@ -139,11 +137,21 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         )
 
     def links() -> StoreServers:
-        servers = RemoteServers(session.tables(), dialler(TABLES), memory=SharedRows(segments))
+        servers = RemoteServers(
+            session.tables(),
+            dialler(TABLES),
+            lambda at, error: session.send(ServerUnreachable(at.rank, at.incarnation, error.message)),
+            SharedRows(segments),
+        )
         session.follow_tables(servers.assign)
         return servers
 
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
+
+
+def _dial_coordinator(orders: ProcessOrders, credentials: Credentials, handler: AnyHandler) -> PeerConnection:
+    expected = Member("coordinator", 0)
+    return dial(orders.coordinator, credentials, expected, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
 
 
 def _no_servers(decision: Decision) -> ParameterClient:

@@ -6,10 +6,12 @@ import queue
 import threading
 from typing import Any
 
-from psctl.agent.coordinator_link import CoordinatorLink, LinkUp
+from psctl.agent.coordinator_link import CoordinatorLink
 from psctl.errors import PeerLost
 from psctl.job.process_messages import ProcessStarted, Register
+from psctl.job.session_messages import SessionResumed
 from psctl.types import Address, Member
+from tests.helpers.running import until
 
 
 class Prompt:
@@ -20,11 +22,12 @@ class Prompt:
         self.obeyed = threading.Thread(target=self._obey)
         self.link: CoordinatorLink | None = None
 
-    def send(self, message: Any, *, urgent: bool) -> bool:
+    def send(self, message: Any, *, urgent: bool = False) -> bool:
         self.said.append(message)
         if isinstance(message, Register):
             self.obeyed.start()
             self.obeyed.join(0.2)  # the agent has all the time to answer, if nothing keeps it
+            threading.Thread(target=self._resume).start()
         return True
 
     def flush(self, timeout: float) -> None:
@@ -36,19 +39,24 @@ class Prompt:
     def tolerate(self, silence: float) -> None:
         pass
 
+    def silent_for(self) -> float:
+        return 0.0
+
     def _obey(self) -> None:
         assert self.link is not None
         assert self.link.send(ProcessStarted(Member("worker", 1), 42))
 
+    def _resume(self) -> None:
+        assert self.link is not None
+        self.link.on_message(self, SessionResumed(None), None)
+
 
 def test_answers_to_the_first_order_are_sent_after_the_register(monkeypatch):
-    happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
     peer, register = Prompt(), Register()
-    peer.link = link = CoordinatorLink(None, lambda: register, 0.0, "auto", happened.put, None)
+    peer.link = link = CoordinatorLink(None, lambda: register, 0.0, "auto", queue.SimpleQueue().put, None)
     monkeypatch.setattr("psctl.agent.coordinator_link.dial", lambda *_: peer)
     link.start(Address("127.0.0.1", 1))
-    assert isinstance(happened.get(timeout=10), LinkUp)
-    peer.obeyed.join(10)
+    until(lambda: len(peer.said) > 1, 10)
     assert peer.said == [register, ProcessStarted(Member("worker", 1), 42)]
     link.close(1.0)
     link.on_connection_lost(peer, PeerLost("over"))

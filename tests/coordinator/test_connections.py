@@ -11,11 +11,13 @@ import pytest
 
 from psctl.checkpoint.writer import CheckpointWriter
 from psctl.coordinator.connections import CoordinatorConnections
-from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived, ProtocolBroken
+from psctl.coordinator.sessions import MemberSessions
+from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived, ProtocolBroken, SendMessage
 from psctl.errors import MessageRefused, PeerLost
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.process_messages import Register
+from psctl.job.session_messages import SessionResumed
 from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
@@ -75,8 +77,10 @@ class Scene:
         self.refusal = ""
         self.saver = FakeSaver()
         saver: Any = self.saver
-        self.behind = CoordinatorConnections(self.heard.append, saver, resume, self._why_refused)
-        self.tell = self.behind.send
+        self.sessions = MemberSessions()
+        self.behind = CoordinatorConnections(
+            self.heard.append, saver, self.sessions, lambda message: message, resume, self._why_refused
+        )
         self.handler: Any = PermitChecks(COORDINATION, "coordinator", self.behind)
         self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
         self.heard.clear()
@@ -84,10 +88,17 @@ class Scene:
     def join(self, peer: FakePeer) -> FakePeer:
         """Connect a member, as far as its first messages."""
         self.handler.on_connected(peer)
-        self.handler.on_message(peer, Register() if peer.member.role == "agent" else Join(1), None)
+        first = Register() if peer.member.role == "agent" else Join(1)
+        self.handler.on_message(peer, first, None)
+        self.behind.start_session(peer.member, new=self.sessions.on_input(MessageReceived(peer.member, first)))
         if peer.member.role == "worker":
             self.handler.on_message(peer, Prepare(Layout((), "", ()), ()), None)
         return peer
+
+    def tell(self, member: Member, message: Any) -> None:
+        """Send a message as the state machine does."""
+        self.sessions.on_instruction(SendMessage(member, message))
+        self.behind.send(member, message)
 
     def receive(self, peer: FakePeer, message: Any, payload: memoryview | None) -> None:
         """Bring a message as net does: a payload is placed first."""
@@ -192,7 +203,8 @@ def test_a_readers_request_goes_to_all_servers_and_their_answers_to_its_agent() 
         scene.join(peer)
     scene.handler.on_message(agent, ReadWanted(7, "s", ["w"], [1]), None)
     assert [each.all() for each in (one, two)] == [[(ReadWanted(7, "s", ["w"], [1], 1), b"")]] * 2
-    assert agent.all() == [(ReadBy(7, 2), b"")]
+    assert agent.all() == [(SessionResumed(None), b""), (ReadBy(7, 2), b"")]
+    other.all()
     rows = ReadRows(7, 1, 0, 8, [0], ["s"], [], [])
     scene.receive(one, rows, memoryview(b"12345678"))
     assert agent.all() == [(rows, b"12345678")]

@@ -133,7 +133,7 @@ class Job(ThreadedJob):
 
     def _work(self, member: Member) -> None:
         session = self._sessions[member] = CoordinatorSession(member, leave=self._errors.append)
-        session.on_connected(self.connect(member, session))
+        session.use_connection(self.connect(member, session))
         try:
             run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank))
             try:

@@ -120,6 +120,9 @@ class Link:
     def flush(self, timeout: float | None = None) -> None:
         pass
 
+    def deliver(self, timeout: float) -> None:
+        pass
+
     def close(self, reason: str = "") -> None:
         pass
 

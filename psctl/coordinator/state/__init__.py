@@ -8,6 +8,7 @@ progress: steps, heartbeats, printed lines and reported numbers
 checkpoints: common steps, parts of checkpoints, commits and copies
 losses: which failures the job survives, and how
 outages: the wait for most hosts at once, when the head's own link is down
+takeover: a new coordinator continues the job of one that was killed
 partitions: two hosts that do not reach each other
 returning_hosts: lost hosts that return, and may be used again
 restart: the restart of all processes from a checkpoint

@@ -10,6 +10,7 @@ the next one before it receives the answer, which is one more than the largest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -195,7 +196,7 @@ def commit_complete(job: JobState, *, at_once: bool = False) -> None:
             _commit(job, save, reports.at(save.step) if whole else {})
 
 
-def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float]) -> None:
+def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float], *, again: bool = False) -> None:
     assert job.plan is not None, "senders are known from the plan"
     save.committing = True
     layout = job.startup.layout
@@ -203,7 +204,7 @@ def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float]) -
         CommitCheckpoint(
             step=save.step, epoch=job.progress.reports.epoch_of(save.step), world=len(job.ranks_of("worker")),
             servers=len(job.ranks_of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
-            parameters=[each.name for each in layout.parameters] if layout is not None else [],
+            parameters=[each.name for each in layout.parameters] if layout is not None else [], again=again,
         )
     )  # fmt: skip
 
@@ -257,6 +258,28 @@ def drop_incomplete(job: JobState, why: str) -> None:
     for step, save in list(job.checkpoints.open.items()):
         if save.complete_at is None:
             _drop(job, step, why, why)
+
+
+def on_taken_over(job: JobState) -> None:
+    """Give up what the lost coordinator was writing, unless it may be whole on disk: that is looked at."""
+    state = job.checkpoints
+    for step, save in sorted(state.open.items()):
+        if save.committing:
+            _commit(job, save, {}, again=True)
+        else:
+            _drop(job, step, "the coordinator was lost before it was written", "the coordinator was lost")
+    for step in sorted(state.copying):
+        on_copied(job, CheckpointCopySent(step, "the coordinator was lost"))
+
+
+def drop_interrupted(job: JobState, rank: Rank, steps: Iterable[int]) -> None:
+    """Give up the checkpoints of which a member sent parts on a connection that broke, unless its part has arrived."""
+    state = job.checkpoints
+    for step in steps:
+        save = state.open.get(step)
+        arrived = save is not None and (save.committing or rank.member in save.ended)
+        if not arrived and step not in state.dropped | state.committed:
+            _drop(job, step, f"the connection of {rank.member} broke while it was sent", "a connection broke")
 
 
 def drop_steps(job: JobState, first: int, last: int, why: str) -> None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, ending, losses, partitions, progress, scaling, stalls, table_placement
+from psctl.coordinator.state import (
+    checkpoints,
+    ending,
+    losses,
+    partitions,
+    progress,
+    scaling,
+    stalls,
+    table_placement,
+    takeover,
+)
 from psctl.job.process_messages import ProcessFailure
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ def on_tick(job: JobState) -> None:
     """Check all deadlines and do what is due."""
     if job.ending is None:
         _check_total(job)
+    takeover.on_tick(job)
     if job.outage is not None:
         progress.append_states(job)
         return

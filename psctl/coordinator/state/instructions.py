@@ -90,13 +90,19 @@ class RestorableFound(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class TakenOver(msgspec.Struct, frozen=True):
+    """A new process continues the job from the journal, because the coordinator's process was killed; `pid`: its id."""
+
+    pid: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
-    | CheckpointCommitted | CheckpointCopySent | RestorableFound | Tick
+    | CheckpointCommitted | CheckpointCopySent | RestorableFound | TakenOver | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -159,6 +165,7 @@ class CommitCheckpoint(msgspec.Struct, frozen=True):
     update: str
     metrics: dict[str, float]
     parameters: list[str] = []  # names of those that it must hold
+    again: bool = False  # an earlier coordinator had begun it: it may be on disk
 
 
 class DiscardCheckpoint(msgspec.Struct, frozen=True):

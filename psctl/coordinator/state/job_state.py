@@ -22,6 +22,7 @@ from psctl.coordinator.state.stalls import Stalls
 from psctl.coordinator.state.startup import Startup
 from psctl.coordinator.state.sum_order import Groups
 from psctl.coordinator.state.table_placement import TableServers
+from psctl.coordinator.state.takeover import Takeover
 from psctl.job import events, lifecycle
 from psctl.job.environment import WorkerSeats, worker_places
 from psctl.job.message import JobMessage
@@ -110,6 +111,7 @@ class JobState:
         self.losses = Losses()
         self.restart: Restart | None = None
         self.outage: Outage | None = None  # of the head's link
+        self.takeover: Takeover | None = None  # of the job by this coordinator, while members connect again
         self.partitions = Partitions()
         self.scaling = Scaling()
         self.stalls = Stalls()

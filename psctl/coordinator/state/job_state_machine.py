@@ -26,6 +26,7 @@ from psctl.coordinator.state import (
     server_changes,
     startup,
     table_placement,
+    takeover,
 )
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
@@ -41,6 +42,7 @@ from psctl.coordinator.state.instructions import (
     ProtocolBroken,
     RestorableFound,
     ShardsMade,
+    TakenOver,
     Tick,
 )
 from psctl.coordinator.state.job_state import JobState, Rank
@@ -66,6 +68,7 @@ from psctl.job.process_messages import (
     Stacks,
     StopWanted,
 )
+from psctl.job.session_messages import ResumeSession
 from psctl.job.table_server_messages import TablesReady, TablesWanted
 from psctl.job.training_messages import (
     Heartbeat,
@@ -128,6 +131,8 @@ class JobStateMachine:
             if newest is not None and newest != member.incarnation:
                 return f"{member} is of incarnation {member.incarnation}, {newest} was started"
             known = member in job.ranks
+            if known and job.ranks[member].ended:
+                return f"{member} was lost"
         if member in job.refused:
             return f"{member} broke the protocol before"
         return "" if known else f"{member} is not of this job"
@@ -165,7 +170,7 @@ class JobStateMachine:
     def handle(self, given: Input, now: float) -> list[Instruction]:
         """Take an input; return what is to be done, in order."""
         job = self.job
-        job.now = max(job.now, now)
+        before, job.now = job.now, max(job.now, now)
         if self.over:
             return []
         match given:
@@ -175,7 +180,8 @@ class JobStateMachine:
                 self._on_message(member, message)
             case Connected(member=member):
                 if member in job.ranks:  # an agent counts when it registers
-                    job.ranks[member].connected, job.ranks[member].last_message_at = True, now
+                    rank = job.ranks[member]
+                    rank.connected, rank.lost_at, rank.last_message_at = True, None, now
             case ConnectionLost(member=member, reason=reason):
                 losses.on_connection_lost(job, member, reason)
             case ProtocolBroken(member=member, reason=reason):
@@ -193,6 +199,8 @@ class JobStateMachine:
                 checkpoints.on_copied(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
+            case TakenOver():
+                takeover.on_taken_over(job, given, job.now - before)
         self._advance(patient=not isinstance(given, Tick))
         return self._take_instructions()
 
@@ -274,6 +282,8 @@ class JobStateMachine:
                 startup.on_joined(job, rank, pid)
             case MemberReady():
                 startup.on_ready(job, rank, message)
+            case ResumeSession():
+                checkpoints.drop_interrupted(job, rank, message.saving)
             case Heartbeat():
                 progress.on_heartbeat(job, rank, message)
             case CutPosition():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import losses, lost_workers, outages, returning_hosts, server_changes, sum_order
+from psctl.coordinator.state import losses, lost_workers, outages, returning_hosts, server_changes, sum_order, takeover
 from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
@@ -60,6 +60,7 @@ def on_register(job: JobState, member: Member, running: Collection[Member]) -> N
     """An agent has registered; `running`: the job's processes on its host."""
     returned = member.rank in job.lost_hosts
     outages.on_reached(job, member.rank)
+    takeover.on_registered(job, member.rank)
     job.registered.add(member.rank)
     if job.ending is not None:
         job.lost_hosts.discard(member.rank)

@@ -1,4 +1,4 @@
-"""What two ends of a connection say about the connection itself; the application's messages are another union.
+"""Messages about a connection itself, between its two ends; the application's messages are another union.
 
 Keys and Refused travel inside TLS, once each way. Credit, Bye and Long travel in sealed frames.
 """
@@ -14,7 +14,7 @@ PROTOCOL = 8
 
 
 class KeyExchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The last word inside TLS: the data key of the sender's direction, and what it is bound to."""
+    """The last message inside TLS: the data key of the sender's direction, and what it is bound to."""
 
     protocol: int
     job: str

@@ -89,11 +89,11 @@ class Records:
         except ssl.SSLWantReadError:
             return None
         except ssl.SSLZeroReturnError:
-            raise ProtocolError("it ended TLS without a word") from None
+            raise ProtocolError("it ended TLS without a reason") from None
         except ssl.SSLError as error:
             raise _fault(error) from error
         if not data:
-            raise ProtocolError("it ended TLS without a word")
+            raise ProtocolError("it ended TLS without a reason")
         return data
 
 

@@ -1,0 +1,79 @@
+"""A job whose coordinator was killed continues: a new coordinator takes over the state, and members connect again.
+
+While the coordinator is away the members train on: they need it for reports, checkpoints and changes of membership.
+The new one knows all that its predecessor had decided (coordinator/journal.py), but not what happened meanwhile: which
+processes and hosts were lost. Agents report each end in their sessions, and a process or a host that has not connected
+again after RECONNECT is lost.
+
+Bulk data that was in flight is gone: checkpoints whose parts were arriving are given up, and a start or a restart, in
+which members load or wait for start values, begins again, as after any other loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psctl.coordinator.state import checkpoints, losses, table_placement
+from psctl.coordinator.state.instructions import FindRestorable, TakenOver
+from psctl.job.process_messages import ProcessFailure
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState
+
+RECONNECT = 10.0
+"""Seconds in which members connect again."""
+
+
+class Takeover(msgspec.Struct):
+    """A takeover after which agents are awaited."""
+
+    since: float
+    agents: set[int]
+    """Hosts whose agents have not connected again."""
+
+
+def on_taken_over(job: JobState, taken: TakenOver, away: float) -> None:
+    """Continue after the coordinator's process was replaced; for `away` seconds there was none."""
+    job.append_coordinator_state("running", taken.pid)
+    job.notice(f"psctl's coordinator was lost; a new one continues the job after {away:.1f} s")
+    job.takeover = Takeover(job.now, set(job.registered - job.lost_hosts))
+    for rank in job.ranks.values():
+        rank.moved_at += away
+        rank.active_at += away
+        if rank.connected or rank.lost_at is not None:
+            rank.connected, rank.lost_at = False, job.now + RECONNECT
+    checkpoints.on_taken_over(job)
+    if job.ending is not None:
+        job.ending.deadline += away
+    elif job.restart is not None:
+        job.restart.deadline += away
+        if job.restart.phase == "choosing":
+            job.instructions.append(FindRestorable())
+    elif _is_starting(job):
+        head = job.order.hosts[0].name
+        text = "psctl's coordinator was killed while the job started"
+        losses.fail(job, ProcessFailure("coordinator/0", head, -9, job.time, 0, text))
+
+
+def on_registered(job: JobState, host: int) -> None:
+    """An agent has connected."""
+    if job.takeover is not None:
+        job.takeover.agents.discard(host)
+
+
+def on_tick(job: JobState) -> None:
+    """Hosts whose agents have not connected again in time are lost."""
+    if job.takeover is None or (job.takeover.agents and job.now - job.takeover.since < RECONNECT):
+        return
+    missing, job.takeover = sorted(job.takeover.agents), None
+    for host in missing:
+        losses.on_host_lost(job, host, f"its agent did not connect to the new coordinator within {RECONNECT:.0f} s")
+
+
+def _is_starting(job: JobState) -> bool:
+    """Whether a process may be loading values, or waiting for the plan or for start values."""
+    live = [*job.live("worker"), *job.live("server")]
+    loading = any(rank.joined and not (job.training and rank.ready) for rank in live)
+    return loading or bool(table_placement.awaited_servers(job))
