@@ -112,9 +112,7 @@ class HeadServices:
         threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
 
     def _spawn(self, report: int, orders: int) -> AgentChild:
-        # A successor must iterate over sets in the same order (coordinator/journal.py).
-        given = {"PYTHONHASHSEED": str(int(self._orders.preauth_secret[:8], 16))}
-        environment = spawn.environment_of(self._orders, given, self._files, COORDINATOR, orders)
+        environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, orders)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(self._files.job_dir / LOG, flags, 0o600)
         try:

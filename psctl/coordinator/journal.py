@@ -157,10 +157,10 @@ def restore(folder: Path) -> RestoredState:
         snapshot = (folder / SNAPSHOT).read_bytes()
     except OSError as error:
         raise JournalUnreadable(f"{folder / SNAPSHOT}: {error.strerror}", "start the job again") from error
-    records = list(_records(snapshot))
-    if len(records) != 1:
-        raise JournalUnreadable(f"{folder / SNAPSHOT} is damaged", "start the job again")
-    state: CoordinatorState = records[0]
+    try:
+        (state,) = _records(snapshot)
+    except (ValueError, pickle.UnpicklingError) as error:
+        raise JournalUnreadable(f"{folder / SNAPSHOT} is damaged: {error}", "start the job again") from error
     found = RestoredState(state, state.machine.job.now, [])
     with contextlib.suppress(OSError):  # it was just begun
         for time, given in _records(_journal(folder, state.number).read_bytes()):

@@ -8,85 +8,27 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import (
     AppendEvent,
-    CheckpointCommitted,
     CloseCoordinator,
-    Connected,
-    ConnectionLost,
-    FindRestorable,
     Input,
-    MessageReceived,
-    RestorableFound,
     StartMember,
-    Tick,
 )
 from psctl.job import events
-from psctl.job.checkpoint_messages import CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import (
     CountUntil,
-    LostWorkerClocks,
     Reassign,
-    ServerUnreachable,
-    ShardCaughtUp,
-    ShardHandedOver,
 )
-from psctl.job.process_messages import ProcessExited, ProcessStarted, ScaleWanted, StopWanted
-from psctl.job.training_messages import Join, MemberReady, Prepare, ScriptFinished
-from psctl.types import Address, Member
-from tests.helpers.driven_job import A0, A1, ELASTIC, LAYOUT, DrivenJob, sent, training
+from psctl.job.process_messages import StopWanted
+from psctl.types import Member
+from tests.helpers.any_inputs import ROOMY, TIMED, at_their_times
+from tests.helpers.driven_job import A0, DrivenJob, sent, training
 from tests.hypothesis_profile import examples
-
-ROOMY = replace(ELASTIC, hosts=[replace(host, slots=3) for host in ELASTIC.hosts])
-ANYBODY = st.builds(Member, st.sampled_from(["worker", "server"]), st.integers(0, 3), st.integers(0, 2))
-SERVER = st.builds(Member, st.just("server"), st.integers(0, 3), st.integers(0, 1))
-AGENT = st.sampled_from([A0, A1])
-CLOCKS = st.dictionaries(st.integers(0, 5), st.integers(0, 3), min_size=3)
-MESSAGES = st.one_of(
-    st.just(Join(1)), st.just(Prepare(LAYOUT, ())), st.builds(ScriptFinished,
-    st.integers(0, 9)), st.builds(MemberReady, st.sampled_from([None, Address("10.0.0.1", 1)])),
-    st.builds(SaveBegin, st.integers(1, 3), st.just([])), st.builds(SaveEnd, st.integers(1,
-    3)), st.builds(CutPosition, st.integers(1, 2), st.integers(0, 9)),
-)  # fmt: skip
-ANSWERS = st.one_of(
-    st.builds(LostWorkerClocks, st.integers(0, 2), st.integers(0, 1), CLOCKS, CLOCKS),
-    st.builds(ShardCaughtUp, st.integers(0, 9), st.integers(0, 6), st.integers(0, 3)),
-    st.builds(ShardHandedOver, st.integers(0, 9), st.integers(0, 6)),
-    st.builds(ServerUnreachable, st.integers(0, 3), st.integers(0, 1), st.just("reset")),
-)  # fmt: skip
-ANYTHING: st.SearchStrategy[Input] = st.one_of(
-    st.builds(MessageReceived, ANYBODY, MESSAGES),
-    st.builds(MessageReceived, SERVER, ANSWERS),
-    st.builds(MessageReceived, AGENT, st.builds(ProcessExited, ANYBODY, st.sampled_from([0, -9, -9, 1]))),
-    st.builds(MessageReceived, AGENT, st.builds(ProcessStarted, ANYBODY, st.just(5))),
-    st.builds(
-        MessageReceived,
-        AGENT,
-        st.builds(
-            ScaleWanted,
-            st.just(1),
-            st.sampled_from([None, None, 1, 3]),
-            st.sampled_from([None, 1, 2, 4]),
-        ),
-    ),
-    st.builds(Connected, ANYBODY),
-    st.builds(ConnectionLost, ANYBODY, st.just("reset")),
-    st.builds(CheckpointCommitted, st.integers(1, 3)),
-    st.just(RestorableFound(None)),
-    st.just(Tick()),
-)
 
 
 @settings(max_examples=examples(200))
-@given(st.sampled_from(["wait", "continue"]), st.integers(0, 1), st.lists(ANYTHING, max_size=60), st.data())
-def test_whatever_happens(deaths: str, replicas: int, inputs: list[Input], data: st.DataObject) -> None:
+@given(st.sampled_from(["wait", "continue"]), st.integers(0, 1), TIMED)
+def test_whatever_happens(deaths: str, replicas: int, inputs: list[tuple[float, Input]]) -> None:
     job = training(replace(ROOMY, on_worker_loss=deaths, replicas=replicas))
-    answered = 0
-    for each in inputs:
-        job.now += data.draw(st.sampled_from([0.0, 0.1, 0.5, 31.0]))
-        asked = sum(isinstance(each, FindRestorable) for each in job.instructions)
-        if isinstance(each, RestorableFound):
-            if asked == answered:
-                continue  # the shell answers questions, and each once
-            answered += 1
+    for each in at_their_times(job, inputs):
         job.handle(each)
     job.receive(A0, StopWanted(False, True, "the test"))
     job.wait(2000)

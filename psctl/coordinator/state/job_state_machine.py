@@ -182,6 +182,7 @@ class JobStateMachine:
                 if member in job.ranks:  # an agent counts when it registers
                     rank = job.ranks[member]
                     rank.connected, rank.lost_at, rank.last_message_at = True, None, now
+                    takeover.on_connected(job, member)
             case ConnectionLost(member=member, reason=reason):
                 losses.on_connection_lost(job, member, reason)
             case ProtocolBroken(member=member, reason=reason):
@@ -252,6 +253,7 @@ class JobStateMachine:
             case ProcessStarted(member=member, pid=pid) if self._is_on_host(agent, member):
                 startup.on_started(job, job.ranks[member], pid)
             case ProcessExited(member=member) if self._is_on_host(agent, member):
+                takeover.on_exited(job, job.ranks[member])
                 losses.on_exited(job, job.ranks[member], message)
             case OutputLines(member=member) if self._was_on_host(agent, member):
                 progress.on_output(job, job.order.hosts[agent.rank].name, message)

@@ -18,32 +18,36 @@ import msgspec
 from psctl.coordinator.state import checkpoints, losses, table_placement
 from psctl.coordinator.state.instructions import FindRestorable, TakenOver
 from psctl.job.process_messages import ProcessFailure
+from psctl.types import Member
 
 if TYPE_CHECKING:
-    from psctl.coordinator.state.job_state import JobState
+    from psctl.coordinator.state.job_state import JobState, Rank
 
 RECONNECT = 10.0
 """Seconds in which members connect again."""
 
 
 class Takeover(msgspec.Struct):
-    """A takeover after which agents are awaited."""
+    """A takeover after which members are awaited: a rank counts as connected until it is given up."""
 
     since: float
     agents: set[int]
     """Hosts whose agents have not connected again."""
+    ranks: set[Member]
+    """Workers and servers that have not."""
 
 
 def on_taken_over(job: JobState, taken: TakenOver, away: float) -> None:
     """Continue after the coordinator's process was replaced; for `away` seconds there was none."""
     job.append_coordinator_state("running", taken.pid)
     job.notice(f"psctl's coordinator was lost; a new one continues the job after {away:.1f} s")
-    job.takeover = Takeover(job.now, set(job.registered - job.lost_hosts))
+    connected = {rank.member for rank in job.ranks.values() if rank.connected}
+    job.takeover = Takeover(job.now, set(job.registered - job.lost_hosts), connected)
     for rank in job.ranks.values():
         rank.moved_at += away
         rank.active_at += away
-        if rank.connected or rank.lost_at is not None:
-            rank.connected, rank.lost_at = False, job.now + RECONNECT
+        if rank.lost_at is not None:
+            rank.lost_at += away
     checkpoints.on_taken_over(job)
     if job.ending is not None:
         job.ending.deadline += away
@@ -63,13 +67,30 @@ def on_registered(job: JobState, host: int) -> None:
         job.takeover.agents.discard(host)
 
 
+def on_connected(job: JobState, member: Member) -> None:
+    """A worker or a server has connected."""
+    if job.takeover is not None:
+        job.takeover.ranks.discard(member)
+
+
+def on_exited(job: JobState, rank: Rank) -> None:
+    """A process has ended; its connection may have ended with the old coordinator."""
+    if job.takeover is not None and rank.member in job.takeover.ranks:
+        job.takeover.ranks.discard(rank.member)
+        rank.connected = False
+
+
 def on_tick(job: JobState) -> None:
-    """Hosts whose agents have not connected again in time are lost."""
-    if job.takeover is None or (job.takeover.agents and job.now - job.takeover.since < RECONNECT):
+    """Hosts whose agents have not connected again in time are lost, and so are connections of ranks."""
+    taken = job.takeover
+    if taken is None or ((taken.agents or taken.ranks) and job.now - taken.since < RECONNECT):
         return
-    missing, job.takeover = sorted(job.takeover.agents), None
-    for host in missing:
-        losses.on_host_lost(job, host, f"its agent did not connect to the new coordinator within {RECONNECT:.0f} s")
+    job.takeover = None
+    why = f"did not connect to the new coordinator within {RECONNECT:.0f} s"
+    for host in sorted(taken.agents):
+        losses.on_host_lost(job, host, f"its agent {why}")
+    for member in sorted(taken.ranks):
+        losses.on_connection_lost(job, member, f"it {why}")
 
 
 def _is_starting(job: JobState) -> bool:
