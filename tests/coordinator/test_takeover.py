@@ -83,7 +83,7 @@ def test_a_server_that_runs_and_does_not_connect_again_is_lost_like_one_whose_co
     job = in_training()
     take_over(job, A0, A1, W0, W1, S[0], S[2])
     assert sent(job.wait(RECONNECT + LOST_SLACK - 1), EndProcesses) == []
-    assert sent(job.wait(6), EndProcesses), "all go back to the last checkpoint"
+    assert sent(job.wait(8), EndProcesses), "all go back to the last checkpoint"
 
 
 def test_an_end_that_an_agent_reports_is_taken_at_once() -> None:
