@@ -24,7 +24,7 @@ from psctl.types import Address
 LOG = "coordinator.log"
 
 QUICK = 5.0
-"""Seconds: a coordinator that ends earlier after its start counts as one that cannot continue."""
+"""Seconds: a coordinator that ends so soon after it began to listen counts as one that cannot continue."""
 
 MOST_QUICK = 3
 """Times that this may happen before the job fails."""
@@ -64,7 +64,7 @@ class HeadServices:
         self.store_host: AgentChild | None = None
         self._tunnels: Address | None = None  # of the store, for other hosts' agents
         self._address: Address | None = None  # of the coordinator
-        self._began = 0.0  # when the coordinator was started last
+        self._listens_since: float | None = None  # the coordinator that was started last
         self._quick_ends = 0
         self._old_stores: list[AgentChild] = []  # killed, not ended yet
 
@@ -87,8 +87,8 @@ class HeadServices:
 
     def may_restart(self) -> bool:
         """Return whether the coordinator, which has ended, may be started again: not if it ends at once each time."""
-        now = time.monotonic()
-        self._quick_ends = self._quick_ends + 1 if now - self._began < QUICK else 0
+        quick = self._listens_since is None or time.monotonic() - self._listens_since < QUICK
+        self._quick_ends = self._quick_ends + 1 if quick else 0
         return self._address is not None and self._quick_ends < MOST_QUICK
 
     def restart(self) -> None:
@@ -102,13 +102,13 @@ class HeadServices:
 
     def _start_coordinator(self, port: int | None) -> None:
         reader, writer = os.pipe()
+        self._listens_since = None
         try:
             orders = spawn.coordinator_orders(self._orders, self._tunnels, writer, self._files, port)
             with sealed_memory.holding(orders) as descriptor:
                 self.coordinator = self._spawn(writer, descriptor)
         finally:
             os.close(writer)
-        self._began = time.monotonic()
         threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
 
     def _spawn(self, report: int, orders: int) -> AgentChild:
@@ -125,7 +125,7 @@ class HeadServices:
         with os.fdopen(reader, "rb") as file:
             line = file.readline()
         if line:  # empty: the coordinator has ended, which the agent sees by SIGCHLD
-            self._address = msgspec.json.decode(line, type=Address)
+            self._address, self._listens_since = msgspec.json.decode(line, type=Address), time.monotonic()
             self._put(CoordinatorAt(self._address))
 
     def start_store(self) -> None:

@@ -103,6 +103,17 @@ def kill_agent(trial: Trial) -> None:
     trial.lost_hosts.append(host)
 
 
+def kill_coordinator(trial: Trial) -> None:
+    """The coordinator: another one continues, and no other process is lost or started again."""
+    job, lost, restored = trial.job, trial.job.lost(), len(trial.job.of("restored"))
+    before = len(job.notices("a new one continues the job"))
+    job.signal(*job.processes("coordinator")[-1], "KILL")
+    job.until(lambda: len(job.notices("a new one continues the job")) > before, "a new coordinator")
+    trial.wait_for_steps()
+    _nothing_lost(trial, lost)
+    assert len(job.of("restored")) == restored, "the loss of the coordinator sent all processes back to a checkpoint"
+
+
 def kill_psctl(trial: Trial) -> None:
     """A psctl that follows the job: the job does not miss it."""
     lost = trial.job.lost()
@@ -306,6 +317,7 @@ FAULTS = (
     Fault("kill-two-servers", kill_two_servers),
     Fault("stop-process", stop_process, 1),
     Fault("kill-agent", kill_agent, 1, costs_host=True),
+    Fault("kill-coordinator", kill_coordinator, 3),
     Fault("kill-psctl", kill_psctl, 1),
     Fault("power", power, 2, costs_host=True),
     Fault("cut-3s", cut_3s),
