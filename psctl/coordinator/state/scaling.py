@@ -10,6 +10,7 @@ and leave, and the new number starts from that checkpoint (restart.py). No step 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,24 +61,22 @@ def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
 
 def grow(job: JobState) -> None:
     """Start again with more workers, from a common step, when an elastic job has had slots for them for GROW_AFTER."""
-    scaling, workers = job.scaling, len(job.live("worker"))
-    most = job.order.elastic[1] if job.order.elastic is not None else workers
-    free = sum(max(0, host.slots - _workers_on(job, index)) for index, host in _living(job).items())
-    more = min(most - workers, free)
-    trains = job.training and job.plan is not None and not any(rank.finished for rank in job.live("worker"))
+    if job.order.elastic is None:
+        return
+    scaling, live = job.scaling, job.live("worker")
+    workers, on_host = len(live), Counter(rank.host for rank in live)
+    free = sum(max(0, host.slots - on_host[index]) for index, host in _living(job).items())
+    more = min(job.order.elastic[1] - workers, free)
+    trains = job.training and job.plan is not None and not any(rank.finished for rank in live)
     if more <= 0 or not trains or job.workers_being_replaced or job.lost_workers.pending or job.returning:
         scaling.may_grow_since = None
     elif scaling.may_grow_since is None:
         scaling.may_grow_since = job.now
     elif job.now - scaling.may_grow_since >= GROW_AFTER:
         scaling.may_grow_since = None
-        hosts = [replace(host, workers=_workers_on(job, index)) for index, host in enumerate(job.order.hosts)]
+        hosts = [replace(host, workers=on_host[index]) for index, host in enumerate(job.order.hosts)]
         job.order = replace(job.order, hosts=hosts)
         _scale_workers(job, workers + more, _servers(job), "slots are free")
-
-
-def _workers_on(job: JobState, host: int) -> int:
-    return sum(rank.host == host for rank in job.live("worker"))
 
 
 def _servers(job: JobState) -> int:
