@@ -89,16 +89,15 @@ class HeadServices:
         """Return whether the coordinator, which has ended, may be started again: not if it ends at once each time."""
         quick = self._listens_since is None or time.monotonic() - self._listens_since < QUICK
         self._quick_ends = self._quick_ends + 1 if quick else 0
-        return self._address is not None and self._quick_ends < MOST_QUICK
+        return self._quick_ends < MOST_QUICK
 
     def restart(self) -> None:
-        """Start the coordinator again; it continues the job from its journal, at the same address.
+        """Start the coordinator again; it continues the job from its journal, at the same address if there was one.
 
         Raises:
             OSError: it cannot be started.
         """
-        assert self._address is not None, "may_restart() comes first"
-        self._start_coordinator(self._address.port)
+        self._start_coordinator(None if self._address is None else self._address.port)
 
     def _start_coordinator(self, port: int | None) -> None:
         reader, writer = os.pipe()

@@ -36,6 +36,9 @@ SPARED = 1.0
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
 """Parts of the helpers' command lines; a helper ends by itself at the end of file of its pipe."""
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files are removed there, none is made
+"""Where a data loader that is killed while it hands a tensor over leaves a file, which torch names after its process."""
+
 PRIVATE = "private"
 PID = "agent.pid"
 SLOTS = "slots"
@@ -94,7 +97,7 @@ def _reap() -> None:
 
 
 def sweep(chosen: Callable[[psutil.Process], bool] = lambda process: True, *, reap: Callable[[], None] = _reap) -> None:
-    """Kill the chosen descendants of this process, in rounds until none is left.
+    """Kill the chosen descendants of this process, in rounds until none is left, and remove their shared memory.
 
     Helpers that clean up shared memory are killed after SPARED seconds only.
 
@@ -103,6 +106,7 @@ def sweep(chosen: Callable[[psutil.Process], bool] = lambda process: True, *, re
         reap: reaps children; the agent passes its own, which records their exit status.
     """
     began = time.monotonic()
+    killed: set[int] = set()
     while time.monotonic() - began < LIMIT:
         reap()
         left = [each for each in descendants() if _alive(each) and chosen(each)]
@@ -111,9 +115,14 @@ def sweep(chosen: Callable[[psutil.Process], bool] = lambda process: True, *, re
             if each not in spared:
                 with contextlib.suppress(psutil.Error):
                     each.kill()
+                    killed.add(each.pid)
         if not left:
-            return
+            break
         time.sleep(0.01)
+    for pid in killed:
+        for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _alive(process: psutil.Process) -> bool:

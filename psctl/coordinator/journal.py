@@ -39,8 +39,14 @@ JOURNAL = "coordinator.journal"
 MOST_INPUTS = 2000
 """Inputs after which a new snapshot is made: some 100 ms to handle them again."""
 
+MOST_BYTES = 4 << 20
+"""Bytes of a journal after which a new snapshot is made: printed lines are inputs too."""
+
 RETRY = 100
-"""Inputs after which a disk that was full is tried again."""
+"""Inputs after which a disk that was full is looked at again."""
+
+ROOM = 2 * MOST_BYTES
+"""Bytes that must be free for it then, so that a journal does not come and go with the last bytes."""
 
 _HEAD = 8  # bytes: length and checksum of what follows
 
@@ -72,7 +78,7 @@ class Journal:
     def __init__(self, folder: Path, machine: JobStateMachine, sessions: MemberSessions, number: int = 0) -> None:
         self._folder, self._machine, self._sessions = folder, machine, sessions
         self._number = number - 1
-        self._inputs = 0
+        self._inputs = self._bytes = 0  # since the snapshot
         self._file = -1
         self._make_snapshot()
 
@@ -85,17 +91,18 @@ class Journal:
         """Add an input before it is handled at time `now`."""
         self._inputs += 1
         if self._file < 0:
-            if self._inputs % RETRY == 0:
+            if self._inputs % RETRY == 0 and _free(self._folder) >= ROOM:
                 self._make_snapshot()
-        elif self._inputs > MOST_INPUTS:
+        elif self._inputs > MOST_INPUTS or self._bytes > MOST_BYTES:
             self._make_snapshot()
         if self._file >= 0:
             record = _framed(pickle.dumps((now, given), pickle.HIGHEST_PROTOCOL))
             try:
-                whole = os.write(self._file, record) == len(record)
+                written = os.write(self._file, record)
             except OSError:
-                whole = False
-            if not whole:
+                written = 0
+            self._bytes += written
+            if written < len(record):
                 self._give_up()
 
     def close(self) -> None:
@@ -123,7 +130,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
         _journal(self._folder, self._number).unlink(missing_ok=True)
-        self._number, self._inputs, self._file = number, 0, file
+        self._number, self._inputs, self._bytes, self._file = number, 0, 0, file
 
     def _give_up(self) -> None:
         """Remove what is there: a part of the inputs is worth nothing."""
@@ -180,6 +187,12 @@ def apply(state: CoordinatorState, given: Input, now: float) -> list[Instruction
 
 def _journal(folder: Path, number: int) -> Path:
     return folder / f"{JOURNAL}.{number}"
+
+
+def _free(folder: Path) -> int:
+    """Return the bytes that are free on the folder's disk."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def _framed(data: bytes) -> bytes:

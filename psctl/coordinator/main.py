@@ -3,8 +3,8 @@
     python -m psctl.coordinator.main        orders: in memory (sealed_memory.py)
 
 Inputs arrive through one queue. Each is added to the journal; the state machine answers it with instructions, which are
-carried out on the main thread, in order. Where orders name the port of an earlier process, which was killed, this one
-continues the job from its journal. The process never imports torch.
+carried out on the main thread, in order. Where an earlier process was killed, this one continues the job from its
+journal. The process never imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, resumed
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
-from psctl.coordinator.journal import Journal, RestoredState, restore
+from psctl.coordinator.journal import SNAPSHOT, Journal, RestoredState, restore
 from psctl.coordinator.sessions import MemberSessions, SessionMessage
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
@@ -91,11 +91,13 @@ class CoordinatorProcess:
         self._authority = Pair(orders.authority, orders.authority_key)
         self._queue: queue.SimpleQueue[Input] = queue.SimpleQueue()
         folder = Path(orders.job_dir)
+        self._restored = restore(folder) if orders.port is not None or (folder / SNAPSHOT).exists() else None
+        if self._restored is None:  # what an earlier process wrote, which ended before it had a journal, comes again
+            (folder / events.FILE).unlink(missing_ok=True)
         self._log = EventLog(folder / events.FILE, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
-        self._restored = restore(folder) if orders.port is not None else None
         if self._restored is not None:
             state = self._restored.state
             self._state_machine, self._sessions, number = state.machine, state.sessions, state.number + 1

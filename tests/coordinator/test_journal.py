@@ -18,9 +18,9 @@ from psctl.coordinator import journal as journal_module
 from psctl.coordinator.journal import JOURNAL, SNAPSHOT, Journal, JournalUnreadable, apply, restore
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import Input, Instruction, MessageReceived, Tick
-from psctl.job.process_messages import Register
+from psctl.job.process_messages import OutputLines, Register
 from tests.helpers.any_inputs import ROOMY, TIMED, at_their_times
-from tests.helpers.driven_job import A0, A1, ORDER, DrivenJob, S, training
+from tests.helpers.driven_job import A0, A1, ORDER, W0, DrivenJob, S, training
 from tests.hypothesis_profile import examples
 
 ROOT = Path(__file__).parents[2]
@@ -166,6 +166,14 @@ def test_a_new_snapshot_replaces_the_journal_before_it(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_many_bytes_of_inputs_lead_to_a_new_snapshot_too(job: JournaledJob, tmp_path: Path) -> None:
+    line = "x" * 60_000
+    for _ in range(200):
+        job.handle(MessageReceived(A0, OutputLines(W0, "stdout", [line])))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1.1 * journal_module.MOST_BYTES + (1 << 20)
+    assert messages(restore(tmp_path).state.sessions)["agent/0"][0] == 200
+
+
 def test_while_the_disk_is_full_there_is_no_journal(
     job: JournaledJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +185,11 @@ def test_while_the_disk_is_full_there_is_no_journal(
     with pytest.raises(JournalUnreadable, match="No such file"):
         restore(tmp_path)
     monkeypatch.undo()
+    with monkeypatch.context() as almost_full:
+        almost_full.setattr(journal_module, "ROOM", 1 << 60)
+        for _ in range(journal_module.RETRY):
+            job.handle(Tick())
+    assert not job.journal.is_whole
     for _ in range(journal_module.RETRY):
         job.handle(Tick())
     assert job.journal.is_whole

@@ -218,14 +218,18 @@ def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind:
     every = "1 steps" if when == "save" else "10 steps"
     arguments = set_args("--epochs", "400", "--pause", "0.02", "--loaders", "1", "--width", "64")
     common = ("--cluster", str(lab.cluster), "-o", "jsonl", "--servers", "1", "--set", f"checkpoint.every={every}")
-    arguments += ["--set", "restart.max=0"]  # a worker or server that dies is the end of this job
+    arguments += ["--set", "restart.max=0"]  # a worker or server that is lost is the end of this job
     with lab.psctl.start("train", str(STEADY), *common, *arguments) as process:
         if when == "start":
             until(lambda: pids_of(lab, "coordinator"), 30)
         else:
             next_event(process, "progress" if when == "step" else "checkpoint")
         kill(lab, process, kind)
-        if kind != "psctl":
+        if kind == "coordinator":  # another one continues
+            next_event(process, "checkpoint" if when == "save" else "progress")
+            assert lab.psctl.run("stop", "steady").code == 0
+            assert json.loads(process.communicate(timeout=60)[0].splitlines()[-1])["status"] == "stopped"
+        elif kind != "psctl":
             out, err = process.communicate(timeout=60)
             assert process.returncode == 1, f"{out}\n{err}"
             last = json.loads(out.splitlines()[-1])
