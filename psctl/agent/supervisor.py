@@ -37,7 +37,7 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "to
 """Parts of the helpers' command lines; a helper ends by itself at the end of file of its pipe."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files are removed there, none is made
-"""Where a data loader that is killed while it hands a tensor over leaves a file, which torch names after its process."""
+"""Where a data loader that is killed while it passes a tensor on leaves a file that torch names after its process."""
 
 PRIVATE = "private"
 PID = "agent.pid"
