@@ -1,11 +1,12 @@
-"""The pause at a server's death: seconds from kill -9 to the next clock that is applied everywhere.
+"""The pause of training after kill -9 of a server or of the coordinator: seconds until the next clock is complete.
 
-    python bench/failover.py [--kills 20] [--width 512] [--servers 3] [--replicas 1]
+    python bench/failover.py [--kills 20] [--process server] [--width 512] [--servers 3] [--replicas 1]
 
-One training job on the embedded local cluster; its servers are killed one after the other, each time when psctl has
-said that every shard has its replicas again, and some clocks have passed. After each clock rank 0 notes when its values
-had arrived. The pause of a kill is the longest time without such a note from the kill until two seconds after it;
-beside it stand the median step, and the longest one in the two seconds before the kill, which is the machine's doing.
+One training job on the embedded local cluster; its servers, or its coordinators, are killed one after the other, each
+time when psctl has reported that the last one is replaced (for servers: that every shard has its replicas again), and
+some clocks have passed. Rank 0 writes the time at which the values of each clock have arrived. The pause of a kill is
+the longest time between two of them from the kill until two seconds after it; the median step, and the longest one in
+the two seconds before the kill, show the share of the machine in it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,24 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "bench" / "failover_job" / "job.yaml"
 PSCTL = (sys.executable, "-m", "psctl")
-WHOLE, BARE, JOINED = "servers again", "on one server only", "takes part"
-"""Parts of the lines that say: every shard has its replicas again; it has not; a server has come."""
+COMPLETE, MISSING, JOINED = "servers again", "on one server only", "takes part"
+"""Parts of psctl's lines: every shard has its replicas again; some have not; a server has joined."""
+
+CONTINUES = "a new one continues the job"
+"""Part of the line that a new coordinator prints."""
+
+STEADY = 6.0
+"""Seconds between a coordinator's start and its kill: one that ends at once three times ends the job."""
 
 WINDOW = 2.0
-"""Seconds before and after a kill that are looked at."""
+"""Seconds before and after a kill that are measured."""
 
 LIMIT = 300.0
-"""Seconds in which what must come comes: a server imports torch and is filled, on a machine that others use too."""
+"""Seconds for one replacement: a server imports torch and is filled, on a machine with other work too."""
 
 
-class Said:
-    """What psctl prints, line by line, read by a thread.
+class Output:
+    """The lines that psctl prints, read by a thread.
 
     Args:
         lines: its stream.
@@ -54,32 +61,34 @@ class Said:
         for line in self._stream:
             self.lines.append(line.rstrip())
 
-    def whole_after(self, kills: int) -> bool:
-        """Tell whether another server has come for each that was killed, and every shard has its replicas."""
+    def replaced(self, kind: str, kills: int) -> bool:
+        """Return whether so many processes were replaced, and every shard has its replicas."""
         lines = list(self.lines)
-        copies = [line for line in lines if WHOLE in line or BARE in line]
-        return sum(JOINED in line for line in lines) == kills and (not copies or WHOLE in copies[-1])
+        if kind == "coordinator":
+            return sum(CONTINUES in line for line in lines) == kills
+        copies = [line for line in lines if COMPLETE in line or MISSING in line]
+        return sum(JOINED in line for line in lines) == kills and (not copies or COMPLETE in copies[-1])
 
 
-def servers_of(home: str) -> dict[int, str]:
-    """Return the servers of this home's jobs: process id -> name."""
-    found = {}
-    for process in psutil.process_iter(["environ", "create_time", "pid"]):
-        environment = process.info["environ"] or {}
-        if environment.get("HOME") == home and environment.get("PSCTL_ROLE") == "server":
-            found[process.info["pid"]] = f"server/{environment.get('RANK', '?')}"
-    return found
+def processes_of(home: str, kind: str) -> list[int]:
+    """Return the processes of a kind of this home's job, the oldest first."""
+    found = []
+    for process in psutil.process_iter(["environ", "cmdline", "create_time", "pid"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if (process.info["environ"] or {}).get("HOME") == home and f"psctl.{kind}.main" in words:
+            found.append((process.info["create_time"], process.info["pid"]))
+    return [pid for _, pid in sorted(found)]
 
 
-def notes_of(log: Path) -> list[tuple[int, float]]:
-    """Return (step, when) of the lines that are whole."""
+def steps_of(log: Path) -> list[tuple[int, float]]:
+    """Return (step, time of its values) of all complete lines."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [(int(step), float(when)) for step, when in (line.split() for line in lines[:-1])]
 
 
-def longest(notes: list[tuple[int, float]], begin: float, end: float) -> float:
-    """Return the longest time without a note in an interval; both ends count as notes."""
-    times = [begin, *(when for _, when in notes if begin < when < end), end]
+def longest(steps: list[tuple[int, float]], begin: float, end: float) -> float:
+    """Return the longest time without a step in an interval; both ends count as steps."""
+    times = [begin, *(when for _, when in steps if begin < when < end), end]
     return max(b - a for a, b in itertools.pairwise(times))
 
 
@@ -90,26 +99,29 @@ def wait_for(what, name: str) -> None:
         time.sleep(0.05)
 
 
-def kill_in_turn(home: str, log: Path, said: Said, kills: int, count: int) -> list[float]:
-    """Kill servers; return when."""
+def kill_in_turn(home: str, log: Path, output: Output, kind: str, kills: int, count: int) -> list[float]:
+    """Kill processes of a kind; return the times."""
     moments: list[float] = []
-    wait_for(lambda: len(notes_of(log)) > 10, "steps")
+    wait_for(lambda: len(steps_of(log)) > 10, "steps")
     for turn in range(kills):
-        pids = sorted(servers_of(home), key=lambda pid: psutil.Process(pid).create_time())
-        assert len(pids) == count, f"{len(pids)} servers where {count} should be: {said.lines[-20:]}"
+        pids = processes_of(home, kind)
+        assert len(pids) == count, f"{len(pids)} processes of kind {kind} instead of {count}: {output.lines[-20:]}"
         moments.append(time.time())
-        os.kill(pids[0], signal.SIGKILL)  # the oldest: it has shards
+        os.kill(pids[0], signal.SIGKILL)  # of servers the oldest: it has shards
         end = moments[-1] + WINDOW
-        wait_for(lambda end=end: any(when > end for _, when in notes_of(log)[-1:]), "the next clock")
-        wait_for(lambda turn=turn: said.whole_after(turn + 1), "all shards whole")
-        before = len(notes_of(log))
-        wait_for(lambda seen=before: len(notes_of(log)) > seen + 10, "steps")
+        wait_for(lambda end=end: any(when > end for _, when in steps_of(log)[-1:]), "the next clock")
+        wait_for(lambda turn=turn: output.replaced(kind, turn + 1), "the replacement")
+        before = len(steps_of(log))
+        wait_for(lambda before=before: len(steps_of(log)) > before + 10, "steps")
+        if kind == "coordinator":
+            time.sleep(max(0.0, moments[-1] + STEADY + WINDOW - time.time()))
     return moments
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--process", choices=("server", "coordinator"), default="server")
     parser.add_argument("--width", type=int, default=512, help="of the model's two layers")
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=1)
@@ -122,22 +134,24 @@ def main() -> None:
         command += ["--set", f"replicas={given.replicas}"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as training:
             assert training.stderr is not None
-            said = Said(training.stderr)
+            output = Output(training.stderr)
             try:
-                moments = kill_in_turn(home, log, said, given.kills, given.servers)
+                count = given.servers if given.process == "server" else 1
+                moments = kill_in_turn(home, log, output, given.process, given.kills, count)
             finally:
                 subprocess.run([*PSCTL, "stop", "-q"], env=environment, check=False)
                 training.wait(60)
-        notes = notes_of(log)
-    pauses = [longest(notes, moment, moment + WINDOW) for moment in moments]
-    before = [longest(notes, moment - WINDOW, moment) for moment in moments]
-    steps = [b - a for (_, a), (_, b) in itertools.pairwise(notes)]
-    restored = sum("restored checkpoint=" in line for line in said.lines)
+        steps = steps_of(log)
+    pauses = [longest(steps, moment, moment + WINDOW) for moment in moments]
+    before = [longest(steps, moment - WINDOW, moment) for moment in moments]
+    each = [b - a for (_, a), (_, b) in itertools.pairwise(steps)]
+    restored = sum("restored checkpoint=" in line for line in output.lines)
     parameters = 2 * given.width * (given.width + 1)
-    print(f"{parameters:,} parameters, {given.servers} servers, {given.replicas} replica(s), {len(moments)} kills")
+    kills = f"{len(moments)} kills of a {given.process}"
+    print(f"{parameters:,} parameters, {given.servers} servers, {given.replicas} replica(s), {kills}")
     print(f"pause at a kill           median {statistics.median(pauses):.3f} s, maximum {max(pauses):.3f} s")
     print(f"longest step just before  median {statistics.median(before):.3f} s, maximum {max(before):.3f} s")
-    print(f"median step {statistics.median(steps):.3f} s; went back to a checkpoint {restored} times")
+    print(f"median step {statistics.median(each):.3f} s; went back to a checkpoint {restored} times")
     print("each pause: " + " ".join(f"{pause:.3f}" for pause in pauses))
 
 

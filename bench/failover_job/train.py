@@ -1,4 +1,4 @@
-"""Trains until the job is stopped; rank 0 notes when each clock's values had arrived."""
+"""Trains until the job is stopped; rank 0 writes when the values of each clock have arrived."""
 
 from __future__ import annotations
 
