@@ -1,4 +1,4 @@
-"""How level shards lie, and how much moves: the assignment that jobs use beside consistent hashing.
+"""Balance of shards and bytes moved: the assignment that jobs use, beside consistent hashing.
 
     python bench/assignment.py
 

@@ -1,9 +1,9 @@
-"""What the data plane carries on one machine, by sealed TCP and by shared memory, beside Gloo, torch RPC, Ray, sockets.
+"""Throughput of the data plane on one machine, over sealed TCP and shared memory, beside Gloo, torch RPC, Ray, sockets.
 
     python bench/dataplane.py [--rounds 5] [--congestion both|installed|reno] [--work big,call,each,small] [--markdown]
 
 Two workers and two servers (for 4 KB: one and one) of each contestant are started once and then take turns, so that
-what disturbs the machine disturbs all alike. psctl's are a job of `psctl train` on the embedded local cluster which
+other load of the machine affects all alike. psctl's are a job of `psctl train` on the embedded local cluster which
 works through `prepare` and `run.store()`; a worker waits for its turn in a socket. A time is the slower worker's. Ray
 takes part where it is installed beside psctl.
 
@@ -12,7 +12,7 @@ takes part where it is installed beside psctl.
     each    the same, key by key, all under way at once
     small   one push and pull of 4 KB, alone; `echo`: an open socket's 4 KB there and back, one round trip
 
-`installed`: every socket has what it has by itself (psctl: `congestion: auto`). `reno`: the whole run stands in a
+`installed`: every socket has its own default (psctl: `congestion: auto`). `reno`: the whole run is in a
 network namespace whose default is reno (root). GB are 10^9 bytes of payload, both directions counted; processor seconds
 are of all processes of a contestant, system time included. Ratios are medians of the rounds' ratios.
 """
@@ -55,7 +55,7 @@ def processor_seconds(pid: int) -> float:
 
 @dataclass
 class Contestant:
-    """Processes that do the same work in their own way. `lines`: to its workers; `doing`: their names for each work."""
+    """The processes of one contestant. `lines`: to its workers; `doing`: their names for each work."""
 
     name: str
     doing: dict[str, str]
@@ -67,7 +67,7 @@ class Contestant:
     memory: int = 0
 
     def go(self, work: str, repeats: int) -> None:
-        """Have the work done, and note what it took."""
+        """Have the work done, and record its time."""
         before = {pid: processor_seconds(pid) for pid in self.pids if psutil.pid_exists(pid)}
         for line in self.lines:
             print(self.doing[work], repeats, file=line, flush=True)

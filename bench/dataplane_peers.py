@@ -1,9 +1,9 @@
-"""The same work by others: Gloo's send and recv, torch RPC over TCP, Ray, open sockets. One process of it.
+"""One process of a peer that does the same work: Gloo's send and recv, torch RPC over TCP, Ray, plain sockets.
 
     python bench/dataplane_peers.py gloo|rpc|ray|socket RANK WORKERS SERVERS PORT CONTROL NAME
 
-Ranks 0 .. WORKERS-1 are workers. A vector lies in equal parts on all servers, which sum what the workers push and give
-the sum back. All memory is taken before; torch has one thread.
+Ranks 0 .. WORKERS-1 are workers. A vector lies in equal parts on all servers, which return the sum of
+all pushes. All memory is allocated before; torch has one thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK = 512 << 10
 
 
 class Gloo:
-    """A worker. Each push is told to the servers by the size of what follows: they do the same in turn."""
+    """A worker. The size of each push is sent to the servers first: they receive and send the same in turn."""
 
     def __init__(self, rank: int, workers: int, servers: int) -> None:
         self.rank = rank

@@ -1,9 +1,9 @@
-"""What copies between a GPU and the host take, by the kind of host memory, and how much of them compute hides.
+"""Rates of copies between a GPU and the host, by the kind of host memory, and the share of them that compute hides.
 
     python bench/device.py [--megabytes 256] [--rounds 9]
 
-Needs a GPU. `registered` is shared memory as an agent makes it, page-locked as psctl does it; `pinned` is what torch's
-own allocator gives; `pageable` is neither. Rates are medians of rounds that take turns, in 10^9 bytes/s. The overlap
+Needs a GPU. `registered` is shared memory as an agent makes it, page-locked as psctl does it; `pinned` is memory of
+torch's own allocator; `pageable` is neither. Rates are medians of rounds that take turns, in 10^9 bytes/s. The overlap
 runs matrix products in eight parts, as a backward would, and after each part begins to copy a gradient (an eighth of
 the bytes) as psctl does in training; times are until all is done and, for the host, until it was free to go on.
 """
@@ -73,7 +73,7 @@ def rates(size: int, rounds: int) -> None:
 
 
 def overlap(size: int, rounds: int) -> None:
-    """Print what compute, copies, and both together take."""
+    """Print the times of compute, of copies, and of both together."""
     staging = Staging(CudaCopies())
     host = staging.lock(shared(size))
     part = size // 4 // PARTS

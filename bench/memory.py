@@ -1,11 +1,11 @@
-"""Memory of servers: what they hold of large parameters, and whether it stays flat over many steps.
+"""Memory of servers with large parameters, and its growth over many steps.
 
     python bench/memory.py [--width 3536] [--workers 2] [--servers 2] [--replicas 0] [--flat 10000]
 
 Trainings on the embedded local cluster with AdamW, whose state is twice the parameters. A server's bound is
-2 (parameters + state) + (workers + 1) gradients of its part (with replicas it holds so many parts more); what a server
-of a tiny model takes (Python and torch) is taken off. Private: memory of its own, Pss: with its part of what it shares
-with workers. Each for shared memory on and off.
+2 (parameters + state) + (workers + 1) gradients of its part (with replicas it holds so many parts more); the memory
+of a server of a tiny model (Python and torch) is subtracted. Private: not shared; Pss: with its part of the memory that
+it shares with workers. Each with shared memory on and off.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def held(home: str) -> tuple[float, float]:
 
 
 def at_step(home: str, log: Path, step: int) -> tuple[float, float]:
-    """Return what servers hold when rank 0 has done `step`."""
+    """Return the memory of all servers when rank 0 has done `step`."""
     wait_for(lambda: any(done >= step for done, _ in notes_of(log)[-1:]), f"step {step}")
     return held(home)
 

@@ -1,4 +1,4 @@
-"""What waiting costs and what not waiting costs: one training, stragglers, and staleness from 0 up.
+"""The cost of waiting and of not waiting: one training with stragglers, under staleness from 0 up.
 
     python bench/staleness.py            simulated: the timing recursion, and gradient descent on the versions it allows
     python bench/staleness.py --real     psctl's own worker and server processes on this machine, slowed by sleeps
@@ -7,7 +7,7 @@ Stragglers: a clock takes each worker 1 unit of time and up to a tenth more or l
 (transient). With `persistent`, one worker takes a quarter longer for good. Every staleness sees the same times.
 
 The training is least squares, by gradients with noise and one learning rate for all, as long as it takes to a given
-loss. A worker's gradient of clock t is of the newest values that are there when it begins, which hold all clocks up to
+loss. A worker's gradient of clock t is of the newest values at its begin, which hold all clocks up to
 t-s-1 at least; the step of a clock is taken when all gradients of it are in. Idle: share of all workers' time that they
 wait.
 """

@@ -1,4 +1,4 @@
-"""Seconds from `psctl train` to the first step, beside its floor: as many processes importing torch at once.
+"""Seconds from `psctl train` to the first step, beside the least possible: as many processes importing torch at once.
 
     python bench/startup.py [--runs 5] [--hosts 4]
 
@@ -37,9 +37,9 @@ def floor(processes: int) -> float:
 
 
 def first_step(arguments: list[str], environment: dict[str, str]) -> float:
-    """Return seconds from starting psctl until its log tells of a finished step.
+    """Return seconds from starting psctl until its log reports a finished step.
 
-    The first progress line comes a report's interval after the step it tells of, so the interval is 100 ms here.
+    The first progress line comes a report's interval after its step, so the interval is 100 ms here.
     """
     command = [*PSCTL, "train", str(DIGITS), "-o", "jsonl", "--set", "metrics.interval=100ms", *arguments]
     begin = time.monotonic()
@@ -65,7 +65,7 @@ def on_this_machine() -> Iterator[tuple[list[str], dict[str, str], int]]:
 def on_hosts(count: int) -> Iterator[tuple[list[str], dict[str, str], int]]:
     """Test hosts, made ready."""
     sys.path.insert(0, str(ROOT))
-    from tests.helpers.hosts import Hosts  # only where it is wanted: it needs root
+    from tests.helpers.hosts import Hosts  # imported here because it needs root
 
     with Hosts(count) as hosts, tempfile.TemporaryDirectory() as folder:
         home = hosts.make_home(Path(folder) / "home")

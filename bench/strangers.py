@@ -1,19 +1,19 @@
-"""Ten thousand bad connections while a job trains: how much longer does a step take?
+"""Step times of a job while ten thousand connections arrive that its processes must refuse.
 
     python bench/strangers.py [--connections 10000] [--seconds 100]
-    python bench/strangers.py --each 500        what one of each sort costs who is dialled, with no job
+    python bench/strangers.py --each 500        what one of each sort costs a listener, without a job
 
 A job on the embedded local cluster (two workers, two servers, bsp) trains; a process of the lowest priority, as if it
 were another machine, opens connections to the ports of its servers and its coordinator, spread evenly over the time,
-in turns of five sorts: bytes that are nothing, a process of another job, with that job's secret and certificate, an
+in turns of five sorts: bytes of another protocol; a process of another job, with that job's secret and certificate; an
 older incarnation of worker/1 (which is killed for it at the start), with the job's own secret and a certificate of its
-own authority, half open (connected and silent), and an answer to the greeting that drips.
+own authority; connected and silent; and an answer to the challenge that arrives byte by byte.
 
-Turns of five seconds alternate: nobody; the strangers; the strangers' own process alone, which makes the same
-connections to a dead end of its own, that greets and hangs up. The plain figure is the ratio of the medians of rank 0's
-step times with strangers and with nobody; the net one is with strangers and with their process alone. That process does
-less there, for a handshake that is not answered costs its own side less too, so the net figure is not flattered. Memory
-is what each process that is spoken to held before and after.
+Turns of five seconds alternate: no connections; connections to the job; the same connections to a listener in the
+process that opens them, which sends its challenge and closes. The plain figure is the ratio of the medians of rank 0's
+step times in the second and the first turn, the net one that of the second and the third. The opening process does less
+in the third turn, because a handshake without an answer costs it less too: the net figure is not too good. Memory is
+that of each listening process before and after.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ Sort = Callable[[socket.socket], None]
 
 
 class Proof(NamedTuple):
-    """What somebody can show to who listens."""
+    """The credentials that a connecting process has."""
 
     secret: str
     context: ssl.SSLContext
 
 
 def proof(authority: Pair, secret: str, job: str, member: Member) -> Proof:
-    """Return what a member of this authority's job has, whatever its name says."""
+    """Return the credentials of a member of this authority's job, under any name."""
     pair = issue(authority, job, member, time.time())
     made = make_context(authority.certificate_pem, pair.certificate_pem, pair.key_pem, accepting=False)
-    made.verify_mode = ssl.CERT_NONE  # a stranger does not care whom it speaks to
+    made.verify_mode = ssl.CERT_NONE  # the listener's identity is not checked
     return Proof(secret, made)
 
 
@@ -76,8 +76,8 @@ class Strangers:
     """Opens bad connections.
 
     Args:
-        other: what a process of another job can show.
-        older: what an older incarnation of this one can.
+        other: the credentials of a process of another job.
+        older: those of an older incarnation of this one.
     """
 
     def __init__(self, other: Proof, older: Proof) -> None:
@@ -92,7 +92,7 @@ class Strangers:
         }
 
     def one(self, port: int, sort: Sort | None = None) -> None:
-        """Open the next one, of this sort or the next; those that are held open are as many as a hundred."""
+        """Open the next one, of this sort or the next; at most a hundred are held open."""
         line = socket.create_connection(("127.0.0.1", port), 5)
         sort = sort or list(self.sorts.values())[self.made % len(self.sorts)]
         self.made += 1
@@ -106,7 +106,7 @@ class Strangers:
             self.let_go(100)
 
     def let_go(self, most: int) -> None:
-        """Close all that are held open but so many."""
+        """Close all that are held open except so many."""
         while len(self._held) > most:
             self._held.pop(0).close()
 
@@ -123,7 +123,7 @@ class Strangers:
 
 
 def dead_end() -> int:
-    """Listen in this process, greet whoever comes and hang up when it has said something; return the port."""
+    """Listen in this process, send a challenge on each connection and close it after the answer; return the port."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
 
     def hang_up(line: socket.socket) -> None:
@@ -140,7 +140,7 @@ def dead_end() -> int:
 
 
 def attack(ports: list[int], strangers: Strangers, rate: float, control: int, done: int) -> None:
-    """Body of the strangers' process: `rate` connections a second, to the job (j) or the dead end (d) as is told."""
+    """Body of the opening process: `rate` connections a second, to the job (j) or its own listener (d)."""
     os.nice(19)
     state = {"word": b"-"}
 
@@ -184,7 +184,7 @@ def listening(home: str) -> list[int]:
 
 
 def older_worker(home: str, job: str) -> Proof:
-    """Kill worker/1, so that another incarnation takes its place, and return what the dead one had."""
+    """Kill worker/1, so that another incarnation takes its place, and return the credentials of the killed one."""
     files = [json.loads(path.read_bytes()) for path in Path(home).rglob("orders.json")]
     orders = next(each for each in files if each.get("authority_key"))
     had = proof(Pair(orders["authority"], orders["authority_key"]), orders["preauth_secret"], job, Member("worker", 1))
@@ -236,7 +236,7 @@ def await_steps(log: Path, count: int) -> None:
 def run(
     home: str, log: Path, strangers: Strangers, connections: int, seconds: float
 ) -> tuple[dict[str, list[float]], int, str]:
-    """Alternate; return (step times by turn, bad connections made, what became of memory)."""
+    """Alternate; return (step times by turn, bad connections made, memory before and after)."""
     control, ours = os.pipe()
     answer, theirs = os.pipe()
     ports, before = listening(home), memory(home)

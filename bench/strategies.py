@@ -1,12 +1,12 @@
-"""Every strategy on test hosts with shaped links: beside the engine, the bound, and the prediction.
+"""Every strategy on test hosts with shaped links, beside the engine, the bound and the prediction.
 
     python bench/strategies.py [--networks a,b] [--sizes 1MB,25MB,100MB] [--again 1MB,25MB] [--strategy S,S]
 
-Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B of a shaped link in the same run.
-What runs is `psctl up` (which measures the links), then `psctl bench allreduce -o json`, as a user would. It prints
-Markdown for docs/internals/measurements.md. The bound is what no schedule can be faster than on that network:
+Test hosts of this machine (root, sshd, iproute2); iperf3 measures the payload rate B of a shaped link in the same run.
+It runs `psctl up` (which measures the links), then `psctl bench allreduce -o json`, as a user would. It prints
+Markdown for docs/internals/measurements.md. The bound is the least time of any schedule on that network:
 
-    equal hosts             2 (n-1)/n S / B: every rank sends what its part of the work is
+    equal hosts             2 (n-1)/n S / B: every rank sends its part of the work
     one slow host           S / B_slow: it sends its gradients once, and gets the sum once
     two racks               S / B_between: each rack's sum crosses once
     two workers a host      2 (h-1)/h S / B among h hosts
@@ -137,7 +137,7 @@ def run(home: dict[str, str], *words: str, seconds: float = 3600) -> Any:
 
 
 def measure(lab: Lab, sizes: str, strategies: str, again: str) -> tuple[float, list[dict[str, Any]]]:
-    """Return the payload rate of the link that bounds, and what bench said: first, and calibrated by that."""
+    """Return the payload rate of the slowest link, and two outputs of bench: the second calibrated by the first."""
     with Hosts(2, rate=f"{lab.link}mbit") as pair:
         rate = iperf(pair, "auto")
     with Hosts(lab.count, rate=lab.rate, **lab.options) as hosts, tempfile.TemporaryDirectory() as folder:
@@ -171,7 +171,7 @@ def dealt(env: dict[str, str], lab: Lab, sizes: Sequence[int]) -> dict[int, floa
 
 
 def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
-    """Return Markdown: every strategy at every size, then what `auto` took and how far that is from the bound."""
+    """Return Markdown: every strategy at every size, then the choice of `auto` and its distance from the bound."""
     first, *more = documents
     lines = [f"### {lab.title}", "", f"Payload rate of the bounding link (iperf3): {rate * 8e-6:.1f} Mbit/s.", ""]
     lines += ["| size | strategy | median s | of bound | faster than engine | predicted before | after | sum |"]

@@ -2,13 +2,13 @@
 
     python bench/training.py [--hosts 4] [--rate 500] [--compute 1.0,0.6] [--cases ps,auto,bf16] [--rounds 3]
 
-Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B in the same run. One worker a host.
-In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults and psctl
-through `prepare`. Compute is time on a device (training_job/train.py): so many times what a ring takes for the
-gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
+Test hosts of this machine (root, sshd, iproute2); iperf3 measures the payload rate B in the same run. There is one
+worker a host. In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults
+and psctl through `prepare`. Compute is time on a device (training_job/train.py): a multiple of the time of a ring for
+the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
-move: nothing is faster that has to compute and to send. With values on servers that is 2 (n-1)/n S/B as for a ring,
+move: no implementation that computes and sends is faster. With values on servers that is 2 (n-1)/n S/B as for a ring,
 half of it where both ways travel in 16 bits.
 
 Where servers step, a round's first forward has no values on their way beside it, and the wait at its end no forward:
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[list[str], float]] = {
 
 
 def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
-    """Run one job; returns the strategy and what was measured."""
+    """Run one job; return the strategy and the measurements."""
     words = [word for each in CASES[case][0] for word in ("--set", each)]
     args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"]'
     done = subprocess.run(

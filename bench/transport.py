@@ -1,4 +1,4 @@
-"""What a sealed connection between two processes carries over loopback TCP, beside a plain socket.
+"""Throughput of a sealed connection between two processes over loopback TCP, beside a plain socket.
 
     python bench/transport.py [--congestion auto|reno|cubic|bbr] [--rounds 5] [--size 524288]
 

@@ -1,4 +1,4 @@
-"""A worker of the bench: does what it is asked for, through `prepare` and `run.store()`, and says how long it took."""
+"""A worker of the bench: does the work it is asked for, through `prepare` and `run.store()`, and reports its time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Given(torch.autograd.Function):
 
 
 class Work:
-    """What can be asked for.
+    """The kinds of work.
 
     Args:
         run: psctl's.
