@@ -4,6 +4,7 @@ main: takes inputs from one queue, passes them to the state machine and carries 
 connections: the connections of all members; bulk data passes through them without the state machine
 sessions: the coordinator's ends of the sessions with members
 journal: the inputs from which a successor continues
+journaled_state_machine: the state machine with its journal
 event_log: the job's event log on the head's disk, also when that is full
 checkpoint_saver: writes, verifies, prunes, uploads and copies checkpoints
 state: the state machine, without sockets, files or threads

@@ -77,7 +77,7 @@ class CoordinatorConnections:
 
     # ---- sessions: the main thread -----------------------------------------------------------------------------------
 
-    def start_session(self, member: Member, *, new: bool) -> None:
+    def start_session(self, member: Member, new: bool) -> None:
         """Begin or resume the session of a member, which has sent its first message on a new connection.
 
         Args:

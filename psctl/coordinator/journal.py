@@ -2,10 +2,9 @@
 
 The state machine is deterministic: the same inputs at the same times give the same state, the same instructions and the
 same numbers of messages. So the state is replicated by its inputs (state machine replication: Schneider, Implementing
-fault-tolerant services using the state machine approach, ACM Computing Surveys 22:4, 1990). Each input is in the
-journal before its instructions are carried out, and they are carried out before the next input is handled. A successor
-therefore knows that all but the last input's instructions were carried out, and carries out those again: messages are
-numbered (job/message_session.py), events are compared with the end of the event log.
+fault-tolerant services using the state machine approach, ACM Computing Surveys 22:4, 1990). A successor knows that the
+instructions of all inputs but the last were carried out (journaled_state_machine.py), and carries out those of the last
+again: messages are numbered (job/message_session.py), events are compared with the end of the event log.
 
 A write without fsync outlasts a killed process, not a host without power, which ends a coordinator on that host anyway.
 

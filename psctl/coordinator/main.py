@@ -24,7 +24,8 @@ import msgspec
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, resumed
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
-from psctl.coordinator.journal import SNAPSHOT, Journal, RestoredState, restore
+from psctl.coordinator.journal import SNAPSHOT, RestoredState, restore
+from psctl.coordinator.journaled_state_machine import JournaledStateMachine
 from psctl.coordinator.sessions import MemberSessions, SessionMessage
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
@@ -44,7 +45,6 @@ from psctl.coordinator.state.instructions import (
     SendMessage,
     ShardsMade,
     StartMember,
-    TakenOver,
     Tick,
 )
 from psctl.coordinator.state.job_state_machine import JobStateMachine
@@ -52,9 +52,7 @@ from psctl.errors import PsctlError
 from psctl.job import events
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import JobFinished, NewCertificate, Register, StartProcess, StopWanted
-from psctl.job.session_messages import ResumeSession
-from psctl.job.training_messages import Join
+from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
 from psctl.plan.choose import choose
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
@@ -99,13 +97,12 @@ class CoordinatorProcess:
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
         if self._restored is not None:
-            state = self._restored.state
-            self._state_machine, self._sessions, number = state.machine, state.sessions, state.number + 1
+            self._state_machine, self._sessions = self._restored.state.machine, self._restored.state.sessions
         else:
             now = time.monotonic()
             resumes = resumed(order.resume_id, resume)
             self._state_machine = JobStateMachine(order, orders.grace, resumes, now, time.time() - now, os.getpid())
-            self._sessions, number = MemberSessions(), 0
+            self._sessions = MemberSessions()
         self._connections = CoordinatorConnections(
             self._queue.put, self._saver, self._sessions, self._as_sent, resume, self._state_machine.why_refused
         )
@@ -116,10 +113,12 @@ class CoordinatorProcess:
         self._renewals = Renewals(time.time() if self._restored is None else 0.0)  # earlier ones are not known
         self._open = True
         self._close_at: float | None = None  # the job was over when this process took over
+        self._job = JournaledStateMachine(
+            folder, self._state_machine, self._sessions, self._carry_out, self._connections.start_session
+        )
         if self._restored is None:
-            self._carry_out(self._state_machine.start(time.monotonic()))
-        self._journal = Journal(folder, self._state_machine, self._sessions, number)
-        if self._restored is not None:
+            self._job.start(time.monotonic())
+        else:
             self._take_over(self._restored)
         ports = order.ports if orders.port is None else (orders.port, orders.port)
         self._acceptor = Acceptor(
@@ -139,11 +138,11 @@ class CoordinatorProcess:
             given: Input = Tick()
             with contextlib.suppress(queue.Empty):
                 given = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
-            self._handle(given)
+            self._job.handle(given, time.monotonic())
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                self._handle(AgentsSilent(self._connections.agents_silent_for()))
-                self._handle(Tick())
+                self._job.handle(AgentsSilent(self._connections.agents_silent_for()), time.monotonic())
+                self._job.handle(Tick(), time.monotonic())
                 self._connections.acknowledge()
                 self._log.flush()
                 self._renew(time.time())
@@ -152,28 +151,22 @@ class CoordinatorProcess:
                     self._open = not reached and time.monotonic() < self._close_at
         self._acceptor.close()
         self._log.close()
-        self._journal.close()
+        self._job.close()
         self._connections.close(2.0)
 
-    def _handle(self, given: Input) -> None:
-        now = time.monotonic()
-        self._journal.append(given, now)
-        new = self._sessions.on_input(given)
-        if isinstance(given, MessageReceived) and isinstance(given.message, Join | Register | ResumeSession):
-            self._connections.start_session(given.member, new=new)
-        self._carry_out(self._state_machine.handle(given, now))
-
     def _take_over(self, restored: RestoredState) -> None:
-        """Continue the job of a coordinator that was killed: carry out what it may not have carried out."""
-        job = self._state_machine.job
-        self._saver.ignore(job.checkpoints.dropped | job.checkpoints.committed)
+        """Continue the job of a coordinator that was killed."""
+        done = self._state_machine.job.checkpoints
+        self._saver.ignore(done.dropped | done.committed)
         written = self._log.last_lines()
-        for instruction in restored.instructions:
+
+        def carry_out_again(instruction: Instruction) -> None:
             if isinstance(instruction, CloseCoordinator):
                 self._close_at = time.monotonic() + AGENTS_RETURN
             elif not (isinstance(instruction, AppendEvent) and events.to_line(instruction.event) in written):
-                self._do(instruction)
-        self._handle(TakenOver(os.getpid()))
+                self._carry_out(instruction)
+
+        self._job.take_over(restored, os.getpid(), time.monotonic(), carry_out_again)
 
     def _allow(self, member: Member) -> str | None:
         return self._state_machine.why_not_expected(member) or None
@@ -191,12 +184,7 @@ class CoordinatorProcess:
             else:
                 self._connections.send(member, NewCertificate(pair.certificate_pem, pair.key_pem))
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            self._sessions.on_instruction(instruction)
-            self._do(instruction)
-
-    def _do(self, instruction: Instruction) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case AppendEvent(event=event):
                 self._log.append(event)

@@ -16,12 +16,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from psctl.coordinator.state import checkpoints, losses, table_placement
-from psctl.coordinator.state.instructions import FindRestorable, TakenOver
+from psctl.coordinator.state.instructions import (
+    CommitCheckpoint,
+    FindRestorable,
+    MakePlan,
+    MakeShards,
+    SendCheckpointCopy,
+    TakenOver,
+)
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
+
+REQUESTS = (MakePlan, MakeShards, CommitCheckpoint, SendCheckpointCopy, FindRestorable)
+"""Instructions whose answers were lost with the old coordinator; `on_taken_over` decides about each."""
 
 RECONNECT = 10.0
 """Seconds in which members connect again."""
