@@ -22,10 +22,11 @@ from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
 from psctl.job.message_session import is_numbered
-from psctl.job.session_messages import MessagesReceived, SessionResumed
+from psctl.job.process_messages import Register
+from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
 from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
-from psctl.job.training_messages import StartBegin, StartEnd, StartPart
+from psctl.job.training_messages import Join, StartBegin, StartEnd, StartPart
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member
 
@@ -37,6 +38,9 @@ PARTS = 4
 
 WANTED = 1024
 """Waiting requests of a member for slices of a checkpoint; a server sends one for each of its shards."""
+
+FIRST = (Join, Register, ResumeSession)
+"""The first messages on connections, by which sessions begin or continue."""
 
 FLUSH_TIMEOUT = 60.0
 """Seconds in which a full send queue must be sent."""
@@ -68,6 +72,7 @@ class CoordinatorConnections:
         self._peers: dict[Member, PeerConnection] = {}
         self._ready: dict[Member, PeerConnection] = {}  # on which the session was begun or resumed; the main thread's
         self._acknowledged: dict[Member, int] = {}  # the main thread's
+        self._first_on: dict[Member, deque[PeerConnection]] = {}  # the connections of first messages in the queue
         self._parts: dict[PeerConnection, set[tuple[int, bool]]] = {}  # parts that have begun: (step, of tables)
         self._wanted: dict[PeerConnection, deque[LoadWanted]] = {}  # a thread answers them
 
@@ -78,17 +83,20 @@ class CoordinatorConnections:
     # ---- sessions: the main thread -----------------------------------------------------------------------------------
 
     def start_session(self, member: Member, new: bool) -> None:
-        """Begin or resume the session of a member, which has sent its first message on a new connection.
+        """Begin or resume the session of a member, whose first message on a connection was taken from the queue.
 
         Args:
             member: the member.
             new: its session begins now.
         """
-        peer, session = self.peer(member), self._sessions.by_member.get(member)
+        with self._lock:
+            peer = self._first_on[member].popleft()
+            current = self._peers.get(member) is peer
+        session = self._sessions.by_member.get(member)
         if new:
             self._acknowledged.pop(member, None)
-        if peer is None or self._ready.get(member) is peer:
-            return  # it is gone again; or an earlier connection's message was handled in its place
+        if not current or self._ready.get(member) is peer:
+            return  # the connection is lost again; where there is another one, its first message follows
         if session is None:
             peer.close("its session is over")
             return
@@ -193,6 +201,8 @@ class CoordinatorConnections:
         """Pass a message to the state machine, unless the member has connected again: then it sends it again."""
         with self._lock:
             if self._peers.get(peer.member) is peer:
+                if isinstance(message, FIRST):
+                    self._first_on.setdefault(peer.member, deque()).append(peer)
                 self._put(MessageReceived(peer.member, message))
 
     def _take_acknowledgement(self, peer: PeerConnection, count: int) -> None:

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from psctl.coordinator.connections import FIRST
 from psctl.coordinator.journal import Journal, RestoredState
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import Input, Instruction, MessageReceived, TakenOver
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.coordinator.state.takeover import REQUESTS
-from psctl.job.process_messages import Register
-from psctl.job.session_messages import ResumeSession
-from psctl.job.training_messages import Join
 from psctl.types import Member
 
 
@@ -68,7 +66,7 @@ class JournaledStateMachine:
         assert self._journal is not None, "start or take_over comes first"
         self._journal.append(given, now)
         new = self._sessions.on_input(given)
-        if isinstance(given, MessageReceived) and isinstance(given.message, Join | Register | ResumeSession):
+        if isinstance(given, MessageReceived) and isinstance(given.message, FIRST):
             self._begin_session(given.member, new)
         self._carry_all_out(self._machine.handle(given, now))
 

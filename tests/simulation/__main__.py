@@ -4,8 +4,8 @@
     python -m tests.simulation --replay 4711                        prints the trace of that seed
     python -m tests.simulation --mutants                            how soon each mutant is caught
 
-`--what chain` runs one chain of replicas (chain_run.py), `--what tables` the tables of `run.store()` (table_run.py);
-the default is a whole job (store_run.py).
+`--what chain` runs one chain of replicas (chain_run.py), `--what tables` the tables of `run.store()` (table_run.py),
+`--what takeover` a coordinator that is killed (takeover_run.py); the default is a whole job (store_run.py).
 """
 
 from __future__ import annotations

@@ -13,6 +13,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from psctl.coordinator.connections import CoordinatorConnections
+from psctl.coordinator.journal import Journal
+from psctl.coordinator.journaled_state_machine import JournaledStateMachine
+from psctl.coordinator.sessions import MemberSessions
+from psctl.coordinator.state.instructions import MessageReceived
+from psctl.job.message_session import is_numbered
+from psctl.job.session_messages import MessagesReceived
 from psctl.job.shard_placement import ShardPlacement
 from psctl.ps.dense.client.host_collection import HostCollection
 from psctl.ps.dense.client.receive_buffers import ReceiveBuffers
@@ -242,7 +249,162 @@ def _keep_waiting(method: Any) -> Any:
     return mutant
 
 
+def _carry_out_first(method: Any) -> Any:
+    """Carry the instructions of an input out before it is in the journal."""
+
+    def mutant(self: JournaledStateMachine, given: Any, now: float) -> None:
+        append, later = self._journal.append, []
+        self._journal = _Journal(lambda *record: later.append(record))
+        try:
+            method(self, given, now)
+        finally:
+            self._journal = append.__self__
+        for record in later:
+            append(*record)
+
+    return mutant
+
+
+class _Journal:
+    """A journal whose inputs are written later."""
+
+    def __init__(self, append: Any) -> None:
+        self.append = append
+
+
+def _forget_last(method: Any) -> Any:
+    """Do not repeat the instructions of the last input at a takeover."""
+
+    def mutant(self: JournaledStateMachine, restored: Any, *more: Any) -> None:
+        restored.instructions = []
+        method(self, restored, *more)
+
+    return mutant
+
+
+def _begin_journal_first(method: Any) -> Any:
+    """Begin the new journal before the instructions of the last input are repeated."""
+
+    def mutant(self: JournaledStateMachine, restored: Any, *more: Any) -> None:
+        Journal(self._folder, self._machine, self._sessions, restored.state.number + 1)
+        method(self, restored, *more)
+
+    return mutant
+
+
+def _repeat_all(method: Any) -> Any:
+    """Carry out every instruction of the last input again, as if it had not been."""
+
+    def mutant(self: JournaledStateMachine, restored: Any, pid: int, now: float, again: Any) -> None:
+        method(self, restored, pid, now, self._carry_out)
+
+    return mutant
+
+
+def _count_not(method: Any) -> Any:
+    """Do not count the messages of workers and servers in their sessions."""
+
+    def mutant(self: MemberSessions, given: Any) -> bool:
+        counts = {member: session.received for member, session in self.by_member.items()}
+        new = bool(method(self, given))
+        for member, session in self.by_member.items():
+            if not new and member.role != "agent":
+                session.received = counts[member]
+        return new
+
+    return mutant
+
+
+def _keep_not(method: Any) -> Any:
+    """Do not keep messages that are sent."""
+    return lambda self, member, message: None
+
+
+def _acknowledge_at_arrival(method: Any) -> Any:
+    """Acknowledge a message when it arrives and not when it is in the journal."""
+
+    def mutant(self: CoordinatorConnections, peer: Any, message: Any) -> None:
+        session = self._sessions.by_member.get(peer.member)
+        if session is not None and is_numbered(message):
+            peer.send(MessagesReceived(session.received + 1))
+        method(self, peer, message)
+
+    return mutant
+
+
+def _resume_without_rest(method: Any) -> Any:
+    """Do not send again what a member has not received."""
+
+    def mutant(self: CoordinatorConnections, member: Any, new: bool) -> None:
+        session = self._sessions.by_member.get(member)
+        if session is not None:
+            session.acknowledge(session.next)
+        method(self, member, new)
+
+    return mutant
+
+
+def _accept_old_connections(method: Any) -> Any:
+    """Take messages of a connection that the member has replaced."""
+    return lambda self, peer, message: self._put(MessageReceived(peer.member, message))
+
+
+def _restore_older(method: Any) -> Any:
+    """Make each snapshot without its sessions."""
+
+    def mutant(self: Journal) -> None:
+        sessions, self._sessions = self._sessions, MemberSessions()
+        method(self)
+        self._sessions = sessions
+
+    return mutant
+
+
 MUTANTS = (
+    Mutant(
+        "takeover: instructions first", ((JournaledStateMachine, "handle", _carry_out_first),), 0, simulation="takeover"
+    ),
+    Mutant(
+        "takeover: a forgotten instruction",
+        ((JournaledStateMachine, "take_over", _forget_last),),
+        0,
+        simulation="takeover",
+    ),
+    Mutant(
+        "takeover: a journal begun too early",
+        ((JournaledStateMachine, "take_over", _begin_journal_first),),
+        0,
+        simulation="takeover",
+    ),
+    Mutant(
+        "takeover: events written twice", ((JournaledStateMachine, "take_over", _repeat_all),), 0, simulation="takeover"
+    ),
+    Mutant("takeover: messages not counted", ((MemberSessions, "on_input", _count_not),), 0, 600, "takeover"),
+    Mutant("takeover: messages not kept", ((MemberSessions, "_keep", _keep_not),), 0, 600, "takeover"),
+    Mutant(
+        "takeover: acknowledged too early",
+        ((CoordinatorConnections, "_put_message", _acknowledge_at_arrival),),
+        0,
+        simulation="takeover",
+    ),
+    Mutant(
+        "takeover: nothing sent again",
+        ((CoordinatorConnections, "start_session", _resume_without_rest),),
+        0,
+        simulation="takeover",
+    ),
+    Mutant(
+        "takeover: old connections count",
+        ((CoordinatorConnections, "_put_message", _accept_old_connections),),
+        0,
+        simulation="takeover",
+    ),
+    Mutant(
+        "takeover: a snapshot without sessions",
+        ((Journal, "_make_snapshot", _restore_older),),
+        0,
+        simulation="takeover",
+    ),
     Mutant(
         "no dedupe",
         ((DenseShard, "push_buffer_for", _renumber_old_push), (DenseShard, "on_push", _renumber_old_push)),

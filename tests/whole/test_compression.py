@@ -113,5 +113,5 @@ def test_the_loss_of_a_killed_worker_names_what_is_lost_with_it(tmp_path: Path) 
     )  # fmt: skip
     assert run.code == 0, run
     (lost,) = run.of("worker-lost")
-    assert re.search("left out", lost["lost"])
+    assert re.search("compressed pushes had not sent yet", lost["lost"])
     assert run.events[-1]["steps"] == 138
