@@ -189,7 +189,7 @@ def test_a_link_that_stays_cut_ends_the_job_in_time_and_both_sides_clean_up(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:
     lab = Lab(make_hosts(2), tmp_path / "home")
-    with lab.train(STEADY, LONG, "--servers", "1") as process:
+    with lab.train(STEADY, LONG, "--servers", "1", "--set", "restart.wait=0s") as process:
         job = Followed(process)
         job.goes_on(seconds=60)
         lab.hosts.cut("h2")
