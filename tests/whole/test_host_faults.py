@@ -166,7 +166,7 @@ def test_a_full_disk_on_the_head_costs_checkpoints_and_nothing_else(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
 ) -> None:
     hosts = make_hosts(3)
-    hosts.disk("h1", "/root/.psctl/host/checkpoints", "256k")
+    hosts.disk("h1", "/root/.psctl/host/checkpoints", "1m")
     job = JobOnHosts(hosts, tmp_path / "home")
     job.train("--set", "checkpoint.every=20 steps")
     job.until(lambda: job.of("checkpoint"), "a checkpoint that fits")
@@ -243,12 +243,11 @@ def test_the_coordinator_is_killed_20_times(job: JobOnHosts, reference: dict[int
     text = "a new one continues the job"
     for _ in range(20):
         before = len(job.notices(text))
-        began = time.monotonic()
         (found,) = [pid for where, pid in job.processes("coordinator") if where == "h1"]
         job.signal("h1", found, "KILL")
         job.until(lambda before=before: len(job.notices(text)) > before, "the successor", 30)
+        lasting(6, job)  # one that is killed right after its start, three times in a row, ends the job
         job.wait_for_steps()
-        lasting(5.5 - (time.monotonic() - began), job)
     assert job.lost() == []
     job.stop_and_check(reference)
 

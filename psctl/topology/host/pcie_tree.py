@@ -65,14 +65,15 @@ def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[PcieB
     """
     by_address = {one.address: one for one in functions}
     children: dict[str, list[str]] = {"": []}
+    placed: set[str] = set()  # where two paths contradict each other the first one counts, so that there is no cycle
     for ident, address in slots.items():
         if address not in by_address:
             continue
         above = ""
         for node in (*by_address[address].path, f"={ident}"):
-            siblings = children.setdefault(above, [])
-            if node not in siblings:
-                siblings.append(node)
+            if node not in placed:
+                placed.add(node)
+                children.setdefault(above, []).append(node)
             above = node
     return [_grow(node, children, by_address, slots, None) for node in children[""]]
 
@@ -102,7 +103,7 @@ def _grow(
     rate = min(known) if known else None
     if ident:
         return PcieBranch(ident, (), rate, derived=False, bus=address)
-    below = children[node]
+    below = children.get(node, [])
     if len(below) == 1:
         return _grow(below[0], children, functions, slots, rate)
     grown = tuple(_grow(child, children, functions, slots, None) for child in below)
