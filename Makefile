@@ -2,7 +2,7 @@
 # make test   install what the tests need (as root also system packages) and run them: 9 to 10 minutes on two cores;
 #             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py)
 # make unit   the pure tests: no root, no network, no processes; under 60 s on two cores
-# make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
+# make simulate SEEDS=10000   the parameter server and the coordinator, with thousands of seeds of simulated faults
 # make torture HOURS=1   random faults on test hosts, and the promises of docs/failures.md after each (root)
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
 # make audit  are the pinned versions complete, as installed, and without known vulnerabilities (says what it could not ask)
@@ -39,6 +39,7 @@ simulate: $(VENV)/installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what chain --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what tables --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.simulation --what takeover --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --mutants
 
 HOURS ?= 1

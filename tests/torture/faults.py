@@ -219,6 +219,22 @@ def one_way(trial: Trial) -> None:
     _nothing_lost(trial, lost)
 
 
+def partition(trial: Trial) -> None:
+    """Two hosts that the head reaches do not reach each other for 15 s."""
+    job, others = trial.job, trial.others()
+    if len(others) < 2:
+        return  # a host is lost
+    lost, before = job.lost(), len(job.notices("do not reach each other"))
+    job.hosts.part(*others)
+    try:
+        _last(trial, 15)
+    finally:
+        job.hosts.part(*others, apart=False)
+    assert len(job.notices("do not reach each other")) > before, "no notice names the two hosts"
+    trial.wait_for_steps()
+    _nothing_lost(trial, lost)
+
+
 # ---- disks, clocks, logins, users ----------------------------------------------------------------------------------
 
 
@@ -327,6 +343,7 @@ FAULTS = (
     Fault("lossy", lossy),
     Fault("slow", slow, 1),
     Fault("one-way", one_way),
+    Fault("partition", partition),
     Fault("full-disk", full_disk, 1),
     Fault("no-inodes", no_inodes, 1),
     Fault("read-only", read_only, 1),
