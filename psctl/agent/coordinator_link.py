@@ -247,7 +247,7 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
                 if is_numbered(message):
                     self._session.received += 1
-                    peer.send(MessagesReceived(self._session.received))
+                    peer.send(MessagesReceived(self._session.received), urgent=True)
 
     def _resume(self, peer: PeerConnection, received: int | None) -> None:
         """Send again what the coordinator has not received, then everything that waits."""
@@ -257,7 +257,7 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
             else:
                 self._session.acknowledge(received)
             for message in self._session.unacknowledged():
-                peer.send(message)
+                peer.send(message, urgent=True)
             self._begun = True
             self._ready = self._peer is peer
 

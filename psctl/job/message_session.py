@@ -1,8 +1,9 @@
 """A session between a member and the coordinator: its messages outlast a connection, and the coordinator's process.
 
-Both ends count the numbered messages of each direction; a connection keeps their order, so the numbers themselves are
-not sent. The sender keeps a message until the receiver has acknowledged it. After a connection broke, each end states
-how many messages it has received, and the other sends the following ones again: each message is handled exactly once.
+Both ends count the numbered messages of each direction. A connection keeps their order (all are urgent, only bulk data
+is not), so the numbers themselves are not sent. The sender keeps a message until the receiver has acknowledged it.
+After a connection broke, each end states how many messages it has received, and the other sends the following ones
+again: each message is handled exactly once.
 
 A coordinator that is started again computes the same messages, with the same numbers, from its journal of inputs
 (coordinator/journal.py). It acknowledges a message after that is in the journal, so none is lost with it.

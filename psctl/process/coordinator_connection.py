@@ -30,7 +30,7 @@ MOST_SAVES = 64
 class MemberConnection(Protocol):
     """The methods of a connection to the coordinator that workers and servers call."""
 
-    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> object: ...
+    def send(self, message: JobMessage, payload: memoryview | None = None) -> object: ...
     def flush(self, timeout: float | None = None) -> None: ...
     def deliver(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
@@ -67,8 +67,10 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
-    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> bool:
-        """Send a message; a numbered one is kept while there is no connection, bulk data of a broken one is dropped.
+    def send(self, message: JobMessage, payload: memoryview | None = None) -> bool:
+        """Send a message: bulk data after all others, which keep their order, because they are numbered by it.
+
+        A numbered message is kept while there is no connection; bulk data of a broken connection is dropped.
 
         Returns:
             False when the message was dropped.
@@ -81,11 +83,12 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
             if is_numbered(message):
                 self._session.keep(message)
                 if self._ready and self._peer is not None:
-                    self._peer.send(message, payload, urgent=urgent)
+                    self._peer.send(message, urgent=True)
                 return True
-            if not self._ready or self._peer is None or (isinstance(message, BULK) and not self._continues(message)):
+            bulk = isinstance(message, BULK)
+            if not self._ready or self._peer is None or (bulk and not self._continues(message)):
                 return False
-            return self._peer.send(message, payload, urgent=urgent)
+            return self._peer.send(message, payload, urgent=not bulk)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the coordinator's system holds what was sent on this connection.
@@ -105,7 +108,9 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
                     raise
 
     def deliver(self, timeout: float) -> None:
-        """Wait until the coordinator has received all numbered messages, so that the end of this process loses none.
+        """Wait until the coordinator has received all numbered messages, and its system all bulk data.
+
+        Call it before `close`, which drops what is queued.
 
         Raises:
             TimedOut: it took longer than `timeout` seconds.
@@ -117,6 +122,7 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
                 raise self._lost
         if not done:
             raise TimedOut(f"the coordinator did not acknowledge all messages within {timeout:g} s")
+        self.flush(timeout)
 
     def close(self, reason: str = "") -> None:
         """Close the connection; it is not made again."""
@@ -172,7 +178,7 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
                 self._handler.on_message(peer, message, payload)
                 if is_numbered(message):
                     self._session.received += 1
-                    peer.send(MessagesReceived(self._session.received))
+                    peer.send(MessagesReceived(self._session.received), urgent=True)
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         with self._changed:
@@ -191,7 +197,7 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
         with self._changed:
             self._session.acknowledge(received)
             for message in self._session.unacknowledged():
-                peer.send(message)
+                peer.send(message, urgent=True)
             self._ready = True
             self._changed.notify_all()
 

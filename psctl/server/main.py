@@ -185,7 +185,7 @@ class Server:
                     return value
                 self._changed.wait(BEAT)
                 if self._coordinator is not None and self._ending is None:
-                    self._coordinator.send(Heartbeat(self._step(), self._doing()), urgent=True)
+                    self._coordinator.send(Heartbeat(self._step(), self._doing()))
         return None
 
     def _step(self) -> int:

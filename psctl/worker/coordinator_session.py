@@ -166,7 +166,7 @@ class CoordinatorSession:
                 case Decision():
                     self._decision, self.example_share = message, self._make_example_share(message)
                 case NextClockWanted() if self.example_share is not None:
-                    self.send(NextClock(message.ticket, self.example_share.next_clock(message.ticket)), urgent=True)
+                    self.send(NextClock(message.ticket, self.example_share.next_clock(message.ticket)))
                 case Go():
                     self._go = True
                 case ProposeCut():
@@ -211,7 +211,7 @@ class CoordinatorSession:
         if self._agreement is None:
             self._early.append(propose)
             return
-        self.send(CutPosition(propose.ticket, self._agreement.position(propose.ticket)), urgent=True)
+        self.send(CutPosition(propose.ticket, self._agreement.position(propose.ticket)))
 
     # ---- the worker: main thread ----
 
@@ -220,11 +220,11 @@ class CoordinatorSession:
         with self._changed:
             self._connection = connection
 
-    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(self, message: JobMessage, payload: memoryview | None = None) -> None:
         """Queue one message without waiting for the network; dropped after the coordinator is lost."""
         if self._connection is not None and self._lost is None:
             try:
-                self._connection.send(message, payload, urgent=urgent)
+                self._connection.send(message, payload)
             except ConnectionFailed:
                 if not self._closing:
                     raise
@@ -366,7 +366,7 @@ class CoordinatorSession:
 
     def report_unfit(self, step: int, reason: str) -> NoReturn:
         """Report that servers cannot take the step after `step`, and wait: the job ends this process."""
-        self.send(StepUnfit(step, reason), urgent=True)
+        self.send(StepUnfit(step, reason))
         self._wait(lambda: None)
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
 

@@ -82,7 +82,7 @@ class StandaloneSession:
     def wait_saved(self, step: int, timeout: float) -> str | None:
         return ""
 
-    def send(self, message: object, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(self, message: object, payload: memoryview | None = None) -> None:
         return
 
     def report_unfit(self, step: int, reason: str) -> NoReturn:

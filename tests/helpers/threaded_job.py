@@ -107,7 +107,7 @@ class Link:
         self._checked = PermitChecks(COORDINATION, "coordinator", job)
         self._checked.on_connected(wire)
 
-    def send(self, message: JobMessage, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+    def send(self, message: JobMessage, payload: memoryview | None = None) -> None:
         self.sent.append(message)
         if payload is not None:
             self._checked.receive_buffer_for(self.wire, message, len(payload))

@@ -26,6 +26,7 @@ class Peer:
         self.closed = ""
 
     def send(self, message: JobMessage, payload: Any = None, *, urgent: bool = False) -> bool:
+        assert urgent is not isinstance(message, SaveBegin | SavePart | SaveEnd), "numbered messages stay in order"
         self.sent.append(message)
         return True
 
