@@ -263,6 +263,7 @@ def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path
 @pytest.mark.soak
 def test_the_files_of_a_killed_checkpoint_writer_are_removed_with_the_job(tmp_path: Path) -> None:
     folder = tmp_path / ".psctl" / "host" / "checkpoints" / "odd-1"
-    run = run_here(tmp_path, f'os.makedirs(f"{folder}/99.{{os.uname().nodename}}.4194305.partial")', "--strategy", "ps")
+    make = f'os.makedirs(f"{folder}/0000000099.{{os.uname().nodename}}.4194305.partial")'
+    run = run_here(tmp_path, make, "--strategy", "ps")
     assert run.code == 0, run
     assert [each.name for each in folder.iterdir()] == ["0000000060"]
