@@ -268,3 +268,18 @@ def resumed(name: str | None, folder: Path | None) -> Resume | None:
     manifest = open_checkpoint(folder)
     state = read_state(folder, manifest)
     return Resume(name or manifest.id, manifest.step, state, whole_tensors(manifest))
+
+
+def folder_of(root: Path, order: JobOrder, resume: Resume | None) -> Path | None:
+    """Return the folder of the checkpoint that a job continues from: one of its own, or that of its order.
+
+    Args:
+        root: folder of all jobs' checkpoints.
+        order: the job.
+        resume: the checkpoint; None: there is none.
+    """
+    if resume is None:
+        return None
+    if resume.checkpoint == f"{order.name}@{resume.step}":
+        return root / order.name / folder_name(resume.step)
+    return Path(order.resume) if order.resume else None

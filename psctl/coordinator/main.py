@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from psctl.coordinator.checkpoint_saver import CheckpointSaver, resumed
+from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of, resumed
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
 from psctl.coordinator.journal import SNAPSHOT, RestoredState, restore
@@ -98,6 +98,7 @@ class CoordinatorProcess:
         resume = Path(order.resume) if order.resume else None
         if self._restored is not None:
             self._state_machine, self._sessions = self._restored.state.machine, self._restored.state.sessions
+            resume = folder_of(root, order, self._state_machine.job.resume)
         else:
             now = time.monotonic()
             resumes = resumed(order.resume_id, resume)

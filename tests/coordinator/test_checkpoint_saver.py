@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from psctl.agent.coordinator_link import CheckpointCopies
 from psctl.checkpoint import manifest
 from psctl.checkpoint.reader import open_checkpoint, read_state, verify
-from psctl.coordinator.checkpoint_saver import CheckpointSaver
+from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of
 from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
 from psctl.errors import PeerLost
 from psctl.job.checkpoint_messages import CheckpointCopyDone, SaveBegin, SavePart
+from psctl.job.training_messages import Resume
 from psctl.orders import CheckpointOrder
 from psctl.transport.protocol.authority import has_signed, make_authority, sign
 from psctl.types import TensorSlice
@@ -212,3 +213,15 @@ def test_a_job_that_starts_removes_what_killed_writers_left_on_its_hosts(tmp_pat
     CheckpointCopies(tmp_path / "other", ORDER)
     for root in (tmp_path / "head", tmp_path / "other"):
         assert list((root / "older-1").iterdir()) == []
+
+
+def test_the_folder_that_a_job_continues_from_follows_from_the_checkpoints_name(tmp_path: Path) -> None:
+    order = make_order(
+        make_hosts(1), name="digits-4", resume="/elsewhere/digits-3/0000000500", resume_id="digits-3@500"
+    )
+    given = Resume("digits-3@500", 500, {}, [])
+    assert folder_of(tmp_path, order, None) is None
+    assert folder_of(tmp_path, order, given) == Path("/elsewhere/digits-3/0000000500")
+    assert folder_of(tmp_path, order, replace(given, checkpoint="digits-4@7", step=7)) == (
+        tmp_path / "digits-4" / "0000000007"
+    )

@@ -252,6 +252,24 @@ def test_the_coordinator_is_killed_20_times(job: JobOnHosts, reference: dict[int
     job.stop_and_check(reference)
 
 
+def test_the_coordinator_is_killed_while_all_start_again(
+    make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
+) -> None:
+    """At moments of a restart: while processes end, while they start, while they load their values."""
+    job = JobOnHosts(make_hosts(3), tmp_path / "home")
+    job.train("--set", "restart.max=50", "--set", "replicas=0", "--set", "checkpoint.every=20 steps")
+    text = "a new one continues the job"
+    for delay in (0.2, 1.0, 2.0, 4.0):
+        restored, before = len(job.of("restored")), len(job.notices(text))
+        job.signal(*job.processes("server")[0], "KILL")
+        lasting(delay, job)
+        job.signal(*job.processes("coordinator")[-1], "KILL")
+        job.until(lambda before=before: len(job.notices(text)) > before, "the successor", 30)
+        job.until(lambda restored=restored: len(job.of("restored")) > restored, "training again")
+        job.wait_for_steps()
+    job.stop_and_check(reference)
+
+
 def test_a_psctl_that_is_killed_is_not_missed(job: JobOnHosts, reference: dict[int, str]) -> None:
     with job.psctl.start("attach", job.job, "-o", "jsonl") as follower:
         assert follower.stdout is not None
