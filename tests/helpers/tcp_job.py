@@ -53,6 +53,10 @@ class TcpJob(CoordinatorDriver):
             self._clock.sleep(0.005)
         return value
 
+    def refuse(self) -> None:
+        """Accept no more connections."""
+        self._acceptor.close()
+
     def close(self) -> None:
         self._acceptor.close()
         for peer in list(self.peers.values()):

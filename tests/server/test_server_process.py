@@ -125,6 +125,7 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(job):
 
 
 def test_a_server_process_ends_when_its_coordinator_is_lost(job):
+    job.refuse()
     job.peers[SERVER].close("the head is gone")
     _, errors = job.process.communicate(timeout=60)
     assert job.process.returncode == 1
