@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -84,40 +82,6 @@ def test_a_successor_continues_as_its_predecessor_would_have(
             first.handle(each)
             assert apply(found.state, each, now) == first.last
         assert messages(found.state.sessions) == messages(first.sessions)
-
-
-def test_the_order_of_instructions_does_not_depend_on_the_hashes_of_a_process(tmp_path: Path) -> None:
-    cases: list[list[tuple[float, Input]]] = []
-
-    @settings(max_examples=examples(100), database=None)
-    @given(TIMED)
-    def collect(inputs: list[tuple[float, Input]]) -> None:
-        cases.append(inputs)
-
-    collect()
-    (tmp_path / "cases").write_bytes(pickle.dumps(cases))
-    program = (
-        "import sys; from tests.coordinator.test_journal import print_instructions; print_instructions(sys.argv[1])"
-    )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "cases")], cwd=ROOT, check=True, capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert len(printed[0]) > 1000 * len(cases)
-    for first, second in zip(*[each.splitlines() for each in printed], strict=True):
-        assert first == second
-
-
-def print_instructions(path: str) -> None:
-    """Print the instructions of jobs with these inputs; called in processes of the test above."""
-    for inputs in pickle.loads(Path(path).read_bytes()):
-        job = training(ROOMY)
-        for each in at_their_times(job, inputs):
-            job.handle(each)
-        sys.stdout.write("".join(f"{each!r}\n" for each in job.instructions))
 
 
 def test_a_record_that_was_not_written_whole_is_no_input(job: JournaledJob, tmp_path: Path) -> None:
