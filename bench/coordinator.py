@@ -21,7 +21,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-from psctl.coordinator.journal import MOST_INPUTS, SNAPSHOT, CoordinatorState, Journal, apply, restore
+from psctl.coordinator.journal import MOST_INPUTS, CoordinatorState, Journal, NoCopy, apply, restore
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import (
     Connected,
@@ -39,6 +39,7 @@ from psctl.job.membership_messages import LostWorkerClocks, Reassign, ShardCaugh
 from psctl.job.process_messages import ProcessExited, ProcessFailure, ProcessStarted, Register
 from psctl.job.training_messages import Decision, Heartbeat, Join, MemberReady, Prepare, StepReport, WorkerReport
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.process.journal_files import SNAPSHOT
 from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
 
 LAYOUT = Layout((ParameterInfo("w", (1000,), "float32", 0),), "SGD", ({"lr": 0.1},))
@@ -83,7 +84,7 @@ class SimulatedJob:
             if self.journal is None:
                 out += self.machine.handle(each, self.now)
             else:
-                self.journal.append(each, self.now)
+                self.journal.append([each], self.now)
                 out += apply(self.state, each, self.now)
         self.spent += time.perf_counter() - began
         self.handled += len(every)
@@ -235,17 +236,17 @@ def measure_journal(workers: int, seconds: float) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for journaled in (True, False):
-            job.journal = Journal(folder, job.machine, job.sessions) if journaled else None
+            job.journal = Journal(folder, job.state, NoCopy()) if journaled else None
             job.rate()
             while job.spent < seconds:
                 job.train()
             count, spent = job.rate()
             cells.append(f"{1e6 * spent / count:>12.1f}")
         size = (folder / SNAPSHOT).stat().st_size
-        job.journal = Journal(folder, job.machine, job.sessions, 10**6)
+        job.journal = Journal(folder, job.state, NoCopy())
         tick = Tick()
         for _ in range(MOST_INPUTS - 1):
-            job.journal.append(tick, job.now)
+            job.journal.append([tick], job.now)
         began = time.perf_counter()
         restore(folder)
         spent = time.perf_counter() - began

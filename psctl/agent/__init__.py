@@ -5,7 +5,10 @@ supervisor: its parent, which ends the processes that remain when the agent has 
 spawn: command lines, environments, orders and files of the processes that it starts
 processes: its children: start, watch, end
 coordinator_link: its connection to the coordinator, and checkpoint copies that arrive there
-head_services: the coordinator and torch's store, on the head's agent
+head_services: the coordinator and torch's store, on the leading host's agent
+elections: its votes, its own election, and the messages with other agents about them
+leadership: the rules of votes and elections
+replica: the copy of the coordinator's state on the standby
 torch_store: MASTER_PORT of a host, and the tunnels from it to torch's store on the head
 torch_store_host: the process that serves torch's store
 control_socket: the commands of psctl, and the answers to them

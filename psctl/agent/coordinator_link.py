@@ -1,9 +1,10 @@
 """The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
 A coordinator that was killed is started again by its agent; where connections are refused for longer than that takes,
-it is gone, and the job is over on this host. Silence may be a link that comes back: when the coordinator has been out
-of reach for AGENT_PATIENCE (job/silence.py), the agent ends its processes, but goes on to dial for as long as the job
-waits for lost hosts. Messages outlast the connection in a session (job/message_session.py).
+it is gone, and the job is over on this host, unless another host may lead (elections.py). Silence may be a link that
+comes back: when the coordinator has been out of reach for AGENT_PATIENCE (job/silence.py), the agent ends its
+processes, but goes on to dial for as long as the job waits for lost hosts. Messages outlast the connection in a session
+(job/message_session.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from psctl.agent.elections import Elections
 from psctl.checkpoint.catalog import prune
 from psctl.checkpoint.copies import CheckpointReceiver
 from psctl.checkpoint.reader import folder_name
@@ -23,6 +25,14 @@ from psctl.checkpoint.writer import remove_abandoned
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
+from psctl.job.leadership_messages import (
+    Leadership,
+    MajorityMissed,
+    ReplicaBegin,
+    ReplicaLog,
+    ReplicaRecord,
+    ReplicaSnapshot,
+)
 from psctl.job.message import JobMessage
 from psctl.job.message_session import MessageSession, is_numbered
 from psctl.job.process_messages import OutputLines, Register
@@ -135,12 +145,17 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
         congestion: TCP's congestion control.
         put: takes LinkSilent, LinkGone and FromCoordinator; called on other threads.
         copies: receives checkpoint copies.
+        elections: takes part in the leadership of the job; None: it has too few hosts.
     """
 
     def __init__(
         self, credentials: Credentials, register: Callable[[], Register], patience: float, congestion: str,
         put: Callable[[LinkSilent | LinkGone | FromCoordinator], None], copies: CheckpointCopies,
+        elections: Callable[[], Elections | None] = lambda: None,
     ) -> None:  # fmt: skip
+        self._elections = elections
+        self._address: Address | None = None
+        self._since = time.monotonic()  # when the coordinator was last in reach, while there is no connection
         self._credentials, self._register, self._congestion = credentials, register, congestion
         self._patience = max(AGENT_PATIENCE, patience)
         self._put, self._copies = put, copies
@@ -155,7 +170,23 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
 
     def start(self, address: Address) -> None:
         """Connect, and reconnect whenever the connection breaks."""
-        threading.Thread(target=self._run, args=(address,), name="psctl link", daemon=True).start()
+        self._address, self._since = address, time.monotonic()
+        threading.Thread(target=self._run, name="psctl link", daemon=True).start()
+
+    def move(self, address: Address) -> None:
+        """Connect to the coordinator at another address from now on."""
+        if self._address is None:
+            self.start(address)
+            return
+        self._address, self._since = address, time.monotonic()
+        peer = self._peer
+        if peer is not None:
+            peer.close("another coordinator leads")
+
+    def silent_for(self) -> float:
+        """Return the seconds since the coordinator was last in reach."""
+        peer = self._peer
+        return time.monotonic() - self._since if peer is None else peer.silent_for()
 
     def send(self, message: JobMessage) -> bool:
         """Send to the coordinator, now or when it is connected again.
@@ -186,15 +217,17 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 peer.flush(timeout)
             peer.close("the agent ends")
 
-    def _run(self, address: Address) -> None:
-        since, silent = time.monotonic(), False  # out of reach since; whether the agent knows it
+    def _run(self) -> None:
+        silent = False  # whether the agent knows that the coordinator is out of reach
         while not self._over.is_set():
             self._lost.clear()
+            address = self._address
+            assert address is not None, "start or move sets it"
             try:
-                peer = self._dial(address, since + self._patience - time.monotonic())
+                peer = self._dial(address, self._since + self._patience - time.monotonic())
             except PsctlError as error:
-                away = time.monotonic() - since
-                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                away = time.monotonic() - self._since
+                refused = isinstance(error.__cause__, ConnectionRefusedError) and self._elections() is None
                 if away >= (REFUSED if refused else self._patience):
                     self._put(LinkGone(error.message))
                     return
@@ -213,7 +246,9 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 return
             with self._lock:
                 self._peer, self._ready = None, False
-            since, silent = time.monotonic() - silence, silence >= AGENT_PATIENCE
+            if address != self._address:
+                continue
+            self._since, silent = time.monotonic() - silence, silence >= AGENT_PATIENCE
             if silent:
                 self._put(LinkSilent(f"{peer.name}: no sign of life for {silence:.0f} s"))
                 peer.close("no sign of life")
@@ -243,6 +278,11 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 self._resume(peer, received)
             case MessagesReceived(count=count):
                 self._session.acknowledge(count)
+            case Leadership() | MajorityMissed() | ReplicaBegin() | ReplicaLog() | ReplicaSnapshot() | ReplicaRecord():
+                elections = self._elections()
+                reply = elections.on_message(message, payload) if elections is not None else None
+                if reply is not None:
+                    peer.send(reply, urgent=True)
             case _:
                 self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
                 if is_numbered(message):

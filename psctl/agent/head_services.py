@@ -1,4 +1,4 @@
-"""Services of the head's agent: the coordinator as its child, and the socket of torch's store."""
+"""Services of the leading host's agent: the coordinator as its child, and the socket of torch's store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from psctl.agent import spawn
 from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store import MasterPort, StoreSocket
+from psctl.job.leadership_messages import Configuration
 from psctl.orders import AgentOrders
 from psctl.process import sealed_memory
+from psctl.process.journal_files import JournalFiles
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.transport import loopback_tcp
 from psctl.transport.credentials import Credentials
@@ -47,12 +49,15 @@ class HeadServices:
         orders, files, processes: the agent's.
         put: puts StoreWanted and CoordinatorAt into the agent's queue; called on any thread.
         credentials, master_port: the agent's.
+        configurations: returns the committed and the newest configuration of the job's leadership.
     """
 
     def __init__(
         self, orders: AgentOrders, files: Files, processes: Processes,
         put: Callable[[StoreWanted | CoordinatorAt], None], credentials: Credentials, master_port: MasterPort,
+        configurations: Callable[[], tuple[Configuration, Configuration]],
     ) -> None:  # fmt: skip
+        self._configurations = configurations
         self._orders = orders
         self._files = files
         self._processes = processes
@@ -67,6 +72,7 @@ class HeadServices:
         self._listens_since: float | None = None  # the coordinator that was started last
         self._quick_ends = 0
         self._old_stores: list[AgentChild] = []  # killed, not ended yet
+        self._old_coordinators: list[AgentChild] = []
 
     def start(self) -> str:
         """Bind the store's socket and start the coordinator; `put` gets CoordinatorAt when it listens.
@@ -85,6 +91,37 @@ class HeadServices:
         self._start_coordinator(None)
         return store.problem
 
+    def lead(self, authority_key: str) -> str:
+        """Start to lead, as an elected host whose folder has the state; otherwise as `start`.
+
+        Args:
+            authority_key: PEM, of the copy.
+        """
+        self._orders = msgspec.structs.replace(self._orders, authority_key=authority_key)
+        self._address, self._quick_ends = None, 0
+        return self.start()
+
+    def stop_leading(self) -> None:
+        """Kill the coordinator, because another host leads, and remove its journal."""
+        if self.coordinator is not None:
+            self.coordinator.signal(signal.SIGKILL)
+            self._old_coordinators.append(self.coordinator)
+            self.coordinator = None
+        if self.store_host is not None:
+            self.store_host.signal(signal.SIGKILL)
+            self._old_stores.append(self.store_host)
+        if self._store is not None:
+            self._store.close()
+        self._store = self.store_host = None
+        JournalFiles(self._files.job_dir).remove()
+
+    def deposed(self, child: AgentChild) -> bool:
+        """Return whether a child that has ended was a coordinator that does not lead any more."""
+        if child not in self._old_coordinators:
+            return False
+        self._old_coordinators.remove(child)
+        return True
+
     def may_restart(self) -> bool:
         """Return whether the coordinator, which has ended, may be started again: not if it ends at once each time."""
         quick = self._listens_since is None or time.monotonic() - self._listens_since < QUICK
@@ -97,13 +134,16 @@ class HeadServices:
         Raises:
             OSError: it cannot be started.
         """
-        self._start_coordinator(None if self._address is None else self._address.port)
+        self._start_coordinator(None if self._address is None else self._address.port, is_successor=True)
 
-    def _start_coordinator(self, port: int | None) -> None:
+    def _start_coordinator(self, port: int | None, *, is_successor: bool = False) -> None:
         reader, writer = os.pipe()
         self._listens_since = None
         try:
-            orders = spawn.coordinator_orders(self._orders, self._tunnels, writer, self._files, port)
+            orders = spawn.coordinator_orders(
+                self._orders, self._tunnels, writer, self._files, port, self._configurations(),
+                is_successor=is_successor,
+            )  # fmt: skip
             with sealed_memory.holding(orders) as descriptor:
                 self.coordinator = self._spawn(writer, descriptor)
         finally:

@@ -1,12 +1,13 @@
 """An agent's part in the leadership of its job: the newest configuration that it knows, its vote, and its own election.
 
-Pure. One coordinator leads, and one host, the standby, has a copy of all that it has decided (coordinator/replication.py).
-When the leader is out of reach, the standby asks the voters. Safety rests on majorities, not on clocks:
+Pure. One coordinator leads, and one host, the standby, has a copy of all that it has decided
+(coordinator/replication.py). When the leader is out of reach, the standby asks the voters. Safety rests on majorities,
+not on clocks:
 
 - A voter that has given its vote follows no earlier leader any more, and confirms nothing to it.
-- The leader carries out nothing that the standby has not stored. Before it goes on without the standby, a majority of the
-  voters must have a newer configuration, without it; and a voter gives its vote for the newest configuration only. Two
-  majorities have a voter in common, so either the election or the change of configuration fails.
+- The leader carries out nothing that the standby has not stored. Before it goes on without the standby, a majority of
+  the voters must have a newer configuration, without it; and a voter gives its vote for the newest configuration only.
+  Two majorities have a voter in common, so either the election or the change of configuration fails.
 
 So at no time do two coordinators carry out instructions, and a successor knows all that its predecessor carried out.
 (Paxos made simple, Lamport 2001, has this argument; In search of an understandable consensus algorithm, Ongaro and
@@ -58,7 +59,7 @@ class Voter:
             return VoteGiven("a newer configuration is known", self.configuration)
         if under.standby != candidate:
             return VoteGiven("another host is the standby")
-        if not is_leader_silent:
+        if not is_leader_silent and not wanted.binding:  # else others have left their leader already
             return VoteGiven("the leader is in reach")
         if wanted.binding:
             self.promise = under.elects(candidate)

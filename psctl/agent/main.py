@@ -37,6 +37,7 @@ from psctl.agent.coordinator_link import (
     LinkGone,
     LinkSilent,
 )
+from psctl.agent.elections import Elected, Elections, LeaderFound
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
@@ -45,8 +46,9 @@ from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
 from psctl.agent.torch_store import MasterPort
-from psctl.errors import MessageRefused, PsctlError
+from psctl.errors import HostUnreachable, MessageRefused, PsctlError
 from psctl.job.control_answers import ControlAnswer
+from psctl.job.leadership_messages import Configuration
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
@@ -67,6 +69,7 @@ from psctl.job.process_messages import (
 from psctl.job.table_server_messages import ReadBy, ReadRows
 from psctl.orders import AgentOrders
 from psctl.process import lifeline, sealed_memory, stderr_log
+from psctl.process.leader_file import LeaderFile, write_leader
 from psctl.process.secret_masking import Secrets
 from psctl.types import Address, Member
 
@@ -91,7 +94,7 @@ class SupervisorEnded(msgspec.Struct, frozen=True):
 
 AgentEvent = (
     ChildEnded | SigtermReceived | SupervisorEnded | LinkSilent | LinkGone | FromCoordinator | CoordinatorAt
-    | StoreWanted | StopRequested
+    | StoreWanted | StopRequested | Elected | LeaderFound
 )  # fmt: skip
 
 
@@ -125,12 +128,18 @@ class Agent:
         self._abandoned = False  # the coordinator is lost
         self._finished = False
         credentials = spawn.credentials_of(orders)
+        self._credentials = credentials
+        self._elections: Elections | None = None  # a job of few hosts has no standby
+        self._leadership = Configuration(voters=tuple(range(len(orders.job.hosts))))  # the newest one
         self._master_port = MasterPort(orders.job, credentials)
-        self._head = HeadServices(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
+        self._head = HeadServices(
+            orders, self.files, self._processes, self._queue.put, credentials, self._master_port,
+            lambda: self._elections.configurations if self._elections else (self._leadership, self._leadership),
+        )  # fmt: skip
         self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = CoordinatorLink(
             credentials, self._registration, orders.job.restart_wait, orders.job.congestion, self._queue.put,
-            self._copies,
+            self._copies, lambda: self._elections,
         )  # fmt: skip
         self._queries = CoordinatorQueries(self._link.send)
         self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._link.send, self._log)
@@ -146,6 +155,8 @@ class Agent:
         """
         self._start_event_sources(supervisor_pid, supervisor_pipe)
         try:
+            if spawn.has_standby(self.orders.job):
+                self._elections = Elections(self.orders, self._credentials, self._link.silent_for, self._queue.put)
             if self._coordinator is None:
                 if problem := self._head.start():
                     self._log(
@@ -196,9 +207,11 @@ class Agent:
                 for child in self._processes.ended():
                     self._on_child_ended(child)
             case CoordinatorAt(address=address):
-                if self._coordinator is None:  # else it was started again at the same address
-                    self._coordinator = address
-                    self._link.start(address)
+                self._on_coordinator_at(address)
+            case Elected(configuration=configuration):
+                self._lead(configuration)
+            case LeaderFound(configuration=configuration, coordinator=coordinator):
+                self._follow(configuration, coordinator)
             case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
                 self._queries.add_answer(event)
             case FromCoordinator(message=message):
@@ -274,6 +287,8 @@ class Agent:
         if child is self._head.coordinator:
             self._on_coordinator_ended(child)
             return
+        if self._head.deposed(child):
+            return
         if self._head.store_ended(child):
             self._log(f"a process that served torch's store ended with status {status}")
             return
@@ -338,8 +353,52 @@ class Agent:
             case _:
                 self._log(f"the coordinator sent a {type(message).__name__}, which an agent does not handle")
 
+    def _on_coordinator_at(self, address: Address) -> None:
+        if address == self._coordinator:  # it was started again there
+            return
+        self._coordinator = address
+        if self._elections is not None:
+            self._elections.coordinator_at(address)
+            self._write_leader()
+        self._link.move(address)
+
+    def _lead(self, configuration: Configuration) -> None:
+        """Start the coordinator here: this host was elected."""
+        assert self._elections is not None, "it held the election"
+        self._leadership = configuration
+        if self._stopping or self._finished:
+            return
+        self._log(f"the leader is out of reach: this host leads from now on, as leader {configuration.term + 1}")
+        try:
+            self._head.lead(self._elections.replica.release())
+        except (PsctlError, OSError) as error:
+            self._fail(error)
+
+    def _follow(self, configuration: Configuration, coordinator: Address | None) -> None:
+        """Take a newer configuration; stop leading if another host leads."""
+        if configuration.age < self._leadership.age:
+            return
+        self._leadership = configuration
+        if configuration.leader != self.orders.host and self._head.coordinator is not None:
+            name = self.orders.job.hosts[configuration.leader].name
+            self._log(f"{name} leads from now on: the coordinator here ends")
+            self._head.stop_leading()
+        if coordinator is not None and coordinator != self._coordinator:
+            self._coordinator = coordinator
+            self._link.move(coordinator)
+        self._write_leader()
+
+    def _write_leader(self) -> None:
+        known = self._leadership
+        try:
+            write_leader(self.files.job_dir, LeaderFile(known.term, known.leader, known.standby, self._coordinator))
+        except OSError as error:
+            self._log(f"the file that names the leader was not written: {error.strerror}")
+
     def _on_coordinator_ended(self, child: AgentChild) -> None:
-        if child.status and self._head.may_restart() and not self._stopping:
+        failure = spawn.account(self.files, COORDINATOR, self.host.name, child, self._head.tail(), self._secrets)
+        may_restart = failure.code != HostUnreachable.code and self._head.may_restart()
+        if child.status and may_restart and not self._stopping:
             self._log(f"the coordinator ended with status {child.status}; it is started again")
             try:
                 self._head.restart()
@@ -347,8 +406,6 @@ class Agent:
             except OSError as error:
                 self._log(f"the coordinator cannot be started again: {error}")
         if child.status:
-            tail = self._head.tail()
-            failure = spawn.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
             self._failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
             self._log(self._failure.exception)
         self._processes.end_all()
@@ -392,7 +449,10 @@ class Agent:
         self._processes.end_all()
         self._link.close(1.0)
         self._copies.discard()
-        if self.orders.host == 0:
+        if self._elections is not None:
+            self._elections.close()
+            self._elections.replica.discard()
+        if self._leadership.leader == self.orders.host:
             self._record_failure("psctl's agent on the head ended before the job did")
             assert self._failure is not None
             supervisor.write_finished(self.files.job_dir, self.orders.job.name, self._failure)
@@ -407,7 +467,9 @@ class Agent:
         return answer(request, status, self._queue.put, self._queries)
 
     def _registration(self) -> Register:
-        return Register(tuple(self._members.values()))
+        return Register(
+            tuple(self._members.values()), listens=self._elections.address if self._elections is not None else None
+        )
 
     def _sample(self) -> None:
         self._processes.update_memory_kills()

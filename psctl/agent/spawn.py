@@ -17,8 +17,9 @@ from psctl.agent.processes import AgentChild
 from psctl.agent.supervisor import PRIVATE, SLOTS
 from psctl.errors import PsctlError
 from psctl.job.environment import NAMES, SPINS
+from psctl.job.leadership_messages import FEWEST_VOTERS, Configuration
 from psctl.job.process_messages import ProcessFailure, StartProcess
-from psctl.orders import AgentOrders
+from psctl.orders import AgentOrders, JobOrder
 from psctl.process import bootstrap, lifeline
 from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -154,19 +155,37 @@ def process_orders(
         authority=start.authority, certificate=start.certificate, key=start.key, preauth_secret=orders.preauth_secret,
         congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
         folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
+        leader_dir=orders.job_dir if has_standby(orders.job) else None,
     )  # fmt: skip
     return msgspec.json.encode(made)
 
 
+def has_standby(job: JobOrder) -> bool:
+    """Return whether a job has enough hosts for a standby of its coordinator."""
+    return len(job.hosts) >= FEWEST_VOTERS
+
+
 def coordinator_orders(
-    orders: AgentOrders, store: Address | None, report: int, files: Files, port: int | None
-) -> bytes:
-    """Return the orders of the coordinator, which include the authority's key; `port`: of the one that it succeeds."""
+    orders: AgentOrders, store: Address | None, report: int, files: Files, port: int | None,
+    configurations: tuple[Configuration, Configuration], *, is_successor: bool,
+) -> bytes:  # fmt: skip
+    """Return the orders of the coordinator, which include the authority's key.
+
+    Args:
+        orders, files: the agent's.
+        store: address of torch's store for other hosts' agents.
+        report: descriptor to which it writes its address.
+        port: of the coordinator on this host that it succeeds.
+        configurations: the committed one with which it leads, and the newest one.
+        is_successor: it succeeds another one on this host.
+    """
+    committed, newest = configurations
     made = CoordinatorOrders(
         order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
         preauth_secret=orders.preauth_secret, store=store,
         job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
-        error_file=str(files.error(COORDINATOR)), port=port,
+        error_file=str(files.error(COORDINATOR)), port=port, host=orders.host, committed=committed, newest=newest,
+        is_successor=is_successor,
     )  # fmt: skip
     return msgspec.json.encode(made)
 

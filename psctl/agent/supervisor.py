@@ -26,6 +26,7 @@ from psctl.job import events, failures
 from psctl.job.process_messages import ProcessFailure
 from psctl.orders import AgentOrders
 from psctl.process import lifeline
+from psctl.process.leader_file import read_leader
 
 LIMIT = 10.0
 """Seconds after which a sweep gives up on processes that SIGKILL does not end (they are blocked in the kernel)."""
@@ -209,7 +210,9 @@ def clean(job_dir: Path) -> None:
 def end_job(orders: AgentOrders, status: int) -> None:
     """Write the job's end if it is missing, and remove files, after the agent has ended with `status`."""
     job_dir = Path(orders.job_dir)
-    if orders.host == 0:
+    leader = read_leader(job_dir)
+    leads = orders.host == (0 if leader is None else leader.host)
+    if leads and (leader is None or leader.standby is None):  # else the standby leads from now on
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         text = f"psctl's agent on the head was lost: {why}"
         failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text)

@@ -28,7 +28,7 @@ from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.loopback_tcp import GuardedListener
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
-from psctl.types import Address, Member
+from psctl.types import Address
 
 CHUNK = 256 << 10
 """Bytes that are read from a connection at once."""
@@ -170,9 +170,6 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-HEAD = Member("agent", 0)
-
-
 TUNNELS_OF_ONE = 1024
 """Tunnels that one host may have at once: each of its workers makes a few connections to the store."""
 
@@ -189,6 +186,7 @@ class MasterPort:
         self._order, self._credentials = order, credentials
         self._rejections = RejectionLog("MASTER_PORT")
         self._address: Address | None = None
+        self._store: Address | None = None  # of the tunnels to it
 
     def environment(self, start: StartProcess) -> dict[str, str]:
         """Return the variables by which a process finds the store; the port is opened for the first that needs it.
@@ -198,10 +196,10 @@ class MasterPort:
         """
         if start.member.role != "worker":
             return {}
+        self._store = start.store
         if self._address is None:
-            head = start.store
-            assert head is not None, "in a job of several hosts, the order names the head's tunnel port"
-            self.open(loopback_tcp.listen(self._order.ports), lambda connection: self._tunnel(connection, head))
+            assert start.store is not None, "in a job of several hosts, the order names the head's tunnel port"
+            self.open(loopback_tcp.listen(self._order.ports), self._tunnel)
         assert self._address is not None, "it has just been opened"
         return {"MASTER_ADDR": self._address.host, "MASTER_PORT": str(self._address.port)}
 
@@ -243,9 +241,10 @@ class MasterPort:
             except (PsctlError, OSError) as error:
                 self._rejections("", ConnectionFailed(f"torch's store cannot be reached: {error}"))
 
-    def _tunnel(self, connection: socket.socket, head: Address) -> None:
+    def _tunnel(self, connection: socket.socket) -> None:
         tunnel = Tunnel(connection)
-        peer = dial(head, self._credentials, HEAD, TUNNELS, tunnel, congestion=self._order.congestion)
+        assert self._store is not None, "an order to start a worker has named it"
+        peer = dial(self._store, self._credentials, "agent", TUNNELS, tunnel, congestion=self._order.congestion)
         try:
             tunnel.run(peer)
         finally:
@@ -276,7 +275,8 @@ class StoreSocket:
         if len(order.hosts) > 1:
             failed = RejectionLog("the store's tunnels")
             acceptor = Acceptor(
-                order.hosts[0].address, order.ports, credentials, TUNNELS, TunnelServer(self._socket, failed),
+                order.hosts[credentials.member.rank].address, order.ports, credentials, TUNNELS,
+                TunnelServer(self._socket, failed),
                 lambda member: None if member.role == "agent" else f"{member} is not an agent",
                 order.congestion, refused=failed, of_one=TUNNELS_OF_ONE,
             )  # fmt: skip

@@ -5,6 +5,8 @@ connections: the connections of all members; bulk data passes through them witho
 sessions: the coordinator's ends of the sessions with members
 journal: the inputs from which a successor continues
 journaled_state_machine: the state machine with its journal
+standby_copy: the copy of the journal on the standby, and the configurations that agents accept
+replication: what may be carried out, and which configurations hold
 event_log: the job's event log on the head's disk, also when that is full
 checkpoint_saver: writes, verifies, prunes, uploads and copies checkpoints
 state: the state machine, without sockets, files or threads

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -20,6 +21,7 @@ from psctl.coordinator.sessions import MemberSessions, SessionMessage
 from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, ProtocolBroken
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
+from psctl.job.leadership_messages import LeadershipAccepted, ReplicaStored
 from psctl.job.message import JobMessage
 from psctl.job.message_session import is_numbered
 from psctl.job.process_messages import Register
@@ -28,7 +30,7 @@ from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Join, StartBegin, StartEnd, StartPart
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Member
+from psctl.types import Address, Member
 
 QUEUED = 8 << 20
 """Most bytes of bulk data that wait in one peer's send queue."""
@@ -46,6 +48,16 @@ FLUSH_TIMEOUT = 60.0
 """Seconds in which a full send queue must be sent."""
 
 
+class LeadershipAnswers(Protocol):
+    """Takes what agents say about the leadership (standby_copy.py); called on the threads of connections."""
+
+    def on_registered(self, host: int, address: Address | None) -> None:
+        """An agent has connected."""
+
+    def on_message(self, host: int, message: LeadershipAccepted | ReplicaStored) -> None:
+        """An agent answers."""
+
+
 class CoordinatorConnections:
     """The handler of all connections of the coordinator.
 
@@ -56,13 +68,16 @@ class CoordinatorConnections:
         as_sent: returns the message that is sent for one that a session keeps.
         resume: folder of the checkpoint that the job resumes from.
         why_refused: returns why a member may not send a message now, or ""; called on any thread.
+        leadership: takes what agents say about the leadership; None: the job has no standby.
     """
 
     def __init__(
         self, put: Callable[[Input], None], saver: CheckpointSaver, sessions: MemberSessions,
         as_sent: Callable[[SessionMessage], JobMessage], resume: Path | None,
         why_refused: Callable[[Member, JobMessage], str] = lambda member, message: "",
+        leadership: LeadershipAnswers | None = None,
     ) -> None:  # fmt: skip
+        self._leadership = leadership
         self._put = put
         self._saver = saver
         self._sessions, self._as_sent = sessions, as_sent
@@ -194,6 +209,13 @@ class CoordinatorConnections:
                 self._answer_reader(peer, message, payload)
             case MessagesReceived(count=count):
                 self._take_acknowledgement(peer, count)
+            case LeadershipAccepted() | ReplicaStored():
+                if self._leadership is not None:
+                    self._leadership.on_message(peer.member.rank, message)
+            case Register(listens=listens):
+                if self._leadership is not None:
+                    self._leadership.on_registered(peer.member.rank, listens)
+                self._put_message(peer, message)
             case _:
                 self._put_message(peer, message)
 

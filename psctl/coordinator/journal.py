@@ -6,12 +6,9 @@ fault-tolerant services using the state machine approach, ACM Computing Surveys 
 instructions of all inputs but the last were carried out (journaled_state_machine.py), and carries out those of the last
 again: messages are numbered (job/message_session.py), events are compared with the end of the event log.
 
-A write without fsync outlasts a killed process, not a host without power, which ends a coordinator on that host anyway.
-
-Files in the job's folder: `coordinator.snapshot` is replaced as a whole, and names its journal by a number;
-`coordinator.journal.N` has the inputs since, each with its length and checksum. Snapshots and inputs are pickles of
-psctl's own classes, because the state is a graph of objects that refer to each other. The folder is readable and
-writable by its user only, and the reader admits no other class.
+Files: process/journal_files.py. Snapshots and inputs are pickles of psctl's own classes, because the state is a graph
+of objects that refer to each other. The folder is readable and writable by its user only, and the reader admits no
+other class. A copy of all of it goes to the standby, where there is one (standby_copy.py).
 """
 
 from __future__ import annotations
@@ -20,9 +17,10 @@ import contextlib
 import io
 import os
 import pickle
-import zlib
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,10 +28,7 @@ from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import Input, Instruction
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
-
-SNAPSHOT = "coordinator.snapshot"
-
-JOURNAL = "coordinator.journal"
+from psctl.process.journal_files import SNAPSHOT, JournalFiles, framed, journal_path, unframed
 
 MOST_INPUTS = 2000
 """Inputs after which a new snapshot is made: some 100 ms to handle them again."""
@@ -47,7 +42,8 @@ RETRY = 100
 ROOM = 2 * MOST_BYTES
 """Bytes that must be free for it then, so that a journal does not come and go with the last bytes."""
 
-_HEAD = 8  # bytes: length and checksum of what follows
+LONGEST_AWAY = 600.0
+"""Seconds after which it does not matter any more for how long there was no coordinator."""
 
 
 class JournalUnreadable(PsctlError):
@@ -61,86 +57,83 @@ class CoordinatorState(msgspec.Struct):
     """Of the journal with the inputs since."""
     machine: JobStateMachine
     sessions: MemberSessions
+    host: int = 0
+    """Whose clock the job's time is of."""
+    clock: float = 0.0
+    """Added to that host's monotonic clock, it gives the job's time."""
+
+
+class JournalCopy(Protocol):
+    """The copy of the journal on the standby."""
+
+    def begin(self, number: int, snapshot: bytes) -> None:
+        """Take a framed snapshot, which begins a journal."""
+
+    def append(self, record: bytes) -> None:
+        """Take a framed record."""
+
+
+class NoCopy:
+    """The copy of a job that has no standby."""
+
+    def begin(self, number: int, snapshot: bytes) -> None:
+        """Nothing."""
+
+    def append(self, record: bytes) -> None:
+        """Nothing."""
 
 
 class Journal:
     """Writes the journal of one coordinator.
 
-    While the disk is full there is none, and the job does not survive the coordinator's end.
+    While the disk is full there is none there, and the job does not survive the end of the coordinator's process.
 
     Args:
         folder: the job's.
-        machine, sessions: the state; a snapshot of it is made at once.
-        number: of the first journal; larger than that of all before.
+        state: a snapshot of it is made at once; its number is that of the first journal, larger than all before.
+        copy: gets all that is written.
     """
 
-    def __init__(self, folder: Path, machine: JobStateMachine, sessions: MemberSessions, number: int = 0) -> None:
-        self._folder, self._machine, self._sessions = folder, machine, sessions
-        self._number = number - 1
+    def __init__(self, folder: Path, state: CoordinatorState, copy: JournalCopy) -> None:
+        self._folder, self._state, self._copy = folder, state, copy
+        self._state.number -= 1
+        self._files = JournalFiles(folder)
         self._inputs = self._bytes = 0  # since the snapshot
-        self._file = -1
-        self._make_snapshot()
+        self._missed = 0  # inputs since the disk was full
+        self.make_snapshot()
 
     @property
     def is_whole(self) -> bool:
-        """Whether a successor could continue the job now."""
-        return self._file >= 0
+        """Whether a successor on this host could continue the job now."""
+        return self._files.is_open
 
-    def append(self, given: Input, now: float) -> None:
-        """Add an input before it is handled at time `now`."""
-        self._inputs += 1
-        if self._file < 0:
-            if self._inputs % RETRY == 0 and _free(self._folder) >= ROOM:
-                self._make_snapshot()
-        elif self._inputs > MOST_INPUTS or self._bytes > MOST_BYTES:
-            self._make_snapshot()
-        if self._file >= 0:
-            record = _framed(pickle.dumps((now, given), pickle.HIGHEST_PROTOCOL))
-            try:
-                written = os.write(self._file, record)
-            except OSError:
-                written = 0
-            self._bytes += written
-            if written < len(record):
-                self._give_up()
+    def append(self, given: Sequence[Input], now: float) -> None:
+        """Add inputs before they are handled at time `now`."""
+        self._inputs += len(given)
+        if not self._files.is_open:
+            self._missed += len(given)
+        room = self._missed >= RETRY and _free(self._folder) >= ROOM
+        if room or self._inputs > MOST_INPUTS or self._bytes > MOST_BYTES:
+            self.make_snapshot()
+        record = framed(pickle.dumps((now, tuple(given)), pickle.HIGHEST_PROTOCOL))
+        self._bytes += len(record)
+        if self._files.is_open:
+            with contextlib.suppress(OSError):
+                self._files.append(record)
+        self._copy.append(record)
+
+    def make_snapshot(self) -> None:
+        """Begin a new journal with a snapshot of the present state."""
+        self._state.number += 1
+        data = framed(pickle.dumps(self._state, pickle.HIGHEST_PROTOCOL))
+        self._inputs = self._bytes = self._missed = 0
+        with contextlib.suppress(OSError):
+            self._files.begin(self._state.number, data)
+        self._copy.begin(self._state.number, data)
 
     def close(self) -> None:
         """Remove the files: the job is over."""
-        self._give_up()
-
-    def _make_snapshot(self) -> None:
-        """Begin a new journal with a snapshot of the present state."""
-        number = self._number + 1
-        state = CoordinatorState(number, self._machine, self._sessions)
-        data = _framed(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
-        path, new = self._folder / SNAPSHOT, self._folder / f"{SNAPSHOT}.new"
-        try:
-            file = os.open(_journal(self._folder, number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                new.touch(0o600)
-                new.write_bytes(data)
-                new.replace(path)
-            except OSError:
-                os.close(file)
-                raise
-        except OSError:
-            self._give_up()
-            return
-        if self._file >= 0:
-            os.close(self._file)
-        _journal(self._folder, self._number).unlink(missing_ok=True)
-        self._number, self._inputs, self._bytes, self._file = number, 0, 0, file
-
-    def _give_up(self) -> None:
-        """Remove what is there: a part of the inputs is worth nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        for name in (SNAPSHOT, f"{SNAPSHOT}.new"):
-            (self._folder / name).unlink(missing_ok=True)
-        for path in self._folder.glob(f"{JOURNAL}.*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        self._files.remove()
 
 
 class RestoredState(msgspec.Struct):
@@ -164,15 +157,33 @@ def restore(folder: Path) -> RestoredState:
     except OSError as error:
         raise JournalUnreadable(f"{folder / SNAPSHOT}: {error.strerror}", "start the job again") from error
     try:
-        (state,) = _records(snapshot)
+        (data,) = unframed(snapshot)
+        state = _Unpickler(io.BytesIO(data)).load()
     except (ValueError, pickle.UnpicklingError) as error:
         raise JournalUnreadable(f"{folder / SNAPSHOT} is damaged: {error}", "start the job again") from error
     found = RestoredState(state, state.machine.job.now, [])
     with contextlib.suppress(OSError):  # it was just begun
-        for time, given in _records(_journal(folder, state.number).read_bytes()):
-            found.time = time
-            found.instructions = apply(state, given, time)
+        for record in unframed(journal_path(folder, state.number).read_bytes()):
+            found.time, inputs = _Unpickler(io.BytesIO(record)).load()
+            found.instructions = [each for given in inputs for each in apply(state, given, found.time)]
     return found
+
+
+def clock_of(folder: Path, restored: RestoredState, host: int) -> float:
+    """Return what is added to this host's monotonic clock to give the job's time.
+
+    Args:
+        folder: of the journal.
+        restored: its state.
+        host: this host. On another one than before, the job's time goes on by the age of the journal's files.
+    """
+    state = restored.state
+    if state.host == host:
+        return state.clock
+    path = journal_path(folder, state.number)
+    written = (path if path.exists() else folder / SNAPSHOT).stat().st_mtime
+    away = min(max(0.0, time.time() - written), LONGEST_AWAY)
+    return restored.time + away - time.monotonic()
 
 
 def apply(state: CoordinatorState, given: Input, now: float) -> list[Instruction]:
@@ -184,31 +195,10 @@ def apply(state: CoordinatorState, given: Input, now: float) -> list[Instruction
     return instructions
 
 
-def _journal(folder: Path, number: int) -> Path:
-    return folder / f"{JOURNAL}.{number}"
-
-
 def _free(folder: Path) -> int:
     """Return the bytes that are free on the folder's disk."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "little") + zlib.crc32(data).to_bytes(4, "little") + data
-
-
-def _records(data: bytes) -> Any:
-    """Yield the records that are whole, up to the first that is not: the writer was killed while it wrote that."""
-    at = 0
-    while at + _HEAD <= len(data):
-        size, check = (int.from_bytes(data[at + each : at + each + 4], "little") for each in (0, 4))
-        at += _HEAD
-        record = data[at : at + size]
-        if len(record) < size or zlib.crc32(record) != check:
-            return
-        yield _Unpickler(io.BytesIO(record)).load()
-        at += size
 
 
 class _Unpickler(pickle.Unpickler):

@@ -2,9 +2,9 @@
 
     python -m psctl.coordinator.main        orders: in memory (sealed_memory.py)
 
-Inputs arrive through one queue. Each is added to the journal; the state machine answers it with instructions, which are
-carried out on the main thread, in order. Where an earlier process was killed, this one continues the job from its
-journal. The process never imports torch.
+Inputs arrive through one queue. They are added to the journal; the state machine answers each with instructions, which
+are carried out on the main thread, in order. Where an earlier process was lost, with its host or alone, this one
+continues the job from its journal. The process never imports torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import msgspec
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of, resumed
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
-from psctl.coordinator.journal import SNAPSHOT, RestoredState, restore
+from psctl.coordinator.journal import CoordinatorState, RestoredState, clock_of, restore
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
+from psctl.coordinator.replication import Replication
 from psctl.coordinator.sessions import MemberSessions, SessionMessage
+from psctl.coordinator.standby_copy import StandbyCopy
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
     AppendEvent,
@@ -37,6 +39,7 @@ from psctl.coordinator.state.instructions import (
     FindRestorable,
     Input,
     Instruction,
+    LeaderWaited,
     MakePlan,
     MakeShards,
     MessageReceived,
@@ -45,27 +48,40 @@ from psctl.coordinator.state.instructions import (
     SendMessage,
     ShardsMade,
     StartMember,
+    TakenOver,
     Tick,
 )
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
 from psctl.job import events
 from psctl.job.job_permits import COORDINATION
+from psctl.job.leadership_messages import FEWEST_VOTERS
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
 from psctl.plan.choose import choose
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
+from psctl.process.journal_files import SNAPSHOT
 from psctl.process.process_orders import CoordinatorOrders
 from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.shards import cut, sizes
 from psctl.transport.connect import Acceptor
 from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import Pair, issue, sign
 from psctl.types import Member
 
 TICK = 0.1
 """Seconds between two looks at the time: a third of the shortest deadline (failures.SETTLE)."""
+
+MOST_AT_ONCE = 256
+"""Inputs that make one record of the journal, if so many wait."""
+
+LONG_WAIT = 1.0
+"""Seconds without an answer of the standby after which deadlines are extended."""
+
+SHORTEST_PATIENCE = 30.0
+"""Seconds for which a majority of the hosts is waited for, at least."""
 
 AGENTS_RETURN = 5.0
 """Seconds in which agents connect again to a coordinator that takes over a job which is over."""
@@ -99,14 +115,21 @@ class CoordinatorProcess:
         if self._restored is not None:
             self._state_machine, self._sessions = self._restored.state.machine, self._restored.state.sessions
             resume = folder_of(root, order, self._state_machine.job.resume)
+            self._clock = clock_of(folder, self._restored, orders.host)
+            state = self._restored.state
+            state.host, state.clock = orders.host, self._clock
         else:
             now = time.monotonic()
             resumes = resumed(order.resume_id, resume)
             self._state_machine = JobStateMachine(order, orders.grace, resumes, now, time.time() - now, os.getpid())
-            self._sessions = MemberSessions()
+            self._sessions, self._clock = MemberSessions(), 0.0
+            state = CoordinatorState(0, self._state_machine, self._sessions, orders.host, 0.0)
+        self._copy = self._standby_copy(folder / events.FILE)
+        self._waited = 0.0  # seconds for which nothing was handled, of which the state machine does not know yet
         self._connections = CoordinatorConnections(
-            self._queue.put, self._saver, self._sessions, self._as_sent, resume, self._state_machine.why_refused
-        )
+            self._queue.put, self._saver, self._sessions, self._as_sent, resume, self._state_machine.why_refused,
+            self._copy,
+        )  # fmt: skip
         pair = self._issue(ME)
         self._credentials = Credentials(
             order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.preauth_secret
@@ -115,15 +138,15 @@ class CoordinatorProcess:
         self._open = True
         self._close_at: float | None = None  # the job was over when this process took over
         self._job = JournaledStateMachine(
-            folder, self._state_machine, self._sessions, self._carry_out, self._connections.start_session
+            folder, state, self._carry_out, self._connections.start_session, self._copy, self._confirm
         )
         if self._restored is None:
-            self._job.start(time.monotonic())
+            self._job.start(self._now())
         else:
             self._take_over(self._restored)
         ports = order.ports if orders.port is None else (orders.port, orders.port)
         self._acceptor = Acceptor(
-            order.hosts[0].address, ports, self._credentials, COORDINATION, self._connections, self._allow,
+            order.hosts[orders.host].address, ports, self._credentials, COORDINATION, self._connections, self._allow,
             order.congestion, refused=RejectionLog("the coordinator"),
         )  # fmt: skip
 
@@ -136,17 +159,17 @@ class CoordinatorProcess:
             report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
         tick_at = time.monotonic() + TICK
         while self._open:
-            given: Input = Tick()
-            with contextlib.suppress(queue.Empty):
-                given = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
-            self._job.handle(given, time.monotonic())
-            if self._open and time.monotonic() >= tick_at:
+            given = self._next_inputs(tick_at)
+            if is_tick := time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                self._job.handle(AgentsSilent(self._connections.agents_silent_for()), time.monotonic())
-                self._job.handle(Tick(), time.monotonic())
+                given += [AgentsSilent(self._connections.agents_silent_for()), Tick()]
+            if given:
+                self._job.handle(given, self._now())
+            if self._open and is_tick:
                 self._connections.acknowledge()
                 self._log.flush()
                 self._renew(time.time())
+                self._maintain_copy()
                 if self._close_at is not None:
                     reached = self._connections.have_sessions(self._sessions.agents)
                     self._open = not reached and time.monotonic() < self._close_at
@@ -155,8 +178,50 @@ class CoordinatorProcess:
         self._job.close()
         self._connections.close(2.0)
 
+    def _now(self) -> float:
+        """Return the job's time."""
+        return time.monotonic() + self._clock
+
+    def _next_inputs(self, until: float) -> list[Input]:
+        """Return the inputs that wait; if none does, wait for one until a time of the monotonic clock."""
+        found: list[Input] = []
+        if self._waited:
+            found.append(LeaderWaited(self._waited))
+            self._waited = 0.0
+        with contextlib.suppress(queue.Empty):
+            if not found:
+                found.append(self._queue.get(timeout=max(0.0, until - time.monotonic())))
+            while len(found) < MOST_AT_ONCE:
+                found.append(self._queue.get_nowait())
+        return found
+
+    def _standby_copy(self, log: Path) -> StandbyCopy | None:
+        orders = self._orders
+        if len(orders.order.hosts) < FEWEST_VOTERS:
+            return None
+        core = Replication(orders.committed, orders.newest, is_successor=orders.is_successor)
+        patience = max(SHORTEST_PATIENCE, orders.order.restart_wait)
+
+        def peer(member: Member) -> PeerConnection | None:
+            return self._connections.peer(member)
+
+        return StandbyCopy(core, log, orders.authority_key, peer, patience)
+
+    def _confirm(self) -> None:
+        """Wait until what follows from the last record may be carried out."""
+        waited = self._copy.wait() if self._copy is not None else 0.0
+        if waited >= LONG_WAIT:
+            self._waited += waited
+
+    def _maintain_copy(self) -> None:
+        job = self._state_machine.job
+        if self._copy is None:
+            return
+        hosts = frozenset(range(len(job.order.hosts))) - job.lost_hosts
+        self._copy.maintain(hosts, self._job.make_snapshot, may_begin=hosts <= job.registered and not job.takeover)
+
     def _take_over(self, restored: RestoredState) -> None:
-        """Continue the job of a coordinator that was killed."""
+        """Continue the job of a coordinator that was lost."""
         done = self._state_machine.job.checkpoints
         self._saver.ignore(done.dropped | done.committed)
         written = self._log.last_lines()
@@ -167,7 +232,8 @@ class CoordinatorProcess:
             elif not (isinstance(instruction, AppendEvent) and events.to_line(instruction.event) in written):
                 self._carry_out(instruction)
 
-        self._job.take_over(restored, os.getpid(), time.monotonic(), carry_out_again)
+        taken = TakenOver(os.getpid(), self._orders.host)
+        self._job.take_over(restored, taken, self._now(), carry_out_again)
 
     def _allow(self, member: Member) -> str | None:
         return self._state_machine.why_not_expected(member) or None

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job.leadership_messages import Configuration
-
-FEWEST = 3
-"""Voters from which a job has a standby: of two hosts, none can tell the other's end from a broken link."""
-
+from psctl.job.leadership_messages import FEWEST_VOTERS, Configuration
 
 UNKNOWN = -1
 """The standby that a killed coordinator may have proposed."""
@@ -34,7 +30,7 @@ class Replication:
         self.proposed: Configuration | None = None
         """A newer one that waits for a majority."""
         self._accepted: set[int] = set()  # of the proposed one
-        self._electable: set[int] = set()  # standbys of the committed configuration, and of all that were proposed since
+        self._electable: set[int] = set()  # standbys of the committed configuration, and of those proposed since
         self.copy_to: int | None = None
         """The host that stores a copy, the standby or one that becomes it."""
         self.copy = 0
@@ -102,8 +98,10 @@ class Replication:
         return self._propose(replace(self.committed, voters=tuple(sorted(wanted))))
 
     def make_standby(self) -> Configuration | None:
-        """Propose the host that stores the copy as the standby; None if its copy is not whole yet."""
-        if self.proposed is not None or self.committed.standby is not None or self.copy_to is None or self.stored < 0:
+        """Propose the host that stores the copy as the standby; None while it has not stored all that was sent."""
+        if self.proposed is not None or self.committed.standby is not None or self.copy_to is None:
+            return None
+        if self.stored < self.sequence:
             return None
         return self._propose(replace(self.committed, standby=self.copy_to))
 
@@ -118,7 +116,7 @@ class Replication:
 
     def may_copy_to(self, host: int) -> bool:
         """Return whether a copy on this host may begin: no other host may be elected meanwhile."""
-        many = len(self.committed.voters) >= FEWEST
+        many = len(self.committed.voters) >= FEWEST_VOTERS
         return many and not self.has_electable and self.copy_to is None and host in self.committed.voters
 
     def begin_copy(self, host: int) -> int:

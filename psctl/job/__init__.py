@@ -5,6 +5,7 @@ process_messages: between the coordinator and agents: processes, output, stops, 
 training_messages: between the coordinator and workers or servers: start, reports, end
 checkpoint_messages: parts, reads and copies of checkpoints, and the step at which one is made
 membership_messages: changes of workers, servers and the servers of each shard
+leadership_messages: which host leads, its copy on the standby, and votes between agents
 session_messages: the resumption of a member's session on a new connection
 message_session: the numbered messages of a session, kept until they are acknowledged
 table_server_messages: the servers that hold tables, and reads from outside the job

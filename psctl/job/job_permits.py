@@ -7,6 +7,7 @@ further connection a worker or server is `resumed`: it may send what it might be
 from __future__ import annotations
 
 from psctl.job import checkpoint_messages as checkpoint
+from psctl.job import leadership_messages as leadership
 from psctl.job import membership_messages as membership
 from psctl.job import process_messages as process
 from psctl.job import session_messages as session
@@ -78,6 +79,15 @@ COORDINATION = Permits(
         Permit(session.ResumeSession, (WORKER, SERVER), FIRST, RESUMED),
         Permit(session.SessionResumed, (TO_AGENT, TO_WORKER, TO_SERVER)),
         Permit(session.MessagesReceived, (AGENT, WORKER, SERVER, TO_AGENT, TO_WORKER, TO_SERVER)),
+        # ---- leadership (coordinator/standby_copy.py, agent/elections.py)
+        Permit(leadership.LeadershipAccepted, (AGENT,), INSIDE),
+        Permit(leadership.ReplicaStored, (AGENT,), INSIDE),
+        Permit(leadership.Leadership, (TO_AGENT,), size=LISTS),
+        Permit(leadership.MajorityMissed, (TO_AGENT,)),
+        Permit(leadership.ReplicaBegin, (TO_AGENT,)),
+        Permit(leadership.ReplicaLog, (TO_AGENT,), payload=PART),
+        Permit(leadership.ReplicaSnapshot, (TO_AGENT,), payload=PART),
+        Permit(leadership.ReplicaRecord, (TO_AGENT,), payload=PART),
         # ---- to an agent
         Permit(process.ScaleAnswer, (TO_AGENT,)),
         Permit(process.StartProcess, (TO_AGENT,), size=LISTS),

@@ -12,6 +12,9 @@ import msgspec
 from psctl.job.message import JobMessage
 from psctl.types import MOST_RANKS, Address, Count, Name, Size
 
+FEWEST_VOTERS = 3
+"""Hosts from which a job has a standby: of two hosts, none can tell the other's end from a broken link."""
+
 
 class Configuration(msgspec.Struct, frozen=True):
     """Which host leads a job, which one may succeed it, and which hosts vote.
@@ -46,7 +49,7 @@ class Configuration(msgspec.Struct, frozen=True):
         return Configuration(self.term + 1, self.version + 1, host, None, self.voters)
 
 
-# ---- the coordinator and agents --------------------------------------------------------------------------------------
+# ---- the coordinator and agents ------------------------------------------------------------------------------------
 
 
 class AgentAddress(msgspec.Struct, frozen=True):
@@ -57,9 +60,11 @@ class AgentAddress(msgspec.Struct, frozen=True):
 
 
 class Leadership(JobMessage, frozen=True):
-    """To each agent: the configuration from now on. Answered by LeadershipAccepted, unless the agent has a newer one."""
+    """To each agent: the configuration from now on. Answered by LeadershipAccepted, with a newer one if it has one."""
 
     configuration: Configuration
+    committed: Configuration
+    """The newest one that a majority has accepted: a successor on the leader's own host needs both."""
     agents: Annotated[tuple[AgentAddress, ...], msgspec.Meta(max_length=MOST_RANKS)]
 
 
@@ -91,19 +96,20 @@ class ReplicaLog(JobMessage, frozen=True):
 
 
 class ReplicaSnapshot(JobMessage, frozen=True):
-    """Payload: the next bytes of a snapshot, which begins a new journal; `whole`: the last ones."""
+    """Payload: the next bytes of a snapshot, which begins a new journal; otherwise as ReplicaRecord."""
 
     copy: Count
-    number: Size
-    whole: bool
     sequence: Size
+    whole: bool
+    number: Size
 
 
 class ReplicaRecord(JobMessage, frozen=True):
-    """Payload: the next record of the journal. The agent answers with ReplicaStored."""
+    """Payload: the next bytes of a record of the journal; `whole`: the last ones. Answered by ReplicaStored then."""
 
     copy: Count
     sequence: Size
+    whole: bool
 
 
 class ReplicaStored(JobMessage, frozen=True):
@@ -128,7 +134,7 @@ class VoteWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoteGiven(msgspec.Struct, frozen=True, tag=True):
-    """Answer to VoteWanted. `refusal`: why not, "" when the vote is given; `newer`: the configuration that forbids it."""
+    """Answer to VoteWanted. `refusal`: why not, "" when it is given; `newer`: the configuration that forbids it."""
 
     refusal: Name = ""
     newer: Configuration | None = None

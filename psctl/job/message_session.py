@@ -19,6 +19,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from psctl.job import checkpoint_messages as checkpoint
+from psctl.job import leadership_messages as leadership
 from psctl.job import table_server_messages as tables
 from psctl.job import training_messages as training
 from psctl.job.process_messages import HostSample, NewCertificate, Register, StopWanted
@@ -38,10 +39,16 @@ BULK = (
 )  # fmt: skip
 """Messages of transfers that end with their connection."""
 
+LEADERSHIP = (
+    leadership.Leadership, leadership.LeadershipAccepted, leadership.MajorityMissed, leadership.ReplicaBegin,
+    leadership.ReplicaLog, leadership.ReplicaSnapshot, leadership.ReplicaRecord, leadership.ReplicaStored,
+)  # fmt: skip
+"""Messages of the copy of the state, which are no part of it."""
+
 
 def is_numbered(message: WireMessage) -> bool:
     """Return whether a session delivers this message exactly once."""
-    return not isinstance(message, REPLACED + BULK)
+    return not isinstance(message, REPLACED + BULK + LEADERSHIP)
 
 
 class MessageSession(Generic[T]):

@@ -17,10 +17,12 @@ class Register(JobMessage, frozen=True):
     """First message of an agent on each connection. `running`: the job's processes on its host.
 
     `received`: numbered messages that it has received in its session; None: it has none. SessionResumed answers.
+    `listens`: where it listens for other agents; None: the job has too few hosts for a standby.
     """
 
     running: tuple[Member, ...] = ()
     received: types.Size | None = None
+    listens: Address | None = None
 
 
 class ProcessStarted(JobMessage, frozen=True):

@@ -5,6 +5,8 @@ lifeline: ties a process to the agent that started it
 process_orders: the orders of workers, servers and the coordinator
 sealed_memory: passes orders to a child in memory
 coordinator_connection: a member's connection to the coordinator, made again when it breaks
+journal_files: the files of a coordinator's journal
+leader_file: the file that states which host leads
 certificate_renewal: new certificates for long jobs
 rejected_connections: log lines about rejected connections
 secret_masking: replaces secrets in output

@@ -18,10 +18,15 @@ from psctl.job.message import JobMessage
 from psctl.job.message_session import BULK, MessageSession, is_numbered
 from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
 from psctl.job.silence import AGENT_PATIENCE, TOLERANCE
+from psctl.process.leader_file import CoordinatorAddress
 from psctl.transport.peer_connection import AnyHandler, ConnectionHandler, PeerConnection
+from psctl.types import Address
 
 PAUSE = 0.05
 """Seconds between two attempts."""
+
+LOOK = 0.25
+"""Seconds between two looks whether the coordinator has moved."""
 
 MOST_SAVES = 64
 """Steps of checkpoints that are named when a session is resumed: those begun last."""
@@ -44,13 +49,18 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
         handler: receives messages, and `on_connection_lost` once, when the coordinator is lost for good.
         dial: connects to the coordinator, given the handler of the connection.
         patience: seconds for which the coordinator is dialled.
+        address: of the coordinator, which may move to another host; the connection follows. `dial` takes it from there.
 
     Raises:
         ConnectionFailed: the coordinator cannot be reached within that time.
     """
 
     def __init__(
-        self, handler: AnyHandler, dial: Callable[[AnyHandler], PeerConnection], patience: float = AGENT_PATIENCE
+        self,
+        handler: AnyHandler,
+        dial: Callable[[AnyHandler], PeerConnection],
+        patience: float = AGENT_PATIENCE,
+        address: CoordinatorAddress | None = None,
     ) -> None:
         self._handler, self._dial, self._patience = handler, dial, patience
         self._session: MessageSession[JobMessage] = MessageSession()
@@ -61,9 +71,12 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
         self._lost: ConnectionFailed | None = None
         self._saves: set[tuple[int, bool]] = set()  # parts that are being sent on this connection: (step, of tables)
         self._saved: list[int] = []  # the last steps of which a part was begun
+        at = address.get() if address is not None else None
         self._dial_again()
         with self._changed:
             self._changed.wait_for(lambda: self._peer is not None)
+        if address is not None and address.moves:
+            threading.Thread(target=self._follow, args=(address, at), name="psctl leader", daemon=True).start()
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
@@ -200,6 +213,18 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
                 peer.send(message, urgent=True)
             self._ready = True
             self._changed.notify_all()
+
+    # ---- the thread that follows the coordinator ------------------------------------------------------------------
+
+    def _follow(self, address: CoordinatorAddress, at: Address | None) -> None:
+        """Leave the connection when the coordinator is at another address than `at`."""
+        while not self._closing and self._lost is None:
+            time.sleep(LOOK)
+            now, peer = address.get(), self._peer
+            if now != at:
+                at = now
+                if peer is not None:
+                    peer.close("another coordinator leads")
 
     # ---- the thread that connects again --------------------------------------------------------------------------
 

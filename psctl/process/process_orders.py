@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from psctl.errors import UsageError
+from psctl.job.leadership_messages import Configuration
 from psctl.orders import JobOrder
 from psctl.process import sealed_memory
 from psctl.types import Address, Member
@@ -31,6 +32,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     stacks: int | None = None  # descriptor to which it writes its stacks at a signal (stack_dump.py)
     folder: str = ""  # the job's own folder on this host
     secrets: tuple[str, ...] = ()  # values that are masked in the report of a failure
+    leader_dir: str | None = None  # folder with the leader's file; None: the coordinator stays where it is
 
 
 def read_orders() -> ProcessOrders | None:
@@ -63,3 +65,7 @@ class CoordinatorOrders(msgspec.Struct, frozen=True):
     report: int  # descriptor to which it writes its own address as one JSON line
     error_file: str
     port: int | None = None  # where the coordinator listened that was killed, and whose job it continues
+    host: int = 0  # on which it runs
+    committed: Configuration = Configuration()  # with which it leads (coordinator/replication.py)
+    newest: Configuration = Configuration()
+    is_successor: bool = False  # a coordinator on this host was killed

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -41,6 +42,7 @@ from psctl.permits import Permits
 from psctl.process import lifeline
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.coordinator_connection import CoordinatorConnection, MemberConnection
+from psctl.process.leader_file import CoordinatorAddress
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.dense.server.dense_server import DenseServer
@@ -358,11 +360,13 @@ def serve(orders: ProcessOrders) -> int:
     with ExitStack() as closing:
         address = accept(PARAMETERS, server.dense)
         renewing = CertificateRenewer(credentials, server, print)
+        at = CoordinatorAddress(orders.coordinator, Path(orders.leader_dir) if orders.leader_dir else None)
         coordinator = CoordinatorConnection(
             renewing,
             lambda connection: dial(
-                orders.coordinator, credentials, "coordinator", COORDINATION, connection, congestion=orders.congestion
+                at.get(), credentials, "coordinator", COORDINATION, connection, congestion=orders.congestion
             ),
+            address=at,
         )
         status = server.run(coordinator, address)
         if server.tables is not None:

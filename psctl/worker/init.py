@@ -23,6 +23,7 @@ from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
 from psctl.permits import Permits
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.coordinator_connection import CoordinatorConnection
+from psctl.process.leader_file import CoordinatorAddress
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
@@ -118,7 +119,10 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
             address, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion
         )
 
-    session.use_connection(CoordinatorConnection(handler, partial(_dial_coordinator, orders, credentials)))
+    address = CoordinatorAddress(orders.coordinator, Path(orders.leader_dir) if orders.leader_dir else None)
+    session.use_connection(
+        CoordinatorConnection(handler, partial(_dial_coordinator, orders, credentials, address), address=address)
+    )
 
     def connect(decision: Decision) -> ParameterClient:
         sharing = SharedBuffers(segments)
@@ -149,9 +153,11 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
 
 
-def _dial_coordinator(orders: ProcessOrders, credentials: Credentials, handler: AnyHandler) -> PeerConnection:
+def _dial_coordinator(
+    orders: ProcessOrders, credentials: Credentials, address: CoordinatorAddress, handler: AnyHandler
+) -> PeerConnection:
     expected = Member("coordinator", 0)
-    return dial(orders.coordinator, credentials, expected, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
+    return dial(address.get(), credentials, expected, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
 
 
 def _no_servers(decision: Decision) -> ParameterClient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 
 from psctl.coordinator import journal as journal_module
-from psctl.coordinator.journal import JOURNAL, SNAPSHOT, Journal, JournalUnreadable, apply, restore
+from psctl.coordinator.journal import CoordinatorState, Journal, JournalUnreadable, NoCopy, apply, clock_of, restore
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import Input, Instruction, MessageReceived, Tick
-from psctl.job.process_messages import OutputLines, Register
+from psctl.job.process_messages import OutputLines, Register, StopWanted
+from psctl.process import journal_files
+from psctl.process.journal_files import JOURNAL, SNAPSHOT
 from tests.helpers.any_inputs import ROOMY, TIMED, at_their_times
 from tests.helpers.driven_job import A0, A1, ORDER, W0, DrivenJob, S, training
 from tests.hypothesis_profile import examples
@@ -34,12 +37,12 @@ class JournaledJob:
 
     def __init__(self, folder: Path, job: DrivenJob) -> None:
         self.job, self.sessions = job, MemberSessions()
-        self.journal = Journal(folder, job.machine, self.sessions)
+        self.journal = Journal(folder, CoordinatorState(0, job.machine, self.sessions), NoCopy())
         self.last: list[Instruction] = []
         """The instructions of the last input."""
 
     def handle(self, each: Input) -> None:
-        self.journal.append(each, self.job.now)
+        self.journal.append([each], self.job.now)
         self.sessions.on_input(each)
         self.last = self.job.handle(each)
         for instruction in self.last:
@@ -142,7 +145,7 @@ def test_while_the_disk_is_full_there_is_no_journal(
     job: JournaledJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
-    monkeypatch.setattr(journal_module.os, "write", lambda file, data: real(file, data[: len(data) // 2]))
+    monkeypatch.setattr(journal_files.os, "write", lambda file, data: real(file, data[: len(data) // 2]))
     job.handle(Tick())
     assert not job.journal.is_whole
     assert list(tmp_path.iterdir()) == [], "a part of the inputs would lead to another state"
@@ -162,8 +165,28 @@ def test_while_the_disk_is_full_there_is_no_journal(
 
 def test_a_successors_journal_has_another_number(job: JournaledJob, tmp_path: Path) -> None:
     found = restore(tmp_path)
-    again = Journal(tmp_path, found.state.machine, found.state.sessions, found.state.number + 1)
-    again.append(MessageReceived(S[0], Register()), found.time)
+    found.state.number += 1
+    again = Journal(tmp_path, found.state, NoCopy())
+    again.append([MessageReceived(S[0], Register())], found.time)
     twice = restore(tmp_path)
-    assert twice.state.number == found.state.number + 1
+    assert twice.state.number == 1
     assert msgspec.structs.asdict(twice)["time"] == found.time
+
+
+def test_the_instructions_of_all_inputs_of_the_last_record_are_repeated(job: JournaledJob, tmp_path: Path) -> None:
+    alone = restore(tmp_path).state
+    given = [Tick(), MessageReceived(A1, StopWanted(False, False, "psctl stop")), Tick()]
+    expected = [each for one in given for each in apply(alone, one, job.job.now)]
+    job.journal.append(given, job.job.now)
+    assert expected
+    assert restore(tmp_path).instructions == expected
+
+
+def test_on_another_host_the_jobs_time_goes_on(job: JournaledJob, tmp_path: Path) -> None:
+    """Its monotonic clock says something else: the age of the journal counts."""
+    found = restore(tmp_path)
+    (path,) = tmp_path.glob(f"{JOURNAL}.*")
+    assert clock_of(tmp_path, found, 0) == 0.0, "the host of the snapshot"
+    for age, expected in ((7.0, 7.0), (1e6, 600.0), (-50.0, 0.0)):
+        os.utime(path, (time.time() - age, time.time() - age))
+        assert time.monotonic() + clock_of(tmp_path, found, 1) - found.time == pytest.approx(expected, abs=0.5)

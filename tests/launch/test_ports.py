@@ -48,6 +48,14 @@ def test_needs_follow_from_what_may_listen(job: str, gpus: int, a: dict[str, int
     assert needs(job, gpus=gpus) == {"a": HEAD | a, "b": b}
 
 
+def test_each_of_three_hosts_may_become_the_head() -> None:
+    three = TWO.replace("hosts: [", "hosts: [{address: c, slots: 2}, ")
+    found = needs("servers: 1\nworkers: 6\nsync: {strategy: ps}", three)
+    assert {name: set(ports) - {"servers"} for name, ports in found.items()} == {
+        name: {"agent", *HEAD} for name in ("a", "b", "c")
+    }
+
+
 def test_this_machine_alone_has_master_port_beside_the_coordinator() -> None:
     spec = load_cluster("name: lab\nhosts: [{address: local, slots: 2}]\n", "lab.yaml")
     job = load_job("name: j\nscript: t.py\nsync: {strategy: native}\n", "job.yaml", [])

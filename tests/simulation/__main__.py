@@ -5,7 +5,8 @@
     python -m tests.simulation --mutants                            how soon each mutant is caught
 
 `--what chain` runs one chain of replicas (chain_run.py), `--what tables` the tables of `run.store()` (table_run.py),
-`--what takeover` a coordinator that is killed (takeover_run.py); the default is a whole job (store_run.py).
+`--what takeover` a coordinator that is killed (takeover_run.py), `--what leadership` the election of another leader
+(leadership_run.py); the default is a whole job (store_run.py).
 """
 
 from __future__ import annotations

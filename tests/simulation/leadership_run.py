@@ -1,8 +1,9 @@
 """One run of hosts that elect a successor when their leader is lost: shipped voters and leaders, and an oracle.
 
 Leaders take inputs, send them to the copy on the standby, and carry them out. Connections break, links are cut,
-coordinators are killed and started again, hosts lose their power. Messages between a leader and an agent arrive in order
-until their connection breaks; questions for votes, and answers, are lost or late. The oracle keeps what was carried out:
+coordinators are killed and started again, hosts lose their power. Messages between a leader and an agent arrive in
+order until their connection breaks; questions for votes, and answers, are lost or late. The oracle keeps what was
+carried out:
 
 - no two leaders carry out different inputs at the same place of the job's history;
 - a leader's state has all that any leader carried out before it;
@@ -33,8 +34,8 @@ class Copy:
     """What an agent stores of the leader's state."""
 
     number: int = -1
+    sequence: int = 0
     records: list[int] = field(default_factory=list)
-    whole: bool = False
 
 
 @dataclass
@@ -99,7 +100,7 @@ class LeadershipRun:
         unusual = [self.break_connection, self.cut_link, self.heal_link, self.kill_coordinator]
         if self.hosts_die and sum(not host.alive for host in self.hosts) <= 1:
             unusual.append(self.kill_host)
-        if faults and self.chance.random() < 0.03:
+        if faults and self.chance.random() < 0.01:
             self.chance.choice(unusual)()
         else:
             self.chance.choice(usual)()
@@ -161,10 +162,11 @@ class LeadershipRun:
                     host.committed = committed
                 answers.append(("accepted", *host.voter.configuration.age))
             case ("begin", int(copy), list(records)) if known.leader == leader.host:
-                host.copy = Copy(copy, list(records), whole=True)
+                host.copy = Copy(copy, 0, list(records))
                 answers.append(("stored", copy, 0))
             case ("record", int(copy), int(sequence), int(value)) if known.leader == leader.host:
-                if copy == host.copy.number:
+                if copy == host.copy.number and sequence == host.copy.sequence + 1:
+                    host.copy.sequence = sequence
                     host.copy.records.append(value)
                     answers.append(("stored", copy, sequence))
             case _:
@@ -296,7 +298,7 @@ class LeadershipRun:
     def cut_link(self) -> None:
         leader = self.pick()
         index = self.chance.randrange(len(self.hosts))
-        if leader is not None and self.chance.random() < 0.5:
+        if leader is not None and self.chance.random() < 0.7:
             index = leader.host
         others = [other for other in range(len(self.hosts)) if other != index]
         for other in others if self.chance.random() < 0.6 else [self.chance.choice(others)]:
@@ -308,7 +310,7 @@ class LeadershipRun:
                     self.disconnect(leader, index)
 
     def heal_link(self) -> None:
-        if self.chance.random() < 0.7:
+        if self.chance.random() < 0.15:
             self.cut.clear()
 
     def kill_coordinator(self) -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from psctl.agent.leadership import Voter
 from psctl.coordinator.connections import CoordinatorConnections
-from psctl.coordinator.journal import Journal
+from psctl.coordinator.journal import Journal, NoCopy
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
+from psctl.coordinator.replication import UNKNOWN, Replication
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import MessageReceived
+from psctl.job.leadership_messages import Configuration, VoteGiven, VoteWanted
 from psctl.job.message_session import is_numbered
 from psctl.job.session_messages import MessagesReceived
 from psctl.job.shard_placement import ShardPlacement
@@ -286,7 +289,8 @@ def _begin_journal_first(method: Any) -> Any:
     """Begin the new journal before the instructions of the last input are repeated."""
 
     def mutant(self: JournaledStateMachine, restored: Any, *more: Any) -> None:
-        Journal(self._folder, self._machine, self._sessions, restored.state.number + 1)
+        self._state.number += 1
+        Journal(self._folder, self._state, NoCopy())
         method(self, restored, *more)
 
     return mutant
@@ -295,8 +299,8 @@ def _begin_journal_first(method: Any) -> Any:
 def _repeat_all(method: Any) -> Any:
     """Carry out every instruction of the last input again, as if it had not been."""
 
-    def mutant(self: JournaledStateMachine, restored: Any, pid: int, now: float, again: Any) -> None:
-        method(self, restored, pid, now, self._carry_out)
+    def mutant(self: JournaledStateMachine, restored: Any, taken: Any, now: float, again: Any) -> None:
+        method(self, restored, taken, now, self._carry_out)
 
     return mutant
 
@@ -349,13 +353,100 @@ def _accept_old_connections(method: Any) -> Any:
     return lambda self, peer, message: self._put(MessageReceived(peer.member, message))
 
 
+def _hear_old_leaders(method: Any) -> Any:
+    """Follow an earlier leader again, though another host has the vote."""
+
+    def mutant(self: Voter, configuration: Configuration) -> bool:
+        self.promise = None
+        return bool(method(self, configuration))
+
+    return mutant
+
+
+def _vote_for_stale(method: Any) -> Any:
+    """Vote for a standby though a newer configuration, perhaps without it, is known."""
+
+    def mutant(self: Voter, candidate: int, wanted: VoteWanted, *, is_leader_silent: bool) -> VoteGiven:
+        if wanted.binding and is_leader_silent:
+            self.promise = wanted.configuration.elects(candidate)
+        return VoteGiven() if is_leader_silent else VoteGiven("the leader is in reach")
+
+    return mutant
+
+
+def _withdraw_votes(method: Any) -> Any:
+    """Take a vote back while the election goes on."""
+
+    def mutant(self: Voter, host: int, configuration: Configuration, *, stands: bool) -> None:
+        method(self, host, configuration, stands=False)
+
+    return mutant
+
+
+def _carry_out_unstored(method: Any) -> Any:
+    """Carry out what the standby has not stored."""
+    return lambda self: True
+
+
+def _without_majority(method: Any) -> Any:
+    """Let a configuration hold when any agent has accepted it."""
+
+    def mutant(self: Replication, host: int, term: int, version: int) -> None:
+        for each in self.newest.voters:
+            method(self, each, term, version)
+
+    return mutant
+
+
+def _forget_electable(method: Any) -> Any:
+    """Take the standby of the newest configuration for the only one that can be elected."""
+    return property(lambda self: self.newest.standby is not None)
+
+
+def _half_is_enough(method: Any) -> Any:
+    """Take half of the votes for a majority."""
+    return lambda self, hosts: 2 * len(hosts & set(self.voters)) >= len(self.voters)
+
+
+def _tell_all_at_once(method: Any) -> Any:
+    """Send a configuration to all agents before the leader's own has it."""
+
+    def mutant(self: Replication) -> list[int]:
+        return [] if self.proposed is None else sorted({*self.proposed.voters, *self.committed.voters})
+
+    return mutant
+
+
+def _succeed_blindly(method: Any) -> Any:
+    """Let a successor on the same host take the configuration that it finds for the only one."""
+
+    def mutant(self: Replication, committed: Any, newest: Any, *, is_successor: bool) -> None:
+        method(self, committed, newest, is_successor=is_successor)
+        self._electable.discard(UNKNOWN)
+
+    return mutant
+
+
+def _stand_with_part(method: Any) -> Any:
+    """Make a host the standby before it has stored all that was sent."""
+
+    def mutant(self: Replication) -> Any:
+        stored, self.stored = self.stored, self.sequence
+        try:
+            return method(self)
+        finally:
+            self.stored = stored
+
+    return mutant
+
+
 def _restore_older(method: Any) -> Any:
     """Make each snapshot without its sessions."""
 
     def mutant(self: Journal) -> None:
-        sessions, self._sessions = self._sessions, MemberSessions()
+        sessions, self._state.sessions = self._state.sessions, MemberSessions()
         method(self)
-        self._sessions = sessions
+        self._state.sessions = sessions
 
     return mutant
 
@@ -401,7 +492,7 @@ MUTANTS = (
     ),
     Mutant(
         "takeover: a snapshot without sessions",
-        ((Journal, "_make_snapshot", _restore_older),),
+        ((Journal, "make_snapshot", _restore_older),),
         0,
         simulation="takeover",
     ),
@@ -423,6 +514,46 @@ MUTANTS = (
     Mutant("no own pushes after a host's sum is given up", ((PushStaging, "give_up", _request_no_single_pushes),), 365),
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _sum_without_hosts),), 23),
     Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
+    Mutant("votes: an earlier leader is heard", ((Voter, "adopt", _hear_old_leaders),), 4, 3000, "leadership"),
+    Mutant("votes: a stale standby is elected", ((Voter, "vote", _vote_for_stale),), 16, 3000, "leadership"),
+    Mutant("votes: taken back during the election", ((Voter, "on_told", _withdraw_votes),), 414, 3000, "leadership"),
+    Mutant(
+        "copy: carried out before it is stored",
+        ((Replication, "may_carry_out", _carry_out_unstored),),
+        0,
+        3000,
+        "leadership",
+    ),
+    Mutant("copy: a standby with a part", ((Replication, "make_standby", _stand_with_part),), 45, 3000, "leadership"),
+    Mutant("configurations: no majority", ((Replication, "accepted_by", _without_majority),), 0, 3000, "leadership"),
+    Mutant(
+        "configurations: only the newest standby is electable",
+        ((Replication, "has_electable", _forget_electable),),
+        0,
+        3000,
+        "leadership",
+    ),
+    Mutant(
+        "configurations: half is a majority",
+        ((Configuration, "is_majority", _half_is_enough),),
+        404,
+        3000,
+        "leadership",
+    ),
+    Mutant(
+        "configurations: not the leader's own agent first",
+        ((Replication, "awaited", _tell_all_at_once),),
+        410,
+        3000,
+        "leadership",
+    ),
+    Mutant(
+        "configurations: a successor that knows no other",
+        ((Replication, "__init__", _succeed_blindly),),
+        0,
+        3000,
+        "leadership",
+    ),
     Mutant("tables: no dedupe", ((TableShard, "apply", _renumber_old_update),), 0, simulation="tables"),
     Mutant("tables: a group dropped whole", ((EntryPart, "only", _drop_whole_group),), 339, simulation="tables"),
     Mutant("tables: a group applied whole", ((EntryPart, "only", _apply_whole_group),), 18, simulation="tables"),

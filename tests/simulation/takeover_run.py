@@ -16,13 +16,13 @@ import pickle
 import random
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from psctl.coordinator import journal
 from psctl.coordinator.connections import CoordinatorConnections
-from psctl.coordinator.journal import Journal, restore
+from psctl.coordinator.journal import CoordinatorState, Journal, NoCopy, restore
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state.instructions import (
@@ -33,6 +33,7 @@ from psctl.coordinator.state.instructions import (
     MessageReceived,
     SendMessage,
     StartMember,
+    TakenOver,
     Tick,
 )
 from psctl.errors import PeerLost
@@ -144,18 +145,18 @@ class TakeoverRun:
         self.now = job.now
         self.untouched = pickle.dumps(job.machine)
         self._queue: deque[Input] = deque()
-        self._begin(job.machine, MemberSessions())
+        self._begin(CoordinatorState(0, job.machine, MemberSessions()))
         self.core.begin_with_journal()
 
     # ---- the coordinator ---------------------------------------------------------------------------------------------
 
-    def _begin(self, machine: Any, sessions: MemberSessions) -> None:
+    def _begin(self, state: CoordinatorState) -> None:
         """Make a coordinator's process of this state, with no connections."""
         self._queue.clear()
-        self.machine, self.sessions = machine, sessions
+        self.machine, sessions = state.machine, state.sessions
         saver: Any = None
         self.connections = CoordinatorConnections(self._queue.append, saver, sessions, lambda message: message, None)  # type: ignore[arg-type, return-value]
-        self.core = _Core(self.folder, machine, sessions, self._carry_out, self.connections.start_session)
+        self.core = _Core(self.folder, state, self._carry_out, self.connections.start_session)
         for member in self.members.values():
             member.peer, member.ready = None, False
         self.stale.clear()
@@ -167,11 +168,11 @@ class TakeoverRun:
             if not self.kills_at:
                 raise CoordinatorKilled
 
-    def append(self, method: Callable[..., None], log: Journal, given: Input, now: float) -> None:
-        """Write an input to the journal, in the place of Journal.append."""
+    def append(self, method: Callable[..., None], log: Journal, given: Sequence[Input], now: float) -> None:
+        """Write inputs to the journal, in the place of Journal.append."""
         self.may_kill()
         method(log, given, now)
-        self.inputs.append((now, given))
+        self.inputs += [(now, each) for each in given]
         self.may_kill()
 
     def _carry_out(self, instruction: Instruction) -> None:
@@ -198,10 +199,10 @@ class TakeoverRun:
             self.now += 0.01
             self._log(f"the coordinator is killed, {len(self.inputs)} inputs in the journal")
             found = restore(self.folder)
-            self._begin(found.state.machine, found.state.sessions)
+            self._begin(found.state)
             self.kills_at = self.chance.choice([0, 0, 1, 2, 3, 8])
             try:
-                self.core.take_over(found, 100 + self.kills, self.now, self._carry_out_again)
+                self.core.take_over(found, TakenOver(100 + self.kills), self.now, self._carry_out_again)
                 return
             except CoordinatorKilled:
                 continue
@@ -215,11 +216,12 @@ class TakeoverRun:
 
     def _handle_next(self) -> None:
         if self._queue:
-            self.core.handle(self._queue.popleft(), self.now)
+            count = min(len(self._queue), self.chance.choice([1, 1, 2, 5]))
+            self.core.handle([self._queue.popleft() for _ in range(count)], self.now)
 
     def _tick(self) -> None:
         self.now += 0.1
-        self.core.handle(Tick(), self.now)
+        self.core.handle([Tick()], self.now)
         self.connections.acknowledge()
         self._check_acknowledgements()
 
@@ -384,7 +386,7 @@ class _Core(JournaledStateMachine):
     """Begins with a job that trains already."""
 
     def begin_with_journal(self) -> None:
-        self._journal = Journal(self._folder, self._machine, self._sessions)
+        self._journal = Journal(self._folder, self._state, NoCopy())
 
 
 def _difference(found: list[Any], expected: list[Any]) -> str:

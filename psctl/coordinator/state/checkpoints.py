@@ -226,7 +226,7 @@ def on_committed(job: JobState, message: CheckpointCommitted) -> None:
             time=job.time, step=message.step, path=message.path, bytes=message.bytes, seconds=message.seconds
         )
     )
-    others = [agent for agent in job.agents if agent.rank != 0]
+    others = [agent for agent in job.agents if agent.rank != job.head]
     if job.order.checkpoint.copies >= 1 and others:
         state.copying.add(message.step)
         job.instructions.append(SendCheckpointCopy(message.step, others[0]))

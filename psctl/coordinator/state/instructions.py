@@ -91,9 +91,19 @@ class RestorableFound(msgspec.Struct, frozen=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """A new process continues the job from the journal, because the coordinator's process was killed; `pid`: its id."""
+    """A new process continues the job from the journal, because the coordinator before was lost.
+
+    `pid`: its id; `host`: where it runs, another one than before if the leader's host was lost.
+    """
 
     pid: int
+    host: int = 0
+
+
+class LeaderWaited(msgspec.Struct, frozen=True):
+    """No input was handled for some seconds, because neither the standby nor a majority of the hosts answered."""
+
+    seconds: float
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -102,7 +112,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
-    | CheckpointCommitted | CheckpointCopySent | RestorableFound | TakenOver | Tick
+    | CheckpointCommitted | CheckpointCopySent | RestorableFound | TakenOver | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class JobState:
 
     def __init__(self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float) -> None:
         self.order = order
+        self.head = 0
+        """The host that leads: its agent has started this coordinator."""
         self.grace = grace
         self.resume = resume
         self.now = now
@@ -270,7 +272,7 @@ class JobState:
         self._append_head_state("coordinator", state, pid=pid)
 
     def _append_head_state(self, role: str, state: str, *, pid: int = 0, step: int = 0) -> None:
-        head = self.order.hosts[0].name
+        head = self.order.hosts[self.head].name
         self.append_event(
             events.StateChanged(time=self.time, role=role, rank=0, host=head, state=state, pid=pid, step=step)
         )

@@ -37,6 +37,7 @@ from psctl.coordinator.state.instructions import (
     ConnectionLost,
     Input,
     Instruction,
+    LeaderWaited,
     MessageReceived,
     PlanMade,
     ProtocolBroken,
@@ -200,6 +201,8 @@ class JobStateMachine:
                 checkpoints.on_copied(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
+            case LeaderWaited(seconds=seconds):
+                outages.extend_waits(job, seconds)
             case TakenOver():
                 takeover.on_taken_over(job, given, job.now - before)
         self._advance(patient=not isinstance(given, Tick))

@@ -59,7 +59,7 @@ def on_silence(job: JobState, seconds: Mapping[int, float]) -> dict[int, str]:
         job: the job.
         seconds: since the last packet of each host whose agent is connected.
     """
-    hosts = job.registered - job.lost_hosts - {0}
+    hosts = job.registered - job.lost_hosts - {job.head}
     outage = job.outage
     gone = outage.disconnected & hosts if outage is not None else set()
     silent = {host for host in hosts if seconds.get(host, 0.0) >= NEARLY} | gone
@@ -98,7 +98,7 @@ def _go_on(job: JobState, silent: set[int]) -> None:
         job.append_event(events.Recovering(time=job.time, hosts=names, since=job.time, until=until))
         job.notice(
             f"no sign of life from {_names(job, silent)} at the same time: the network of the head, "
-            f"{job.order.hosts[0].name}, seems to be down; the job waits until it is back"
+            f"{job.order.hosts[job.head].name}, seems to be down; the job waits until it is back"
         )
     job.outage.hosts |= silent
     job.outage.over_since = None
@@ -112,13 +112,18 @@ def _end(job: JobState, reached: set[int]) -> None:
     back = outage.hosts & reached
     if back:
         job.notice(f"{_names(job, back)} reached again after {lasted:.0f} s: the job continues")
+    extend_waits(job, lasted)
+
+
+def extend_waits(job: JobState, seconds: float) -> None:
+    """Make all waits that began before so much longer, because nothing was decided for that time."""
     for rank in job.ranks.values():
-        rank.moved_at += lasted
-        rank.active_at += lasted
+        rank.moved_at += seconds
+        rank.active_at += seconds
         if rank.lost_at is not None:
             rank.lost_at = job.now
     if job.restart is not None:
-        job.restart.deadline += lasted
+        job.restart.deadline += seconds
 
 
 def _names(job: JobState, hosts: set[int]) -> str:

@@ -42,7 +42,7 @@ def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> Non
     job.notice_once(("unreachable", (rank.member, server.member)), text)
     if rank.host != server.host:
         pair = [job.order.hosts[index].name for index in sorted((rank.host, server.host))]
-        text = f"{pair[0]} and {pair[1]} do not reach each other, though {job.order.hosts[0].name} reaches both"
+        text = f"{pair[0]} and {pair[1]} do not reach each other, though {job.order.hosts[job.head].name} reaches both"
         job.notice_once(("partition", frozenset(pair)), text)
 
 
@@ -70,7 +70,7 @@ def host_to_give_up(job: JobState, stalled_since: float) -> tuple[int, str] | No
         stalled_since: when training stopped, by the job's clock.
     """
     pairs = partitioned_hosts(job, stalled_since)
-    count = Counter(host for pair in pairs for host in pair if host != 0)
+    count = Counter(host for pair in pairs for host in pair if host != job.head)
     workers = Counter(rank.host for rank in job.live("worker"))
     for host in sorted(count, key=lambda host: (-count[host], workers[host], -host)):
         others = [agent.rank for agent in job.agents if agent.rank != host]

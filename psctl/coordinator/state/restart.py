@@ -172,6 +172,9 @@ def on_restorable(job: JobState, found: RestorableFound) -> None:
         return
     for text in found.skipped:
         job.notice(text)
+    last = job.checkpoints.last_step
+    if not found.problem and last is not None and (found.resume is None or found.resume.step < last):
+        job.notice(f"the checkpoint of step {last} is not on {job.order.hosts[job.head].name}, which leads now")
     scaling = job.scaling
     if scaling.new_order is not None:
         job.order, scaling.new_order = scaling.new_order, None
@@ -225,7 +228,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.tables = TableServers()
     job.scaling.leaving_servers.clear()
     job.move("again")
-    job.send(Member("agent", 0), RenewStore())
+    job.send(Member("agent", job.head), RenewStore())
     job.seat_workers()
     for agent in job.agents:
         job.send(agent, HoldSlots(hosts[agent.rank].workers))

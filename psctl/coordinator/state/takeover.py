@@ -49,8 +49,16 @@ class Takeover(msgspec.Struct):
 
 def on_taken_over(job: JobState, taken: TakenOver, away: float) -> None:
     """Continue after the coordinator's process was replaced; for `away` seconds there was none."""
+    former, job.head = job.head, taken.host
     job.append_coordinator_state("running", taken.pid)
-    job.notice(f"psctl's coordinator was lost; a new one continues the job after {away:.1f} s")
+    if former == job.head:
+        job.notice(f"psctl's coordinator was lost; a new one continues the job after {away:.1f} s")
+    else:
+        name = job.order.hosts[former].name
+        job.notice(
+            f"{name}, where psctl's coordinator ran, is lost; {job.order.hosts[job.head].name} leads the job after "
+            f"{away:.1f} s"
+        )
     connected = {rank.member for rank in job.ranks.values() if rank.connected}
     job.takeover = Takeover(job.now, set(job.registered - job.lost_hosts), connected)
     for rank in job.ranks.values():
@@ -66,9 +74,12 @@ def on_taken_over(job: JobState, taken: TakenOver, away: float) -> None:
         if job.restart.phase == "choosing":
             job.instructions.append(FindRestorable())
     elif _is_starting(job):
-        head = job.order.hosts[0].name
+        head = job.order.hosts[former].name
         text = "psctl's coordinator was killed while the job started"
         losses.fail(job, ProcessFailure("coordinator/0", head, -9, job.time, 0, text))
+    if former != job.head:
+        job.takeover.agents.discard(former)
+        losses.on_host_lost(job, former, "it led the job, and no other host reached it")
 
 
 def on_registered(job: JobState, host: int) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from psctl import errors
 from psctl.grouping import grouped
+from psctl.job.leadership_messages import FEWEST_VOTERS
 from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.placement.roster import JobHosts, servers_of
@@ -61,7 +62,10 @@ def needed(job: JobSpec, job_hosts: JobHosts) -> dict[str, Needs]:
     """
     strategy, hosts = job.sync.strategy, job_hosts.hosts
     found: dict[str, Needs] = {host.name: {} for host in hosts}
-    found[hosts[0].name] = {"coordinator": 1} | ({"torch's store": 1} if len(hosts) > 1 else {})
+    head = {"coordinator": 1} | ({"torch's store": 1} if len(hosts) > 1 else {})
+    found[hosts[0].name] = dict(head)
+    if len(hosts) >= FEWEST_VOTERS:  # each may become the head, and listens for the other agents
+        found = {host.name: {"agent": 1} | head for host in hosts}
     for host in hosts:
         if host.workers and host.address == LOOPBACK:
             found[host.name]["MASTER_PORT"] = 1
