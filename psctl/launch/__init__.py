@@ -4,6 +4,7 @@ agent_calls: calls of a job's agent through its control client
 archive: folders as content-addressed archives
 clusters: which cluster a command means
 home: psctl's state on this machine: clusters, measurements, records of jobs
+leader_search: which host leads a job
 host_programs: runs the programs of remote_programs on hosts
 ignore: rules of .gitignore files
 pins: the versions that psctl is tested with

@@ -107,11 +107,18 @@ class JobRecord(msgspec.Struct, frozen=True):
     size: int | None = None  # bytes of gradients, once the run has decided its plan
     ranks: list[ReportedRank] = []  # last known, once the job is over
     authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
+    leader: int = 0  # the host that leads; another one than the first if that was lost
 
     @property
     def head(self) -> HostRecord:
         """The host whose agent runs the coordinator."""
-        return self.hosts[0]
+        return self.hosts[self.leader]
+
+    def led_by(self, leader: int) -> JobRecord:
+        """Return the record with another leading host."""
+        if leader == self.leader:
+            return self
+        return msgspec.structs.replace(self, leader=leader, checkpoints=f"{self.hosts[leader].workdir}/checkpoints")
 
     @property
     def over(self) -> bool:

@@ -16,6 +16,6 @@ def attach(context: typer.Context, job: JobArgument = None, on_interrupt: OnInte
     own = Context.of(context)
     check_on_interrupt(on_interrupt)
     record = own.home.job(job)
-    with SignalQueue() as signals, own.connect(own.cluster_of(record), [record.head.name]) as fleet:
+    with SignalQueue() as signals, own.head_fleet(record) as (fleet, record):
         runs = agent_calls.alive(head_of(fleet, record), record.head)
         return follow(own, record, signals, on_interrupt, fleet, runs=runs)

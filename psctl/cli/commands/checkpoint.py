@@ -103,7 +103,7 @@ def verify(
         row = _verify_here(own, Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
-        with own.head_shell(record) as shell:
+        with own.head_shell(record) as (shell, record):
             row = checkpoint_actions.examine(shell, record, which)
     failure: errors.PsctlError | None = None
     if problems := row.get("problems"):
@@ -210,7 +210,7 @@ def prune(
 
     own = Context.of(context)
     record = own.home.job(job)
-    with own.head_shell(record, acts=True) as shell:
+    with own.head_shell(record, acts=True) as (shell, record):
         removed = checkpoint_actions.to_prune(shell, record, keep)
         if removed:
             own.confirm(f"remove {len(removed)} of {record.job}'s checkpoints: {', '.join(removed)}")
@@ -234,7 +234,7 @@ def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheck
     from psctl.launch.checkpoints import checkpoint_actions
 
     record, which = _record(own, reference)
-    with own.head_shell(record) as shell:
+    with own.head_shell(record) as (shell, record):
         yield shell, checkpoint_actions.locate(shell, record, which)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from psctl.types import Document
 if TYPE_CHECKING:
     from psctl.launch.home import JobRecord
     from psctl.launch.jobs.job_logs import LogLine, RankSelector
+    from psctl.remote.shell import Shell
 
 
 def logs(
@@ -58,6 +60,7 @@ def logs(
 
 
 def _from_files(own: Context, record: JobRecord, selector: RankSelector, tail: int | None, grep: str | None) -> None:
+    from psctl.launch import leader_search
     from psctl.launch.hosts.converge import verdict
     from psctl.launch.jobs.job_logs import check, pattern_of, read_logs
     from psctl.types import HostName
@@ -65,6 +68,7 @@ def _from_files(own: Context, record: JobRecord, selector: RankSelector, tail: i
     if grep is not None:
         pattern_of(grep)
     with own.connect(own.cluster_of(record), [host.name for host in record.hosts]) as fleet:
+        record = leader_search.on_fleet(fleet, record)
         head = fleet.shells.get(HostName(record.head.name))
         if head is not None:
             check(head, record, selector)
@@ -95,16 +99,27 @@ def _from_events(
     """Print the log events of a job; with `follow`, new ones too until its end."""
     from psctl.clock import SystemClock
     from psctl.job.events import Log, RoleOf, Started, StateChanged
+    from psctl.launch import leader_search
     from psctl.launch.jobs.event_stream import EventReader
     from psctl.launch.jobs.job_logs import LogLine, check, pattern_of
 
     after = _moment_of(since) if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
     hosts: dict[str, str] = {}
-    with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
+    with contextlib.ExitStack() as open_fleets:
+        fleet, record = open_fleets.enter_context(own.head_fleet(record))
         shell = head_of(fleet, record)
         check(shell, record, selector)
-        follower = EventReader(record, lambda: shell, SystemClock(), own.warn, shell)
+
+        def find_leader() -> JobRecord:
+            nonlocal record
+            record = leader_search.find(own.home, record, own.connect)
+            return record
+
+        def connect() -> Shell:
+            return head_of(open_fleets.enter_context(own.connect(own.cluster_of(record), [record.head.name])), record)
+
+        follower = EventReader(record, connect, SystemClock(), own.warn, shell, find_leader)
         one_document = own.options.output == "json"
         # lines of the past that are held back: for one document, or because only the last ones are printed
         held: deque[LogLine] | None = deque(maxlen=tail) if one_document or tail is not None else None

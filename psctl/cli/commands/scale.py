@@ -31,7 +31,7 @@ def scale(
     record = own.home.job(job)
     if record.over:
         raise NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)
-    with own.head_shell(record, acts=True) as shell:
+    with own.head_shell(record, acts=True) as (shell, record):
         done = request_scale(shell, record, workers, servers)
     lines = {
         name: str(counts.after) if counts.before == counts.after else f"{counts.before} -> {counts.after}"

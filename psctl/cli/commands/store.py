@@ -41,7 +41,7 @@ def store(
     wanted = [_key(word) for word in words]
     if file is not None and not wanted:
         raise UsageError(f"{file} has no keys", hint="one key a line")
-    with own.head_shell(record) as shell:
+    with own.head_shell(record) as (shell, record):
         found = StoreReader(shell, record, name, SystemClock()).read(wanted)
     own.print_result(msgspec.to_builtins(found), draw_store)
 

@@ -218,14 +218,28 @@ class Context:
         return fleet
 
     @contextlib.contextmanager
-    def head_shell(self, record: JobRecord, *, acts: bool = False) -> Iterator[Shell]:
-        """Give a shell on a job's head.
+    def head_fleet(self, record: JobRecord, *, acts: bool = False) -> Iterator[tuple[Fleet, JobRecord]]:
+        """Give a connection to the host that leads a job, and the record, which names that host."""
+        from psctl.launch import leader_search
+
+        chosen = self.cluster_of(record, acts=acts)
+        with self.connect(chosen, [record.head.name]) as fleet:
+            if not leader_search.has_moved(fleet, record):
+                yield fleet, record
+                return
+        record = leader_search.find(self.home, record, self.connect)
+        with self.connect(chosen, [record.head.name]) as fleet:
+            yield fleet, record
+
+    @contextlib.contextmanager
+    def head_shell(self, record: JobRecord, *, acts: bool = False) -> Iterator[tuple[Shell, JobRecord]]:
+        """Give a shell on the host that leads a job, and the record, which names that host.
 
         Raises:
             PsctlError: the head was not reached.
         """
-        with self.connect(self.cluster_of(record, acts=acts), [record.head.name]) as fleet:
-            yield head_of(fleet, record)
+        with self.head_fleet(record, acts=acts) as (fleet, found):
+            yield head_of(fleet, found), found
 
     def read_file(self, reference: str, what: str) -> tuple[str, str]:
         """Return the text and the absolute path of a file that the command line names; of a folder, its job.yaml."""

@@ -30,6 +30,7 @@ from psctl.job.events import (
     Started,
     StateChanged,
 )
+from psctl.launch import leader_search
 from psctl.launch.clusters import choose_cluster, reference
 from psctl.launch.home import JobRecord, ReportedRank
 from psctl.launch.jobs import job_end
@@ -163,7 +164,9 @@ class JobFollower:
     def run(self) -> int:
         """Follow; return the exit code."""
         with self._make_output() as output:
-            follower = EventReader(self.record, self._connect, self._clock, output.show_hint, self._head())
+            follower = EventReader(
+                self.record, self._connect, self._clock, output.show_hint, self._head(), self._find_leader
+            )
             last: Finished | None = None
             self._signals.following = True
             try:
@@ -231,6 +234,11 @@ class JobFollower:
         """Connect to the head again, in place of the old connection."""
         self._fleet = self.context.connect(self.context.cluster_of(self.record), [self.record.head.name])
         return head_of(self._fleet, self.record)
+
+    def _find_leader(self) -> JobRecord:
+        """Ask the job's hosts which one leads."""
+        self.record = leader_search.find(self.context.home, self.record, self.context.connect)
+        return self.record
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

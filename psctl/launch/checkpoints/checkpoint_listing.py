@@ -14,6 +14,7 @@ import msgspec
 from psctl import errors
 from psctl.checkpoint.catalog import CheckpointRow, ListedCheckpoint
 from psctl.checkpoint.reader import folder_name
+from psctl.launch import leader_search
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
 from psctl.remote.shell import Shell
@@ -128,6 +129,7 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
     """List the checkpoints of these jobs, in their order."""
     found: dict[str, list[CheckpointRow]] = {}
     failed: dict[str, errors.PsctlError] = {}
+    records = [leader_search.find(home, record, connect) for record in records]
     for cluster, group in by_cluster(records):
         with connect(recalled_cluster(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
             for record in group:
@@ -148,7 +150,7 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
 
 def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[CheckpointRow], list[str]] | None:
     """Return what a job's other hosts hold, and which of them answered; None when none did."""
-    others = record.hosts[1:]
+    others = [host for host in record.hosts if host is not record.head]
     if not others:
         return None
     rows: list[CheckpointRow] = []

@@ -1,21 +1,24 @@
 """Follows a job: reads the head's event log as typed events, across lost connections, to its last line.
 
 A job runs without psctl, so a lost connection is not a failure: it is opened again while the job runs. When the head's
-agent has ended and the log has no `finished`, the job ended with the agent, and the last event is made here.
+agent has ended and the log has no `finished`, the job ended with the agent, and the last event is made here; unless
+another host leads now. Its log begins with the same bytes, so reading continues after the last line that was read.
 """
 
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable, Iterator
 
 from psctl import errors
 from psctl.clock import Clock
 from psctl.job import events
 from psctl.job.events import AnyEvent, Finished, finished_by_failure, from_line
-from psctl.launch import agent_calls
+from psctl.launch import agent_calls, leader_search
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs.host_messages import SourcePaths
+from psctl.process.leader_file import LeaderFile
 from psctl.remote.shell import Shell, Tail
 from psctl.types import UNDECODABLE
 
@@ -70,6 +73,7 @@ class EventReader:
         clock: a monotonic clock.
         notice: shows a sentence when the connection is lost or opened again.
         shell: an open connection, if there is one.
+        find_leader: returns the record with the host that leads now; None: no other host can lead.
     """
 
     def __init__(
@@ -79,7 +83,11 @@ class EventReader:
         clock: Clock,
         notice: Callable[[str], None],
         shell: Shell | None = None,
+        find_leader: Callable[[], JobRecord] | None = None,
     ) -> None:
+        self._find_leader = find_leader
+        self._last_line = b""
+        self._moved_at = 0.0  # when the agent of a head that may have a successor was found to have ended
         self._record, self._connect, self._clock, self._notice = record, connect, clock, notice
         self._shell = shell
         self._lines = LineSplitter()
@@ -100,6 +108,8 @@ class EventReader:
         """
         while True:
             try:
+                if self._shell is None or self._moved_at:
+                    self._look_for_leader()
                 shell = self._shell or self._connect()
                 self._shell = shell
                 with shell.tail(self.path, self._lines.offset) as tail:
@@ -124,14 +134,62 @@ class EventReader:
             if data:
                 quiet = self._clock.now()
                 for line in self._lines.feed(data):
+                    self._last_line = line
                     yield self._event(line)
                 continue
             yield None
             if self._clock.now() - quiet >= QUIET:
                 quiet = self._clock.now()
+                leader = leader_search.read(shell, self._record.head) if self._may_move else None
+                if leader is not None and leader.host != self._record.leader:
+                    self._look_for_leader()
+                    return
                 if not agent_calls.alive(shell, self._record.head):
                     yield from self._drain(tail)
+                    if self._may_have_successor(leader):
+                        yield from self._pause(1.0)
+                        return
                     yield self._gone(shell)
+
+    # ---- another leader --------------------------------------------------------------------------------------------
+
+    @property
+    def _may_move(self) -> bool:
+        return self._find_leader is not None and leader_search.may_move(self._record)
+
+    def _may_have_successor(self, leader: LeaderFile | None) -> bool:
+        """Return whether to wait for the standby of a head whose agent has ended."""
+        if leader is None or leader.standby is None:
+            return False
+        self._moved_at = self._moved_at or self._clock.now()
+        return self._clock.now() - self._moved_at < leader_search.ELECTION
+
+    def _look_for_leader(self) -> None:
+        """Read from another host from now on, if that leads."""
+        if not self._may_move or self._find_leader is None:
+            return
+        found = self._find_leader()
+        if found.leader == self._record.leader:
+            return
+        self._notice(f"{found.head.name} leads {found.job} now, in place of {self._record.head.name}")
+        self._record, self._paths, self._moved_at = found, SourcePaths(found), 0.0
+        self._shell = self._connect()
+        self._lines.offset = self._offset_in(self._shell)
+        self._lines.restart()
+
+    def _offset_in(self, shell: Shell) -> int:
+        """Return where a new leader's log continues after the last line that was read: in general at the same place."""
+        line = self._last_line
+        if not line:
+            return 0
+        path, before = shlex.quote(self.path), self._lines.offset - len(line) - 1
+        there = shell.run(["sh", "-c", f"tail -c +{before + 1} {path} | head -c {len(line)}"], check=False)
+        if there.stdout == line:
+            return self._lines.offset
+        known = shell.run(["grep", "-b", "-x", "-F", "-e", line.decode(errors="replace"), self.path], check=False)
+        if known.status == 0 and known.stdout:
+            return int(known.stdout.splitlines()[-1].partition(b":")[0]) + len(line) + 1
+        return int(shell.run(["stat", "-c", "%s", self.path]).stdout)  # it was not copied any more: go on at the end
 
     def _drain(self, tail: Tail) -> Iterator[AnyEvent]:
         while data := tail.read(1.0):
@@ -172,8 +230,10 @@ class EventReader:
                 where=self._record.head.name,
             ) from error
         self._tries += 1
-        pause = min(5.0, 0.25 * 2**self._tries) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries
-        until = now + pause
+        yield from self._pause(min(5.0, 0.25 * 2**self._tries) * random.uniform(0.75, 1.25))  # noqa: S311 - spreads
+
+    def _pause(self, seconds: float) -> Iterator[None]:
+        until = self._clock.now() + seconds
         while self._clock.now() < until:
             self._clock.sleep(POLL)
             yield None

@@ -10,7 +10,7 @@ import msgspec
 
 from psctl import errors
 from psctl.job.control_answers import StopAnswer
-from psctl.launch import agent_calls
+from psctl.launch import agent_calls, leader_search
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
@@ -67,6 +67,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         HostUnreachable and others: its head was not reached.
         Partial: it ended, but a host that could not be reached may still run processes of it.
     """
+    record = leader_search.on_fleet(fleet, record) if force else leader_search.await_leader(fleet, record)
     head = HostName(record.head.name)
     if head in fleet.failed and not force:
         raise fleet.failed[head]

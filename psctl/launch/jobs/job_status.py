@@ -8,13 +8,12 @@ from typing import NotRequired, TypedDict
 import msgspec
 
 from psctl.grouping import grouped
-from psctl.launch import agent_calls
+from psctl.launch import agent_calls, leader_search
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
 from psctl.launch.home import Home, JobRecord, ReportedRank, by_cluster
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
-from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName, JsonObject
 
@@ -53,10 +52,13 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
     open_jobs = [record for record in records if not record.over]
     answers: dict[str, JobDigest] = {}
     problems: dict[str, str] = {}
-    for cluster, group in by_cluster(open_jobs):
-        heads = sorted({record.head.name for record in group})
-        with connect(recalled_cluster(home, cluster.cluster), heads) as fleet:
-            _ask_heads(fleet, group, answers, problems)
+    for _, group in by_cluster(open_jobs):
+        moved = _ask_heads(home, group, connect, answers, problems)
+        found = {record.job: _find_leader(home, record, connect, answers, problems) for record in moved}
+        led_elsewhere = [found[record.job] for record in moved if found[record.job].leader != record.leader]
+        if led_elsewhere:
+            _ask_heads(home, led_elsewhere, connect, answers, problems)
+            records = [found.get(record.job, record) for record in records]
     return [job_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
 
 
@@ -81,20 +83,38 @@ def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostR
 
 
 def _ask_heads(
-    fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, JobDigest], problems: dict[str, str]
-) -> None:
+    home: Home, group: Sequence[JobRecord], connect: Connect, answers: dict[str, JobDigest], problems: dict[str, str]
+) -> list[JobRecord]:
+    """Ask the heads of jobs of one cluster, in parallel; return the jobs that another host may lead."""
     by_head = grouped((record.head.name, record) for record in group)
 
     def look(name: HostName, shell: Shell) -> dict[str, JobDigest]:
         return agent_calls.digests(shell, [record.head for record in by_head[name]])
 
-    for name, outcome in fleet.each(look, names=by_head).items():
-        for record in by_head[name]:
-            if outcome.error is not None:
-                message = outcome.error.message.removeprefix(f"{record.head.name}: ")
-                problems[record.job] = f"its head {record.head.name} is not reached: {message}"
-            else:
-                answers[record.job] = outcome.value[record.head.job_dir]
+    with connect(recalled_cluster(home, group[0].cluster), sorted(by_head)) as fleet:
+        for name, outcome in fleet.each(look, names=by_head).items():
+            for record in by_head[name]:
+                if outcome.error is not None:
+                    message = outcome.error.message.removeprefix(f"{record.head.name}: ")
+                    problems[record.job] = f"its head {record.head.name} is not reached: {message}"
+                else:
+                    answers[record.job] = outcome.value[record.head.job_dir]
+        return [record for record in group if leader_search.has_moved(fleet, record)]
+
+
+def _find_leader(
+    home: Home, record: JobRecord, connect: Connect, answers: dict[str, JobDigest], problems: dict[str, str]
+) -> JobRecord:
+    """Return the record of a job with the host that leads it now; its head's answer may not hold any more."""
+    found, open_question = leader_search.search(home, record, connect)
+    digest = answers.get(record.job)
+    if found.leader != record.leader:
+        answers.pop(record.job, None)
+        problems.pop(record.job, None)
+    elif open_question and (digest is None or digest.finished is None):
+        answers.pop(record.job, None)
+        problems[record.job] = open_question
+    return found
 
 
 def job_document(home: Home, record: JobRecord, digest: JobDigest | None, problem: str | None) -> JobRow:
