@@ -6,6 +6,7 @@ equal that of a run without faults (`reference_values`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -74,14 +75,43 @@ class JobOnHosts:
     job = "steady-1"
 
     def __init__(self, hosts: Any, folder: Path, more: str = "", slots: int = 2) -> None:
-        self.hosts, self.head = hosts, next(iter(hosts))
+        self.hosts = hosts
+        first = next(iter(hosts))
         home = hosts.make_home(folder)
         self.psctl = Psctl(home.path, environment=home.env)
         self.cluster = home.path / "cluster.yaml"
         rows = "".join(f"  - {{address: {name}, name: {name}, slots: {slots}}}\n" for name in hosts)
-        text: str = hosts.cluster_text([self.head], more=more)
+        text: str = hosts.cluster_text([first], more=more)
         self.cluster.write_text(text[: text.index("hosts:")] + "hosts:\n" + rows)
-        self.log = hosts.path(self.head, f"/root/.psctl/host/jobs/{self.job}/{self.head}/events.jsonl")
+
+    @property
+    def leadership(self) -> dict[str, Any]:
+        """The newest that any host knows of the leader; {} at first."""
+        found: list[dict[str, Any]] = []
+        for name in self.hosts:
+            with contextlib.suppress(OSError, ValueError):
+                found.append(json.loads(self._file(name, "leader.json").read_text()))
+        return max(found, key=lambda each: each["term"], default={})
+
+    @property
+    def head(self) -> str:
+        """The host that leads the job."""
+        return list(self.hosts)[self.leadership.get("host", 0)]
+
+    @property
+    def standby(self) -> str:
+        """The host that leads when that is lost; "" while there is none."""
+        index = self.leadership.get("standby")
+        return "" if index is None else list(self.hosts)[index]
+
+    @property
+    def log(self) -> Path:
+        """The event log on the head."""
+        return self._file(self.head, "events.jsonl")
+
+    def _file(self, host: str, name: str) -> Path:
+        path: Path = self.hosts.path(host, f"/root/.psctl/host/jobs/{self.job}/{host}/{name}")
+        return path
 
     def train(self, *more: str, pause: float = 0.2, words_more: tuple[str, ...] = ()) -> None:
         """Start the job; it trains until it is stopped."""
@@ -143,12 +173,13 @@ class JobOnHosts:
         since = self.events[begin:]
         notices = [event["text"] for event in since if event["event"] == "notice"]
         copies = [text for text in notices if "servers again" in text or "on one server only" in text]
-        lost = {kind: sum(event["event"] == f"{kind}-lost" for event in since) for kind in ("worker", "server")}
-        return (
-            (not copies or "again" in copies[-1])
-            and sum("trains again" in text for text in notices) == lost["worker"]
-            and sum("takes part" in text for text in notices) == lost["server"]
-        )
+        missing: set[str] = set()
+        for event in since:
+            if event["event"] in ("worker-lost", "server-lost"):
+                missing.add(f"{event['event'][:6]}/{event['rank']}")
+            elif event["event"] == "notice" and ("trains again" in event["text"] or "takes part" in event["text"]):
+                missing.discard(event["text"].split()[0])  # "server/1 on h2 takes part"
+        return (not copies or "again" in copies[-1]) and not missing
 
     def lost(self) -> list[str]:
         """The lost processes so far: "worker/1", "server/0" ..."""

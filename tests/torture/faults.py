@@ -35,7 +35,8 @@ def _nothing_lost(trial: Trial, before: list[str]) -> None:
 def _kill(trial: Trial, kind: str) -> str:
     """Kill one process of a kind; return its host once the loss is in the event log."""
     job, before = trial.job, len(trial.job.lost())
-    host, pid = trial.chance.choice(job.processes(kind))
+    running = job.until(lambda: job.processes(kind), f"a {kind}")  # all may just start again
+    host, pid = trial.chance.choice(running)
     job.signal(host, pid, "KILL")
     job.until(lambda: len(job.lost()) > before, f"the loss of a {kind} on {host} in the event log")
     return host
@@ -94,13 +95,14 @@ def stop_process(trial: Trial) -> None:
 
 
 def kill_agent(trial: Trial) -> None:
-    """The agent of a host that is not the head: the host is lost."""
-    host = trial.chance.choice(trial.others())
+    """The agent of a host: the host is lost. The head's only where another one may lead."""
+    host = trial.chance.choice(trial.hosts() if _await_standby(trial) else trial.others())
     pids = [pid for where, pid in trial.job.processes("agent") if where == host]
     before = len(trial.job.lost())
     trial.job.signal(host, pids[-1], "KILL")
-    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}")
     trial.lost_hosts.append(host)
+    trial.job.until(lambda: trial.job.head != host, "another leader", 60)
+    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}")
 
 
 def kill_coordinator(trial: Trial) -> None:
@@ -149,16 +151,43 @@ def cut_3s(trial: Trial) -> None:
 
 
 def cut_head(trial: Trial) -> None:
-    """The head's own link is cut for 9 s: nothing is lost, because most hosts are silent at once."""
-    job, lost = trial.job, trial.job.lost()
-    outage = len(trial.others()) > 1  # one other host that is silent is lost
-    job.hosts.cut(job.head)
+    """The head's own link is cut until another host leads, then healed; without a standby it is cut for 3 s."""
+    job, lost, head = trial.job, trial.job.lost(), trial.job.head
+    succeeded = _await_standby(trial)
+    job.hosts.cut(head)
     try:
-        _last(trial, 9 if outage else 3)
+        if succeeded:
+            job.until(lambda: job.head != head, "another leader", 60)
+        else:
+            _last(trial, 3)
     finally:
-        job.hosts.heal(job.head)
+        job.hosts.heal(head)
+    if succeeded:
+        job.until(lambda: job.notices(f"{head} is back"), f"the return of {head}", 60)
     trial.wait_for_steps()
-    _nothing_lost(trial, lost)
+    if not succeeded:
+        _nothing_lost(trial, lost)
+
+
+def head_power(trial: Trial) -> None:
+    """The host that leads loses its power; without a standby another one does."""
+    job, head = trial.job, trial.job.head
+    if not _await_standby(trial):
+        power(trial)
+        return
+    job.hosts.crash(head)
+    trial.lost_hosts.append(head)
+    trial.gone.append(head)
+    job.until(lambda: job.head != head, "another leader", 60)
+    job.until(lambda: any(event["host"] == head for event in job.of("worker-lost", "server-lost")), f"{head}'s loss")
+
+
+def _await_standby(trial: Trial) -> bool:
+    """Wait for the standby of a job that has enough hosts; return whether it has."""
+    if trial.lost_hosts:
+        return False
+    trial.job.until(lambda: trial.job.standby, "the standby", 60)
+    return True
 
 
 def cut_60s(trial: Trial) -> None:
@@ -302,6 +331,8 @@ def few_logins(trial: Trial) -> None:
 
 def two_at_once(trial: Trial) -> None:
     """A second job and two more psctl at the same time."""
+    if trial.gone:
+        return  # a job is not started on a cluster with a host that is not reached
     psctl = trial.job.psctl
     second = psctl.start(
         "train", str(STEADY), "--cluster", str(trial.job.cluster), "--set", "name=second", "--workers", "1",
@@ -341,6 +372,7 @@ FAULTS = (
     Fault("kill-coordinator", kill_coordinator, 3),
     Fault("kill-psctl", kill_psctl, 1),
     Fault("power", power, 2, costs_host=True),
+    Fault("head-power", head_power, 2, costs_host=True),
     Fault("cut-3s", cut_3s),
     Fault("cut-head", cut_head),
     Fault("cut-60s", cut_60s, 1, costs_host=True),

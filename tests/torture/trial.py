@@ -42,7 +42,8 @@ class Trial:
 
     def __init__(self, hosts: Any, folder: Path, chance: random.Random, rate: str) -> None:
         self.chance, self.rate = chance, rate
-        hosts.disk(next(iter(hosts)), CHECKPOINTS, "4m,nr_inodes=200")
+        for host in hosts:  # each may lead
+            hosts.disk(host, CHECKPOINTS, "4m,nr_inodes=200")
         self.job = JobOnHosts(hosts, folder)
         self.lost_hosts: list[str] = []
         self.gone: list[str] = []
@@ -89,7 +90,9 @@ class Trial:
                 raise AssertionError(f"{fault.name}: {error}") from error
             say(f"    {fault.name}: went on after {times[-1][1]:.1f} s")
         compared = self.job.stop_and_compare(reference, tuple(self.gone))
-        self.job.hosts.exec(self.job.head, ["umount", CHECKPOINTS])
+        for host in self.job.hosts:
+            if host not in self.gone:
+                self.job.hosts.exec(host, ["umount", CHECKPOINTS])
         self.job.check_clean(tuple(self.gone))
         done = len(self.job.values())
         say(f"    {compared} of {done} epochs compared, {len(self.job.of('restored'))} times back to a checkpoint")
