@@ -12,6 +12,7 @@ from psctl import errors
 from psctl.job.control_answers import ControlFailure
 from psctl.launch.home import HostRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, read_answer, run_program
+from psctl.process.leader_file import LeaderFile
 from psctl.remote.shell import Process, Shell
 from psctl.types import UNDECODABLE, JsonObject
 
@@ -57,7 +58,8 @@ class JobDigest(msgspec.Struct):
     """The last events of a job's log, and the state of its head's agent.
 
     `alive`: whether that agent runs; `waiting`: whether its orders are not read yet; `state`: the job's state; `ranks`:
-    the last state of every process by name, "worker/3"; `recovering`: the hosts that the job waits for.
+    the last state of every process by name, "worker/3"; `recovering`: the hosts that the job waits for; `leader`: what
+    the host knows of the job's head.
     """
 
     alive: bool
@@ -70,6 +72,7 @@ class JobDigest(msgspec.Struct):
     checkpoint: StepDigest | None = None
     finished: FinishedDigest | None = None
     recovering: RecoveryDigest | None = None
+    leader: LeaderFile | None = None
 
 
 _DIGESTS: msgspec.json.Decoder[dict[str, JobDigest]] = msgspec.json.Decoder(dict[str, JobDigest])

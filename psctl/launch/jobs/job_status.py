@@ -99,7 +99,15 @@ def _ask_heads(
                     problems[record.job] = f"its head {record.head.name} is not reached: {message}"
                 else:
                     answers[record.job] = outcome.value[record.head.job_dir]
-        return [record for record in group if leader_search.has_moved(fleet, record)]
+    return [record for record in group if _may_be_led_elsewhere(record, answers.get(record.job))]
+
+
+def _may_be_led_elsewhere(record: JobRecord, digest: JobDigest | None) -> bool:
+    if not leader_search.may_move(record) or digest is None:
+        return leader_search.may_move(record)
+    if digest.leader is not None and digest.leader.host != record.leader:
+        return True
+    return not digest.alive and digest.finished is None
 
 
 def _find_leader(

@@ -343,6 +343,9 @@ def digest_one(folder: str, pid: int, started: str) -> Question:
     alive = identity(pid) == started if started else bool(processes(folder))
     waiting = bool(orders_for(folder))
     out: Question = {"alive": alive, "waiting": waiting, "ranks": {}}
+    leader = read_json(os.path.join(folder, "leader.json"))
+    if isinstance(leader, dict):
+        out["leader"] = leader
     try:
         file = open(os.path.join(folder, "events.jsonl"), "rb")  # noqa: SIM115 - closed below
     except OSError:
