@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ LOOK = 0.25
 
 ANSWER = 2.0
 """Seconds for another agent to be connected and to answer."""
+
+FEW = 3
+"""Other agents that one asks which is not a candidate: all asking all would be a load where hosts are many."""
 
 ROUND = 0.5
 """Seconds of waiting for answers before agents are asked again."""
@@ -204,9 +208,8 @@ class Elections:
                 continue
             with self._lock:
                 wanted = self._wanted()
-                others = {host: at for host, at in self._addresses.items() if host != self._voter.me}
-                before = self._voter.promise
-            for host, answer in self._ask_all(others, [LeaderWanted(), *wanted]):
+                asked_hosts, before = self._asked_hosts(), self._voter.promise
+            for host, answer in self._ask_all(asked_hosts, [LeaderWanted(), *wanted]):
                 with self._lock:
                     self._take(host, answer, wanted, before)
                     election = self._election
@@ -223,6 +226,16 @@ class Elections:
         if self._election is None and self._voter.may_stand and self._is_leader_silent():
             self._election = Election(self._voter)
         return [self._election.wanted] if self._election is not None else []
+
+    def _asked_hosts(self) -> dict[int, Address]:
+        """Return where the agents to ask listen: a candidate asks all, others the standby and a few; under the lock."""
+        others = {host: at for host, at in self._addresses.items() if host != self._voter.me}
+        if self._election is not None:
+            return others
+        promise = self._voter.promise
+        likely = {self._voter.configuration.standby, None if promise is None else promise.leader}
+        likely.update(random.sample(sorted(others), min(FEW, len(others))))
+        return {host: at for host, at in others.items() if host in likely}
 
     def _take(self, host: int, answer: WireMessage, wanted: list[VoteWanted], before: Configuration | None) -> None:
         """Take an answer; under the lock."""

@@ -129,14 +129,13 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
     """List the checkpoints of these jobs, in their order."""
     found: dict[str, list[CheckpointRow]] = {}
     failed: dict[str, errors.PsctlError] = {}
-    records = [leader_search.find(home, record, connect) for record in records]
-    for cluster, group in by_cluster(records):
-        with connect(recalled_cluster(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
-            for record in group:
-                try:
-                    found[record.job] = rows_on(fleet.shell(record.head.name), record.head, record)
-                except errors.PsctlError as error:
-                    failed[record.job] = error
+    for _, group in by_cluster(records):
+        moved = _list_on_heads(home, group, connect, found, failed)
+        led = {record.job: leader_search.find(home, record, connect) for record in moved}
+        led_elsewhere = [led[record.job] for record in moved if led[record.job].leader != record.leader]
+        if led_elsewhere:
+            _list_on_heads(home, led_elsewhere, connect, found, failed)
+            records = [led.get(record.job, record) for record in records]
     notes: list[str] = []
     for record in (each for each in records if each.job in failed):
         copies = _copies(home, record, connect)
@@ -146,6 +145,22 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
             why = f"its head {head} is not reached ({message.removeprefix(f'{head}: ')})"
             notes.append(f"{record.job}: {why}; these are the copies on {', '.join(hosts)}")
     return ListedCheckpoints([row for record in records for row in found.get(record.job, [])], notes, failed)
+
+
+def _list_on_heads(
+    home: Home, group: Sequence[JobRecord], connect: Connect, found: dict[str, list[CheckpointRow]],
+    failed: dict[str, errors.PsctlError],
+) -> list[JobRecord]:  # fmt: skip
+    """List the checkpoints on the heads of jobs of one cluster; return the jobs that another host may lead."""
+    heads = sorted({record.head.name for record in group})
+    with connect(recalled_cluster(home, group[0].cluster), heads) as fleet:
+        for record in group:
+            failed.pop(record.job, None)
+            try:
+                found[record.job] = rows_on(fleet.shell(record.head.name), record.head, record)
+            except errors.PsctlError as error:
+                failed[record.job] = error
+        return [record for record in group if leader_search.has_moved(fleet, record)]
 
 
 def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[CheckpointRow], list[str]] | None:
