@@ -101,6 +101,9 @@ class CheckpointCopies:
 REFUSED = 10.0
 """Seconds of refused connections after which the coordinator is gone: it takes a second to start it again."""
 
+UNLED = 30.0
+"""The same where another host may lead: it has been elected by then, or none can be."""
+
 PAUSE = 0.1
 """Seconds between two attempts."""
 
@@ -227,8 +230,9 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 peer = self._dial(address, self._since + self._patience - time.monotonic())
             except PsctlError as error:
                 away = time.monotonic() - self._since
-                refused = isinstance(error.__cause__, ConnectionRefusedError) and self._elections() is None
-                if away >= (REFUSED if refused else self._patience):
+                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                patience = REFUSED if self._elections() is None else UNLED
+                if away >= (patience if refused else self._patience):
                     self._put(LinkGone(error.message))
                     return
                 if away >= AGENT_PATIENCE and not silent:
