@@ -251,7 +251,8 @@ def test_the_others_continue_without_a_lost_worker_and_do_its_examples_once(deat
     found = story.train(staleness=staleness)
     assert not story.deaths
     lost = {rank for rank, _, _ in deaths if rank}
-    assert set(story.job.lost) == lost
+    late = {rank for rank, step, _ in deaths if step == 12}  # its loss may be known only after the others have finished
+    assert lost - late <= set(story.job.lost) <= lost
     before = len([rank for rank, step, _ in deaths if rank and step < 12])
     at_last = story.worlds[max(story.worlds)]
     ahead = staleness or any(step == 12 for _, step, _ in deaths)  # it may die before the others begin the last clock
