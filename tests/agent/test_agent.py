@@ -570,6 +570,8 @@ def receive(kind):
     while True:
         message = received.get()
         if isinstance(message, kind): return message
+        if isinstance(message, checkpoint_messages.ProposeCut):  # after the last step, in its checkpoint
+            peer.send(checkpoint_messages.CutPosition(message.ticket, steps))
 
 credentials = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key,
                           orders.preauth_secret)
