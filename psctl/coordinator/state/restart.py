@@ -117,7 +117,8 @@ def _decide(job: JobState, restart: Restart) -> None:
     if not failures.is_death(first):
         losses.end_with(job, [first, *restart.failures])
         return
-    if failures.same(job.losses.last, first):
+    # A counted failure follows from a loss that the job had survived at first, and says nothing of that loss's cause.
+    if not restart.counted and failures.same(job.losses.last, first):
         text = "the same failure came again at the same step after a restart, so another restart would not help"
         losses.end_with(job, [replace(first, hint=first.hint or text)])
         return
@@ -227,6 +228,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
         job.notice("the contents of stores (run.store()) are lost: there is no checkpoint of them")
     job.tables = TableServers()
     job.scaling.leaving_servers.clear()
+    job.joining.members.clear()
     job.move("again")
     job.send(Member("agent", job.head), RenewStore())
     job.seat_workers()
