@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from psctl.orders import HostOrder, JobOrder
 
@@ -19,21 +19,21 @@ NAMES = frozenset({
 """All variables that psctl sets; any other variable that the coordinator sends for a process is from the job file."""
 
 
-def worker_places(order: JobOrder) -> list[tuple[int, int]]:
-    """Return (host index, local rank) of every worker, by rank; ranks are assigned in roster order."""
-    return [(index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)]
+def worker_places(order: JobOrder) -> dict[int, tuple[int, int]]:
+    """Return by rank the (host index, local rank) of every worker; ranks are assigned in roster order."""
+    return dict(enumerate((index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)))
 
 
 class WorkerSeats:
     """The hosts of all workers of a job.
 
     Args:
-        places: (host index, local rank) of every worker, by rank.
+        places: by rank, the (host index, local rank) of every worker.
     """
 
-    def __init__(self, places: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, places: Mapping[int, tuple[int, int]]) -> None:
         self.places = places
-        self.on = Counter(host for host, _ in places)
+        self.on = Counter(host for host, _ in places.values())
         self.groups = {host: group for group, host in enumerate(sorted(self.on))}
 
 

@@ -118,6 +118,7 @@ COORDINATION = Permits(
         Permit(training.StartEnd, (WORKER, TO_WORKER), WITH_MODEL, rank=0),
         Permit(membership.LostWorkerClocks, (SERVER,), INSIDE, size=LAYOUTS),
         Permit(membership.NextClock, (WORKER,), INSIDE),
+        Permit(membership.MembersSet, (SERVER,), INSIDE),
         Permit(membership.ShardCaughtUp, (SERVER,), INSIDE),
         Permit(membership.ShardHandedOver, (SERVER,), INSIDE),
         Permit(membership.StepUnfit, (WORKER,), WITH_MODEL),

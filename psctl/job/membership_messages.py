@@ -2,9 +2,9 @@
 
 `Reassign` announces the loss or replacement of a server and a move of shards. Assignments are numbered; the one with
 the larger epoch is valid. `WorkerGone` announces the loss of a worker to servers; from their answers the coordinator
-finds the last clock of the lost worker that counts on every shard (`CountUntil`). Where no replacement is started,
-workers answer `NextClockWanted` with the first clock that they have not begun; then servers receive `Members`, workers
-`ExamplesShared`.
+finds the last clock of the lost worker that counts on every shard (`CountUntil`). Where no replacement is started, or
+where workers join or leave, workers answer `NextClockWanted` with the first clock that they have not begun; then
+servers receive `Members` (and answer `MembersSet`, where workers join), workers `ExamplesShared`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class Reassign(JobMessage, frozen=True):
 
 
 class Members(JobMessage, frozen=True):
-    """To servers: from `clock` on, these ranks are the members."""
+    """To servers: from `clock` on, these ranks are the members. With a ticket it is answered by MembersSet."""
 
     clock: int
     ranks: list[int]
+    ticket: int = 0
 
 
 class NextClockWanted(JobMessage, frozen=True):
@@ -40,7 +41,7 @@ class ExamplesShared(JobMessage, frozen=True):
     """To workers: from `clock` on, which no worker has begun, these ranks share the examples of each clock.
 
     `lost`: rank -> its first clock that does not count; its examples of the clocks from there on are added to `clock`.
-    It answers all NextClockWanted up to this ticket.
+    A worker that is not of `ranks` leaves before that clock. It answers all NextClockWanted up to this ticket.
     """
 
     ticket: int
@@ -89,6 +90,12 @@ class NextClock(JobMessage, frozen=True):
 
     ticket: int
     clock: int
+
+
+class MembersSet(JobMessage, frozen=True):
+    """A server's answer to Members: it applies no clock from there on without all of these members."""
+
+    ticket: int
 
 
 class ShardCaughtUp(JobMessage, frozen=True):

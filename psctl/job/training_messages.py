@@ -64,10 +64,14 @@ class WorkerReport(JobMessage, frozen=True):
 
 
 class Heartbeat(JobMessage, frozen=True):
-    """A worker or server runs; `doing` is its activity ("compute", "sync: waiting for server/1")."""
+    """A worker or server runs; `doing` is its activity ("compute", "sync: waiting for server/1").
+
+    `shares`: the worker's last batch came from run.loader, so its examples can be divided among other workers.
+    """
 
     step: types.Step
     doing: str
+    shares: bool = False
 
 
 class ScriptFinished(JobMessage, frozen=True):
@@ -88,7 +92,7 @@ class Resume(msgspec.Struct, frozen=True):
 class Welcome(JobMessage, frozen=True):
     """Answer to a worker's or server's Join."""
 
-    world: int  # number of workers
+    world: int  # number of workers when training began
     seed: int
     every_steps: int  # save at steps that this divides; 0: never by steps
     report_seconds: float

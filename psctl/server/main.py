@@ -29,6 +29,7 @@ from psctl.job.membership_messages import (
     CountUntil,
     LostWorkerClocks,
     Members,
+    MembersSet,
     ProtocolViolation,
     Reassign,
     ServerUnreachable,
@@ -220,6 +221,8 @@ class Server:
                 self.dense.follow(state.count_until(message.rank, message.clock))
             case Members():
                 self.dense.follow(state.set_members(message.clock, message.ranks))
+                if message.ticket and self._coordinator is not None:
+                    self._coordinator.send(MembersSet(message.ticket))
 
     def _report(self, report: DenseReport) -> None:
         """Send the coordinator a report of the connections or the shards."""

@@ -409,7 +409,7 @@ class Run:
 
     def _beat(self) -> None:
         doing = self._stores.doing or (self._synchronizer.activity if self._synchronizer is not None else "start")
-        self._session.send(Heartbeat(self.step, doing))
+        self._session.send(Heartbeat(self.step, doing, self._progress.shares_examples))
 
     def _on_save(self, step: int) -> None:
         """The checkpoint of a step is taken: send this rank's reports of the step before its part."""

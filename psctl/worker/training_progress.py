@@ -68,6 +68,7 @@ class TrainingProgress:
         self._passed = self._saved = 0
         self._sent: int | None = None  # the last step whose checkpoint rank 0 has sent
         self._actions = StepActions()
+        self._leaves = False  # fewer workers are wanted
         self._begin = DataPosition()
         self._resuming = False  # the first pass over the saved loader begins at its saved position
         self._loops = 0
@@ -87,6 +88,11 @@ class TrainingProgress:
     def step_mark(self) -> int:
         """A number that never decreases, and increases at the start and the end of each step."""
         return step_mark(self.step, inside=self.in_step)
+
+    @property
+    def shares_examples(self) -> bool:
+        """Whether the last batch came from a loader of psctl."""
+        return self._drawn_from is not None
 
     def settle(self) -> bool:
         """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
@@ -209,6 +215,9 @@ class TrainingProgress:
         share = self._session.example_share
         changes = share.begin_clock(self.step) if share is not None else []
         ranks = members_after(changes, range(self.world))
+        if self.rank not in ranks:
+            self._leaves = True
+            self._stop()
         self._weight.set_world(len(ranks))
         return self.step, changes, ranks
 
@@ -292,7 +301,7 @@ class TrainingProgress:
         if self._synchronizer is None:
             return
         self.between_steps()
-        if not self._session.is_in_job or self.step == self._saved or self._actions.stop:
+        if not self._session.is_in_job or self.step == self._saved or self._actions.stop or self._leaves:
             return
         self._synchronizer.save_last(self.step)
         self._save(self._here())

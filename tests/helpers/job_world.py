@@ -12,7 +12,7 @@ from psctl.coordinator.state.instructions import CloseCoordinator, Instruction, 
 from psctl.errors import ConnectionFailed
 from psctl.job.checkpoint_messages import SaveBegin
 from psctl.job.membership_messages import ExamplesShared
-from psctl.job.process_messages import StopWanted
+from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.training_messages import ScriptFinished, WorkerReport
 from psctl.types import Member
 from psctl.worker.coordinator_session import CoordinatorSession
@@ -58,6 +58,7 @@ class Job(ThreadedJob):
         target: bytes of a shard.
         traces: by rank: receives the events of a run.
         elastic: continue without lost workers.
+        free: slots for more workers.
         host: makes memory that all processes share; None: all bytes are sent.
     """
 
@@ -65,11 +66,11 @@ class Job(ThreadedJob):
         self, workers: int = 2, servers: int = 1, strategy: str = "ps", update: str = "auto", every: int = 0,
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
-        report_seconds: float = 0.05,
+        report_seconds: float = 0.05, free: int = 0,
     ) -> None:  # fmt: skip
         order = make_order(
-            make_hosts(workers), strategy=strategy, update=update, every=every, seed=seed, staleness=staleness,
-            period=period, report_seconds=report_seconds, restarts=99,
+            make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
+            staleness=staleness, period=period, report_seconds=report_seconds, restarts=99,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces = host, workers, traces or {}
@@ -77,10 +78,11 @@ class Job(ThreadedJob):
         self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
         self.finished: dict[int, int] = {}
         self.lost: dict[int, int] = {}  # rank -> its first clock that does not count
+        self.answers: list[ScaleAnswer] = []
         self._speed = JobClock()
         self._clients: dict[Member, ParameterClient] = {}
         self._sessions: dict[Member, CoordinatorSession] = {}
-        self._results: list[Any] = [None] * workers
+        self._results: dict[int, Any] = dict.fromkeys(range(workers))
         self._errors: list[BaseException] = []
         self._over = threading.Event()
         super().__init__(order, [0] * servers, target, resume, MemoryNetwork())
@@ -100,7 +102,11 @@ class Job(ThreadedJob):
         self.close()
         if self._errors:
             raise self._errors[0]
-        return self._results
+        return [result for _, result in sorted(self._results.items())]
+
+    def scale(self, workers: int) -> None:
+        """Ask for another number of workers."""
+        self.receive(Member("agent", 0), ScaleWanted(1, workers, None))
 
     @property
     def saved(self) -> dict[int, MemoryCheckpoint]:
@@ -159,7 +165,8 @@ class Job(ThreadedJob):
     def _die(self, member: Member) -> None:
         """End a worker as kill -9 does."""
         del self._sessions[member]
-        self._clients[member]._servers.stop_dialling()
+        if member in self._clients:
+            self._clients[member]._servers.stop_dialling()
         self.network.kill(member)
         self.killed(member)
 
@@ -210,6 +217,8 @@ class Job(ThreadedJob):
     def carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, SendMessage) and isinstance(instruction.message, ExamplesShared):
             self.lost.update(instruction.message.lost)
+        if isinstance(instruction, SendMessage) and isinstance(instruction.message, ScaleAnswer):
+            self.answers.append(instruction.message)
         super().carry_out(instruction)
         if isinstance(instruction, CloseCoordinator):
             self._over.set()

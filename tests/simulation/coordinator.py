@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from psctl.coordinator.state import instructions
+from psctl.coordinator.state import instructions, joining_workers
 from psctl.coordinator.state.instructions import Input, Instruction, Tick
+from psctl.coordinator.state.sum_order import Groups
 from psctl.errors import ConnectionFailed
 from psctl.job import events
 from psctl.job.job_permits import COORDINATION
@@ -18,6 +19,7 @@ from psctl.job.process_messages import (
     ProcessFailure,
     ProcessStarted,
     Register,
+    ScaleWanted,
     StartProcess,
     StopProcesses,
 )
@@ -43,6 +45,7 @@ class Coordinator(CoordinatorDriver):
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self.on_members: Callable[[int, list[int]], None] = lambda clock, ranks: None
         self.on_restart: Callable[[int], None] = lambda step: None
+        self.on_start: Callable[[int, Groups], None] = lambda world, groups: None
         self._chains: list[list[int]] = []
         self._transferring: set[int] = set()
         super().__init__(order(scenario), scenario.servers, scenario.shard_bytes)
@@ -68,6 +71,11 @@ class Coordinator(CoordinatorDriver):
     def chains(self) -> list[list[int]]:
         """Return the chains of the newest assignment, empty for shards that are being handed over."""
         return [[] if shard in self._transferring else chain for shard, chain in enumerate(self._chains)]
+
+    def scale(self, workers: int) -> None:
+        """Request another number of workers, if that needs no restart of all."""
+        if joining_workers.may_change(self.machine.job):
+            self.receive(Member("agent", 0), ScaleWanted(1, workers, None))
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if isinstance(message, ShardHandedOver):
@@ -104,6 +112,8 @@ class Coordinator(CoordinatorDriver):
     def send(self, member: Member, message: JobMessage) -> None:
         if isinstance(message, Go):
             self.on_go()
+        if isinstance(message, Decision):
+            self.on_start(self.machine.job.division.world, message.hosts)
         if isinstance(message, Decision | Reassign):
             chains = message.assignment.chains
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]

@@ -161,7 +161,7 @@ class ReferenceTraining:
     """The reference: training in one process, clock by clock, from the gradients of all ranks."""
 
     def __init__(self, script: Script, hosts: Sequence[Sequence[int]] = ()) -> None:
-        self._script, self._flat, self._hosts = script, script.initial.clone(), hosts
+        self._script, self._flat, self.hosts = script, script.initial.clone(), hosts
         self._optimizer, self._parameters = script.optimizer(self._flat)
         self.clock = 0
         self.means: list[torch.Tensor] = []
@@ -172,7 +172,7 @@ class ReferenceTraining:
         script, clock = self._script, self.clock
         joint = torch.zeros_like(self._flat)
         present = [False] * len(script.sizes)
-        for ranks in group_by_host(self._hosts, gradients):
+        for ranks in group_by_host(self.hosts, gradients):
             for index, (start, size) in enumerate(zip(script.starts, script.sizes, strict=True)):
                 part = script.sum_of_gradients(clock, index, {rank: gradients[rank] for rank in ranks})
                 if part is None:

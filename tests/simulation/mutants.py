@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from psctl.coordinator.journal import Journal, NoCopy
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
 from psctl.coordinator.replication import UNKNOWN, Replication
 from psctl.coordinator.sessions import MemberSessions
+from psctl.coordinator.state import example_division, server_changes
 from psctl.coordinator.state.instructions import MessageReceived
 from psctl.job.leadership_messages import Configuration, VoteGiven, VoteWanted
 from psctl.job.message_session import is_numbered
@@ -43,8 +45,8 @@ from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
 from tests.simulation.catalogue import SIMULATIONS
 from tests.simulation.outcome import Outcome
 
-Patch = tuple[type, str, Callable[[Any], Any]]
-"""A class, the name of its method, and a function from the method to its mutant."""
+Patch = tuple[type | ModuleType, str, Callable[[Any], Any]]
+"""A class or a module, the name of its method or function, and a function from that to its mutant."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,50 @@ def _renumber_old_push(method: Any) -> Any:
         if self.leads and message.clock <= taken:
             message = replace(message, clock=taken + 1)
         return method(self, rank, message, *more)
+
+    return mutant
+
+
+def _tell_workers_first(method: Any) -> Any:
+    """Do not wait until servers know the new members."""
+
+    def mutant(job: Any, change: Any, clock: int) -> bool:
+        method(job, change, clock)
+        return True
+
+    return mutant
+
+
+def _take_last_answer(method: Any) -> Any:
+    """Let new members begin at the clock of the last answer."""
+
+    def mutant(job: Any, rank: Any, message: Any) -> None:
+        if job.division.change is not None and job.division.change.joining:
+            job.division.change.clock = 0
+        method(job, rank, message)
+
+    return mutant
+
+
+def _forget_terms(method: Any) -> Any:
+    """Treat a rank that joins again as one that never left."""
+    return lambda self, rank: self.changes[0][0]
+
+
+def _leave_at_once(method: Any) -> Any:
+    """Have the workers that leave make no clock that they have not begun."""
+
+    def mutant(change: Any, clock: int) -> Any:
+        return method(change, clock - 1 if change.leaving else clock)
+
+    return mutant
+
+
+def _not_elastic(method: Any) -> Any:
+    """Have workers remember no batches, unless lost workers are never replaced."""
+
+    def mutant(job: Any, *args: Any) -> Any:
+        return replace(method(job, *args), elastic=job.order.on_worker_loss == "continue")
 
     return mutant
 
@@ -510,6 +556,13 @@ MUTANTS = (
     Mutant("ranks summed in another order", ((Membership, "at", _reverse_ranks),), 13),
     Mutant("values stepped while they are read", ((VersionReaders, "may_read", _ignore_readers),), 2),
     Mutant("a checkpoint of several versions", ((DenseShard, "_snapshot", _copy_late),), 37),
+    Mutant(
+        "workers learn of new members before servers", ((example_division, "_are_set", _tell_workers_first),), 14871
+    ),
+    Mutant("new members begin at any answer", ((example_division, "on_next_clock", _take_last_answer),), 203),
+    Mutant("a rank that joins again counts from its first term", ((Membership, "since", _forget_terms),), 42),
+    Mutant("workers leave before their last clock", ((example_division, "_new_terms", _leave_at_once),), 184),
+    Mutant("an elastic job loses the examples of a lost worker", ((server_changes, "decision", _not_elastic),), 845),
     Mutant("orders are never dropped", ((UnackedPushes, "_drop", _never_drop),), 111),
     Mutant("no own pushes after a host's sum is given up", ((PushStaging, "give_up", _request_no_single_pushes),), 365),
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _sum_without_hosts),), 23),

@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 
+from psctl.coordinator.state.sum_order import Groups
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.shard_state import ShardState
@@ -87,6 +88,8 @@ class Oracle:
         self._drawn_now: dict[tuple[int, int], Examples] = {}  # (rank, clock) -> epoch, positions
         self._consumed: set[tuple[int, int]] = set()
         self._members: list[tuple[int, list[int]]] = []  # (first clock, ranks)
+        self._world, self._groups = scenario.spec.world, scenario.host_groups
+        self._groups_at: dict[int, Groups] = {}  # clock -> the groups that it was summed with
         self._steps: dict[int, int] = {}
         self._pushed: dict[tuple[int, int, int], bytes] = {}  # (rank, incarnation, clock) -> the gradient's bytes
         self._drawn: dict[tuple[int, int, int], Examples] = {}  # (rank, incarnation, clock) -> the examples
@@ -141,16 +144,23 @@ class Oracle:
 
     def on_clock_started(self, rank: int, clock: int) -> None:
         """A worker starts to compute a clock."""
-        slowest = min(self._reached[one] for one in self._ranks(clock))
+        slowest = min(self._reached.get(one, clock - 1) for one in self._ranks(clock))
         if self._scenario.staleness is not None and clock - slowest - 1 > self._scenario.staleness:
             raise Violation("staleness", f"worker/{rank} begins clock {clock} when others have done only {slowest}")
 
     def on_members(self, clock: int, ranks: list[int]) -> None:
         """From this clock on these ranks take part."""
+        if (clock, ranks) not in self._members:  # else another server receives it
+            for rank in set(ranks) - set(self._ranks(clock - 1)):
+                self._reached[rank] = max(clock - 1, self._reached.get(rank, -1))
         self._members = [*(one for one in self._members if one[0] < clock), (clock, ranks)]
 
+    def on_start(self, world: int, groups: Groups) -> None:
+        """All processes, or one that joins, receive the decision: so many workers began together, with these groups."""
+        self._world, self._groups = world, groups
+
     def _ranks(self, clock: int) -> list[int]:
-        ranks = list(range(self._scenario.spec.world))
+        ranks = list(range(self._world))
         for first, some in self._members:
             ranks = some if first <= clock else ranks
         return ranks
@@ -161,10 +171,10 @@ class Oracle:
         self._shares[member.rank, clock] = share
         now = bytes(bytes_view(gradient))
         self._pushed[member.rank, member.incarnation, clock] = now
-        self._reached[member.rank] = max(clock, self._reached[member.rank])
+        self._reached[member.rank] = max(clock, self._reached.get(member.rank, -1))
         self._drawn[member.rank, member.incarnation, clock] = examples
         older = [(member.rank, one, clock) for one in range(member.incarnation)]
-        if self._scenario.on_worker_loss == "continue":  # its share may have grown
+        if self._scenario.divides:  # its share may have changed
             older = [key for key in older if self._drawn.get(key) == examples]
         before = [self._pushed.get(key, now) for key in older]
         if self._scenario.staleness == 0 and any(each != now for each in before):
@@ -174,10 +184,11 @@ class Oracle:
     def on_restart(self, step: int) -> None:
         """The job continues from a checkpoint of `step`; later clocks are repeated."""
         self._drawn_now = {key: examples for key, examples in self._drawn_now.items() if key[1] < step}
-        if self._scenario.on_worker_loss == "continue":  # other workers may be lost now, and then values differ
+        if self._scenario.divides:  # others may take part now
             self._drawn = {key: examples for key, examples in self._drawn.items() if key[2] < step}
         self._consumed = set(self._drawn_now)
         self._members.clear()
+        self._groups_at = {clock: groups for clock, groups in self._groups_at.items() if clock < step}
         self._reached = dict.fromkeys(self._reached, step - 1)
         self._steps.clear()
         if self._scenario.depends_on_timing:
@@ -199,13 +210,15 @@ class Oracle:
             self._step_reference(clock, {rank: there[rank] for rank in ranks})
 
     def _step_reference(self, clock: int, pushed: dict[int, tuple[torch.Tensor, float]]) -> None:
-        world, total = self._scenario.spec.world, 0.0
-        for ranks in group_by_host(self._scenario.host_groups, pushed):
+        world, total = len(pushed), 0.0
+        groups = self._groups_at.setdefault(clock, self._groups)
+        for ranks in group_by_host(groups, pushed):
             together = 0.0
             for rank in ranks:
                 together += pushed[rank][1]
             total += together
         self._taken[clock] = pushed
+        self._reference.hosts = groups
         self._reference.step(pushed, world if total == 0 or abs(total - world) <= WEIGHT_TOLERANCE * world else total)
 
     def on_push_sent(self, member: Member, message: Push, payload: bytes) -> None:
@@ -275,7 +288,7 @@ class Oracle:
         spec = self._scenario.spec
         self._check_servers(servers, chains)
         last = max(self._steps.values(), default=0)
-        if self._scenario.on_worker_loss == "continue":  # a worker lost after its last clock is not replaced
+        if self._scenario.divides:  # some are not there at the end
             right = last >= spec.steps and set(self._steps.values()) == {last}
         else:
             right = self._steps == dict.fromkeys(range(spec.world), spec.steps)

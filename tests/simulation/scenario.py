@@ -81,10 +81,20 @@ class RemoveServer:
     server: int
 
 
+@dataclass(frozen=True)
+class ScaleWorkers:
+    """Another number of workers is requested."""
+
+    at: float
+    workers: int
+
+
 COUNTABLE_PUSHES = 26
 """Pushes that a float64 counts exactly (model.Script)."""
 
-Fault = KillProcess | Disconnect | CutLink | PowerOff | PauseProcess | MoveShard | AddServer | RemoveServer
+Fault = (
+    KillProcess | Disconnect | CutLink | PowerOff | PauseProcess | MoveShard | AddServer | RemoveServer | ScaleWorkers
+)
 
 
 @dataclass(frozen=True)
@@ -110,11 +120,22 @@ class Scenario:
     pulls_early: bool  # a pull is requested before the pushes
     requests_norms: bool  # the joint gradient's norm is requested before the step
     faults: tuple[Fault, ...]
+    elastic: bool = False  # there are no free slots, and one worker is enough
 
     @property
     def depends_on_timing(self) -> bool:
         """Whether the values depend on the order of events, so that the reference must follow the actual pushes."""
-        return bool(self.staleness) or self.on_worker_loss == "continue"
+        return bool(self.staleness) or self.divides
+
+    @property
+    def divides(self) -> bool:
+        """Whether examples are divided among other workers than at the start."""
+        return self.on_worker_loss == "continue" or self.scales or self.elastic
+
+    @property
+    def scales(self) -> bool:
+        """Whether workers join and leave."""
+        return any(isinstance(fault, ScaleWorkers) for fault in self.faults)
 
     @property
     def host_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -158,7 +179,36 @@ def draw_scenario(seed: int) -> Scenario:
         pulls_early=update == "worker" and rng.random() < 0.5,
         requests_norms=update == "server" and staleness is not None and rng.random() < 0.2, faults=faults,
     )  # fmt: skip
-    return replace(drawn, faults=(*faults, *_host_group_faults(drawn), *_simultaneous_kills(drawn)))
+    drawn = replace(drawn, faults=(*faults, *_host_group_faults(drawn), *_simultaneous_kills(drawn)))
+    return _with_scaling(drawn)
+
+
+def _with_scaling(scenario: Scenario) -> Scenario:
+    """Draw changes of the number of workers, in some of the scenarios in which they need no restart."""
+    rng = random.Random(scenario.seed * 7919 + 11)
+    spec, scaled = scenario.spec, rng.random() < 0.3
+    divisible = scenario.update == "server" and scenario.staleness is not None and scenario.on_worker_loss != "restart"
+    elastic = not scaled and scenario.hosts > 1 and 0 in scenario.workers and rng.random() < 0.2
+    if scenario.reassigns or not divisible or not (scaled or elastic):
+        return scenario
+    spec = replace(spec, examples=spec.batch * 3)  # no tail, whose clock depends on the number of workers
+    spec = replace(spec, steps=max(1, spec.steps // 3) * 3 + rng.choice((0, 3)))
+    span = scenario.latency * (12 + 10 * min(spec.steps, 12))
+    if elastic:
+        off = PowerOff(rng.random() * span, rng.randrange(1, scenario.hosts))
+        return replace(scenario, spec=spec, faults=(*scenario.faults, off), elastic=True)
+    found = [ScaleWorkers(rng.random() * span, rng.randrange(1, spec.world + 3)) for _ in range(rng.choice((1, 2, 3)))]
+    kills = [
+        KillProcess(Member("worker", rng.randrange(spec.world, spec.world + 2), 0), 4 + int(rng.random() ** 2 * 60))
+        for _ in range(rng.choice((0, 0, 1)))
+    ]
+    cuts = [  # so that a server learns of new members late
+        CutLink(one.at + 0.02 + rng.random() * 8 * scenario.latency, frozenset((0, host)), rng.choice((0.05, 1.0)))
+        for one in found
+        for host in set(scenario.servers)
+        if host and rng.random() < 0.3
+    ]
+    return replace(scenario, spec=spec, faults=(*scenario.faults, *found, *kills, *cuts))
 
 
 def _host_group_faults(scenario: Scenario) -> list[Fault]:
@@ -263,7 +313,9 @@ def order(scenario: Scenario) -> JobOrder:
     """Return the job's order for the coordinator."""
     workers = [scenario.workers.count(host) for host in range(scenario.hosts)]
     return make_order(
-        make_hosts(*workers, free=4), name="digits-1", servers=len(scenario.servers), update=scenario.update,
+        make_hosts(*workers, free=0 if scenario.elastic else 4), name="digits-1", servers=len(scenario.servers),
+        update=scenario.update,
         every=scenario.save_every, staleness=scenario.staleness,
         replicas=scenario.replicas, on_worker_loss=scenario.on_worker_loss,
+        elastic=(1, len(scenario.workers)) if scenario.elastic else None,
     )  # fmt: skip

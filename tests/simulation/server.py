@@ -15,6 +15,7 @@ from psctl.job.membership_messages import (
     CountUntil,
     LostWorkerClocks,
     Members,
+    MembersSet,
     Reassign,
     ServerUnreachable,
     ShardCaughtUp,
@@ -110,6 +111,8 @@ class Server:
                 self.connections.carry_out(self._machine.count_until(rank, clock))
             case Members(clock=clock, ranks=ranks):
                 self.connections.carry_out(self._machine.set_members(clock, ranks))
+                if message.ticket:
+                    self.send_to_coordinator(MembersSet(message.ticket))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from tests.simulation.scenario import (
     PauseProcess,
     PowerOff,
     RemoveServer,
+    ScaleWorkers,
     Scenario,
     draw_scenario,
 )
@@ -57,6 +58,7 @@ class StoreRun:
         self.coordinator.on_cut = self.oracle.on_worker_cut
         self.coordinator.on_restart = self.oracle.on_restart
         self.coordinator.on_members = self.oracle.on_members
+        self.coordinator.on_start = self.oracle.on_start
         for host in range(scenario.hosts):
             agent = self._process(Member("agent", host), host)
             Agent(agent, self.network, self.coordinator.address, self._start_process)
@@ -122,7 +124,8 @@ class StoreRun:
         process = self._process(member, host)
         coordinator = self.coordinator.address
         if member.role == "worker":
-            early = dict(enumerate(self.scenario.compute))
+            compute = self.scenario.compute
+            early = {member.rank: compute[member.rank % len(compute)]}
             self.running[member] = Worker(
                 process, self.network, self.scenario, self.script, self.oracle, coordinator, early
             )
@@ -131,9 +134,12 @@ class StoreRun:
         return process
 
     def _inject(
-        self, fault: Disconnect | CutLink | PowerOff | PauseProcess | MoveShard | AddServer | RemoveServer
+        self,
+        fault: Disconnect | CutLink | PowerOff | PauseProcess | MoveShard | AddServer | RemoveServer | ScaleWorkers,
     ) -> None:
         match fault:
+            case ScaleWorkers(workers=workers):
+                self.coordinator.scale(workers)
             case Disconnect(a=a, b=b):
                 self.network.disconnect(a, b)
             case CutLink(hosts=hosts, seconds=seconds):

@@ -88,10 +88,11 @@ class Worker:
                 self._welcome = message
             case Decision():
                 self._decision = message
-                if message.elastic:
+                if message.elastic or self._scenario.divides:
+                    assert self._welcome is not None
                     first = message.resume.step if message.resume is not None else 0
-                    world, staleness = self._scenario.spec.world, message.staleness or 0
-                    self._example_share = ExampleShare(world, first, elastic=True, staleness=staleness)
+                    world, staleness = self._welcome.world, message.staleness or 0
+                    self._example_share = ExampleShare(world, first, elastic=message.elastic, staleness=staleness)
             case NextClockWanted(ticket=ticket) if self._example_share is not None:
                 self._send_to_coordinator(NextClock(ticket, self._example_share.next_clock(ticket)))
             case ExamplesShared() if self._example_share is not None:
@@ -140,9 +141,10 @@ class Worker:
             )
             self.step = clock + 1
             self._store_rank_state()
-            self._send_to_coordinator(Heartbeat(self.step, "compute"))
+            self._send_to_coordinator(Heartbeat(self.step, "compute", self._batches is not None))
         yield from self._wait_for_end()
-        self._oracle.on_finished(self._rank, self.step)
+        if self._batches is None or self._batches.finished:
+            self._oracle.on_finished(self._rank, self.step)
         self._send_to_coordinator(ScriptFinished(self.step))
         self.servers.close()
         if self._host_peers is not None:
@@ -157,13 +159,16 @@ class Worker:
         """Train all clocks of all epochs, with the members of each clock."""
         while not batches.finished:
             if batches.epoch_drawn:
-                yield from self._wait_for_all()
+                if self._decision is not None and self._decision.elastic:
+                    yield from self._wait_for_all()
                 late = yield from batches.end_epoch()
                 self._store_rank_state()
                 if not late:
                     continue
             else:
                 yield from batches.draw()
+            if batches.leaves(self._rank):
+                return
             assert batches.batch is not None, "it was drawn"
             batches.commit_batch()
             batch = batches.batch
@@ -175,7 +180,7 @@ class Worker:
             self.step = batches.step
             if not batches.epoch_drawn:
                 self._store_rank_state()
-            self._send_to_coordinator(Heartbeat(self.step, "compute"))
+            self._send_to_coordinator(Heartbeat(self.step, "compute", self._batches is not None))
 
     def _wait_for_all(self) -> Task:
         """Wait until the values contain all clocks of all workers, as run.wait() does."""
@@ -199,7 +204,7 @@ class Worker:
         world = self._welcome.world if self._welcome else 0
         self.step = base
         terms = Terms(decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts)
-        if decision.hosts != self._scenario.host_groups:
+        if decision.hosts != self._scenario.host_groups and not self._scenario.divides:
             raise Violation("hosts", f"the decision has host groups {decision.hosts}, not {self._scenario.host_groups}")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
@@ -225,7 +230,7 @@ class Worker:
         if self._example_share is not None:
             spec = self._scenario.spec
             passes = spec.steps // clocks_in_epoch(spec.examples, spec.batch, spec.world)
-            self._batches = WorkerBatches(spec, self._example_share, place, passes)
+            self._batches = WorkerBatches(spec, world, self._example_share, place, passes)
 
     def _train_clock(self, clock: int, epoch: int, positions: Sequence[int], share: float) -> Task:
         machine, spec = self._client, self._scenario.spec

@@ -29,17 +29,21 @@ class WorkerBatches:
 
     Args:
         spec: the number of examples and the batch size.
+        world: the number of workers at the start.
         example_share: the members by clock.
         position: the first position.
         epochs: the number of epochs.
     """
 
-    def __init__(self, spec: Spec, example_share: ExampleShare, position: LoaderPosition, epochs: int) -> None:
-        self._spec, self._example_share, self._epochs = spec, example_share, epochs
+    def __init__(
+        self, spec: Spec, world: int, example_share: ExampleShare, position: LoaderPosition, epochs: int
+    ) -> None:
+        self._spec, self._world, self._example_share, self._epochs = spec, world, example_share, epochs
         self.step, self.epoch, self.clock_in_epoch = position.step, position.epoch, position.clock_in_epoch
         self._batches = list(position.batches)
-        self._clocks = clocks_in_epoch(spec.examples, spec.batch, spec.world)
+        self._clocks = clocks_in_epoch(spec.examples, spec.batch, world)
         self.batch: Batch | None = None
+        self._ranks = tuple(range(world))
 
     @property
     def position(self) -> LoaderPosition:
@@ -54,7 +58,7 @@ class WorkerBatches:
     def draw(self) -> Generator[Until, None, None]:
         """Draw the next batch into `batch`."""
         yield from self._begin_clock()
-        ranges = positions(self._spec.examples, self._spec.batch, self._spec.world, self.clock_in_epoch)
+        ranges = positions(self._spec.examples, self._spec.batch, self._world, self.clock_in_epoch)
         self.batch = Batch(self.step, self.epoch, (ranges, *self._returned), self._ranks)
 
     def end_epoch(self) -> Generator[Until, None, bool]:
@@ -62,13 +66,18 @@ class WorkerBatches:
 
         Returns whether there is such a batch.
         """
-        yield Until("what follows of the members", lambda: self._example_share.is_settled(None))
-        yield from self._begin_clock()
-        if self._returned:
+        if self._example_share.elastic:
+            yield Until("what follows of the members", lambda: self._example_share.is_settled(None))
+            yield from self._begin_clock()
+        if self._example_share.elastic and self._returned:
             self.batch = Batch(self.step, self.epoch, self._returned, self._ranks)
             return True
         self.epoch, self.clock_in_epoch = self.epoch + 1, 0
         return False
+
+    def leaves(self, rank: int) -> bool:
+        """Whether a rank is no member of the clock that was begun."""
+        return rank not in self._ranks
 
     @property
     def finished(self) -> bool:
@@ -78,7 +87,7 @@ class WorkerBatches:
     def _begin_clock(self) -> Generator[Until, None, None]:
         yield Until(f"the members of clock {self.step}", lambda: self._example_share.is_settled(self.step))
         changes = self._example_share.begin_clock(self.step)
-        self._ranks = members_after(changes, range(self._spec.world))
+        self._ranks = members_after(changes, range(self._world))
         drawn = self._batches
         new = [change for change in changes if change.clock > drawn[-1].step] if drawn else []
         self._returned = returned_examples(new, drawn, self.epoch)

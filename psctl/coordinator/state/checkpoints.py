@@ -72,6 +72,10 @@ class JobCheckpoints(msgspec.Struct):
     """When the next checkpoint by time is due."""
     senders: set[Member] = msgspec.field(default_factory=set)
     """Each must send a part."""
+    first_steps: dict[Member, int] = msgspec.field(default_factory=dict)
+    """The first step whose checkpoint has a part of a worker that joined while others trained."""
+    last_steps: dict[Member, int] = msgspec.field(default_factory=dict)
+    """The last step whose checkpoint has a part of a worker that leaves while others train."""
     open: dict[int, PendingCheckpoint] = msgspec.field(default_factory=dict)
     """By step: the checkpoints that are being made."""
     copying: set[int] = msgspec.field(default_factory=set)
@@ -83,11 +87,17 @@ class JobCheckpoints(msgspec.Struct):
     problem: str = ""
     """Why the last checkpoint was given up; "" when it is written."""
     proposed: CommonStep | None = None
+    last_common_step: int = 0
     tickets: int = 0
 
     def is_pending(self) -> bool:
         """Whether anything is being written or copied."""
         return bool(self.open or self.copying)
+
+    def senders_of(self, step: int) -> set[Member]:
+        """Return the members that must send a part of the checkpoint of a step."""
+        first, last = self.first_steps, self.last_steps
+        return {one for one in self.senders if first.get(one, step) <= step <= last.get(one, step)}
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for a checkpoint by `every_seconds`."""
@@ -139,7 +149,7 @@ def _remove_waiting(job: JobState, proposed: CommonStep, member: Member) -> None
     job.checkpoints.proposed = None
     if proposed.largest is None:
         return
-    step = proposed.largest + 1
+    step = job.checkpoints.last_common_step = proposed.largest + 1
     if job.ending is not None and proposed.stop:
         job.ending.common_step = step
     for rank in job.live("worker"):
@@ -155,7 +165,8 @@ def on_part_begun(job: JobState, rank: Rank, step: int) -> None:
     state, member = job.checkpoints, rank.member
     servers_send = any(sender.role == "server" for sender in state.senders)
     if member not in state.senders and not (servers_send and member.role == "server"):
-        job.notice(f"{member} sent a part of a checkpoint that was not requested from it")
+        if not rank.ended:  # else it sent this before it was lost
+            job.notice(f"{member} sent a part of a checkpoint that was not requested from it")
     elif step in state.dropped:  # a replacement was not there when the checkpoint was dropped
         if member.role == "worker":  # it may wait for the result; servers do not
             job.send(member, CheckpointSaved(step, "it was given up"))
@@ -173,7 +184,7 @@ def on_part_ended(job: JobState, rank: Rank, step: int, *, of_tables: bool = Fal
         save.ended.add(rank.member)
     elif save.tables is not None:
         save.tables.discard(rank.member)
-    if save.ended >= job.checkpoints.senders | save.begun and not save.tables:
+    if save.ended >= job.checkpoints.senders_of(step) | save.begun and not save.tables:
         save.complete_at = job.now
 
 
@@ -199,10 +210,10 @@ def commit_complete(job: JobState, *, at_once: bool = False) -> None:
 def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float], *, again: bool = False) -> None:
     assert job.plan is not None, "senders are known from the plan"
     save.committing = True
-    layout = job.startup.layout
+    layout, world = job.startup.layout, len(job.division.members_at(save.step - 1))
     job.instructions.append(
         CommitCheckpoint(
-            step=save.step, epoch=job.progress.reports.epoch_of(save.step), world=len(job.ranks_of("worker")),
+            step=save.step, epoch=job.progress.reports.epoch_of(save.step), world=world,
             servers=len(job.ranks_of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
             parameters=[each.name for each in layout.parameters] if layout is not None else [], again=again,
         )
@@ -248,7 +259,7 @@ def remove_sender(job: JobState, member: Member) -> None:
     remove_worker(job, member)
     state = job.checkpoints
     for step, save in list(state.open.items()):
-        waited_for = ((state.senders | save.begun) - save.ended) | (save.tables or set())
+        waited_for = ((state.senders_of(step) | save.begun) - save.ended) | (save.tables or set())
         if save.complete_at is None and member in waited_for:
             _drop(job, step, f"{member} ended before it was sent", "a sender was lost")
 
@@ -297,7 +308,9 @@ def restart(job: JobState) -> None:
             job.instructions.append(DiscardCheckpoint(step))
     state.dropped.clear()
     state.committed.clear()
-    state.proposed, state.due_at = None, job.now + state.every_seconds
+    state.first_steps.clear()
+    state.last_steps.clear()
+    state.proposed, state.last_common_step, state.due_at = None, 0, job.now + state.every_seconds
 
 
 def _drop(job: JobState, step: int, why: str, problem: str) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from psctl.coordinator.state import (
     checkpoints,
     ending,
+    joining_workers,
     losses,
     partitions,
     progress,
@@ -44,7 +45,7 @@ def on_tick(job: JobState) -> None:
     if job.outage is not None:
         progress.append_states(job)
         return
-    if job.pending_stop is not None and not (job.workers_being_replaced and job.restart is None):
+    if job.pending_stop is not None and not (joining_workers.is_changing(job) and job.restart is None):
         ending.stop(job, job.pending_stop)
     for check in (_check_start, _check_idle, _check_tables, _check_connections):
         if job.ending is None and job.restart is None:
@@ -53,7 +54,7 @@ def on_tick(job: JobState) -> None:
         for check in (_check_early_leave, stalls.name_late, _check_stalls):
             if job.ending is None and job.restart is None:
                 check(job)
-        goes_on = job.ending is None and job.restart is None and not job.workers_being_replaced
+        goes_on = job.ending is None and job.restart is None and not joining_workers.is_changing(job)
         if goes_on:
             scaling.grow(job)
         if goes_on and job.restart is None and job.checkpoints.is_due(job.now):
@@ -154,6 +155,9 @@ def _check_connections(job: JobState) -> None:
         if rank.ended or rank.connected or rank.lost_at is None or rank.finished:
             continue
         if job.now - rank.lost_at >= LOST_SLACK:
+            if rank.joining:
+                joining_workers.end(job, rank, "its connection to the coordinator is lost")
+                continue
             text = f"ConnectionLost: {job.describe(rank)} runs, but its connection to the coordinator is lost"
             losses.fail(job, job.failure_of(rank, text, code="connection-failed"))
             return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints
+from psctl.coordinator.state import checkpoints, joining_workers
 from psctl.coordinator.state.instructions import CloseCoordinator, DiscardCheckpoint
 from psctl.job import events, failures, lifecycle
 from psctl.job.process_messages import ProcessFailure, StopProcesses, StopWanted
@@ -85,10 +85,10 @@ def stop(job: JobState, wanted: StopWanted) -> None:
         return
     saving = wanted.save or job.order.checkpoint.on_stop
     can_save = saving and not wanted.force and job.restart is None
-    if can_save and job.workers_being_replaced:
-        if job.pending_stop is None:  # without them the others do not come to a common step
+    if can_save and joining_workers.is_changing(job):
+        if job.pending_stop is None:  # meanwhile the others do not come to a common step
             names = ", ".join(map(job.describe, job.workers_being_replaced))
-            job.notice(f"the stop waits until {names} trains again")
+            job.notice("the stop waits until " + (f"{names} trains again" if names else "the workers have changed"))
         job.pending_stop = wanted
         return
     job.pending_stop = None
@@ -201,7 +201,7 @@ def _finish(job: JobState, end: Ending) -> None:
         if not rank.ended:  # it was never started
             job.move_rank(rank, "stopped")
     last = job.furthest_step
-    all_done = all(rank.finished and rank.state == "done" for rank in job.ranks_of("worker"))
+    all_done = all(rank.finished and rank.state == "done" for rank in _stayed(job))
     if end.outcome == "stopped" and all_done and (end.common_step is None or last < end.common_step):
         end.outcome = "done"  # the script reached its end before the stop reached it
     job.append_coordinator_state("done")
@@ -262,11 +262,14 @@ def find_early_leaver(job: JobState) -> ProcessFailure | None:
 def _left_early(job: JobState, steps: int) -> Rank | None:
     """Return the first worker that left before it made so many steps, None when none did."""
     gone = [
-        rank
-        for rank in job.ranks_of("worker")
-        if job.training and (rank.step < steps if rank.finished else rank.state == "done")
+        rank for rank in _stayed(job) if job.training and (rank.step < steps if rank.finished else rank.state == "done")
     ]
     return min(gone, key=lambda rank: rank.step, default=None)
+
+
+def _stayed(job: JobState) -> list[Rank]:
+    """Return the workers without those that left because fewer were wanted."""
+    return [rank for rank in job.ranks_of("worker") if not rank.leaving]
 
 
 def _blame(job: JobState, rank: Rank, others: str) -> ProcessFailure:

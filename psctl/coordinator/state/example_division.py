@@ -1,4 +1,4 @@
-"""The division of each clock's examples when a worker is lost and not replaced (on_worker_loss: continue).
+"""The division of each clock's examples when workers are lost and not replaced, join or leave while others train.
 
 The problem. The members of a clock share its examples in rank order. When one is lost, the others are within s clocks
 (s: staleness) of each other, have drawn batches by the old shares, and cannot return them: their scripts have used
@@ -9,11 +9,14 @@ The division. All remaining workers report the first clock that they have not be
 there on until they receive more (`NextClockWanted`, `NextClock`). No worker has begun the largest answer, m: from m on
 the shares are those of the new members, and the lost one's examples of clocks c*+1 .. m-1 are added to it
 (`ExamplesShared`). So every example is in exactly one batch that counts. Where a pass over the data ends before m, its
-members make one more batch of those examples; so a worker ends a pass only when all its clocks are applied and it
-waits for no message.
+members make one more batch of those examples; so where lost workers may not be replaced, a worker ends a pass only when
+all its clocks are applied and it waits for no message.
 
 Why that is sure. Servers wait for the lost worker until they receive `Members`, which is sent when all answers are in.
-So a worker that has a version beyond c* has answered before, and waits for `ExamplesShared`.
+So a worker that has a version beyond c* has answered before, and waits for `ExamplesShared`. New workers are members
+from m on: a server that did not know them would apply clock m without them. So where workers join, `ExamplesShared` is
+sent when all servers have answered `MembersSet`. Workers that leave make all clocks before m, and end when these are
+applied.
 
 Clocks c*+1 .. m-1 are means over fewer examples, divided by the sum of the weights that are there. Checkpoints of
 these steps would lack the examples that are added to clock m, and are given up. A rank that is started in mid-run
@@ -22,12 +25,13 @@ receives all past divisions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from psctl.coordinator.state import checkpoints
-from psctl.job.membership_messages import CountUntil, ExamplesShared, Members, NextClock, NextClockWanted
+from psctl.job.membership_messages import CountUntil, ExamplesShared, Members, MembersSet, NextClock, NextClockWanted
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
 
@@ -40,6 +44,14 @@ ANSWER_TIMEOUT = 60.0
 LATER = "examples of it are consumed in a later step"
 
 
+class Term(msgspec.Struct, frozen=True):
+    """A rank is a member, or is none any more, from a clock on."""
+
+    clock: int
+    rank: int
+    member: bool
+
+
 class DivisionChange(msgspec.Struct):
     """A change of the members, until it is known from which clock on."""
 
@@ -47,23 +59,39 @@ class DivisionChange(msgspec.Struct):
     waiting: set[Member] = msgspec.field(default_factory=set)  # workers that have not answered
     clock: int = 0  # the first that no other worker has begun
     lost: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
+    joining: list[Member] = msgspec.field(default_factory=list)
+    leaving: list[int] = msgspec.field(default_factory=list)
+    asked: set[Member] = msgspec.field(default_factory=set)  # servers that received the new members
+    unset: set[Member] = msgspec.field(default_factory=set)  # those that have not answered
+    sent: set[int] = msgspec.field(default_factory=set)  # first clocks of new members that servers received
 
 
 class ExampleDivision(msgspec.Struct):
     """The workers that share the examples of each clock."""
 
+    world: int = 0  # workers when all were started: ranks 0 .. world-1 are the first members
     ticket: int = 0
+    members_ticket: int = 0
     change: DivisionChange | None = None
+    decided: DivisionChange | None = None  # whose workers joining_workers.py takes in and lets go
     shared: list[ExamplesShared] = msgspec.field(default_factory=list)  # all that workers received
-    gone: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
+    terms: list[Term] = msgspec.field(default_factory=list)  # in the order in which they were decided
+
+    def members_at(self, clock: int, new: Sequence[Term] = ()) -> list[int]:
+        """Return the ranks that are members of a clock; `new` are terms that are not decided yet."""
+        found = set(range(self.world))
+        for term in (*self.terms, *new):
+            if term.clock <= clock:
+                (found.add if term.member else found.discard)(term.rank)
+        return sorted(found)
 
 
-def begin_change(job: JobState) -> None:
-    """Ask the others for a clock that none has begun: a worker is lost and is not replaced."""
+def begin_change(job: JobState, *, joining: Iterable[Member] = (), leaving: Iterable[int] = ()) -> None:
+    """Ask the workers for a clock that none has begun: one is lost and not replaced, or some join or leave."""
     division = job.division
     if division.change is None:
         division.ticket += 1
-        division.change = DivisionChange(job.now)
+        division.change = DivisionChange(job.now, joining=list(joining), leaving=list(leaving))
         for rank in job.live("worker"):
             if rank.decided and not rank.finished:
                 _ask(job, division.change, rank)
@@ -82,10 +110,25 @@ def on_next_clock(job: JobState, rank: Rank, message: NextClock) -> None:
         change.clock = max(change.clock, message.clock)
 
 
+def on_members_set(job: JobState, server: Rank, message: MembersSet) -> None:
+    """A server knows the new members."""
+    change = job.division.change
+    if change is not None and message.ticket == job.division.members_ticket:
+        change.unset.discard(server.member)
+
+
 def remove_worker(job: JobState, member: Member) -> None:
     """Wait no longer for a worker: its cut determines which clocks it has begun, or they count already."""
     if job.division.change is not None:
         job.division.change.waiting.discard(member)
+
+
+def remove_joining(job: JobState, member: Member) -> None:
+    """A worker that was to join has ended."""
+    change = job.division.change
+    if change is not None and member in change.joining:
+        change.joining.remove(member)
+        change.asked.clear()
 
 
 def on_cut(job: JobState, lost: Rank, clock: int, *, replaced: bool) -> None:
@@ -95,6 +138,7 @@ def on_cut(job: JobState, lost: Rank, clock: int, *, replaced: bool) -> None:
         change.clock = max(change.clock, clock)
         if not replaced:
             change.lost[lost.member.rank] = clock
+            change.asked.clear()
 
 
 def advance(job: JobState) -> ProcessFailure | None:
@@ -102,43 +146,72 @@ def advance(job: JobState) -> ProcessFailure | None:
     change = job.division.change
     if change is None or job.lost_workers.pending:
         return None
-    if not change.waiting:
-        _divide(job, change)
-    elif job.now - change.since >= ANSWER_TIMEOUT:
+    if change.waiting:
+        if job.now - change.since < ANSWER_TIMEOUT:
+            return None
         late = job.ranks[min(change.waiting)]
         text = f"{late.member} did not report within {ANSWER_TIMEOUT:.0f} s which clocks it has begun"
         return job.failure_of(late, text, code="peer-lost")
+    if change.joining and job.checkpoints.proposed is not None:
+        return None  # its common step must lie before the first clock of those that join
+    clock = _first_clock(job, change)
+    if _are_set(job, change, clock):
+        _divide(job, change, clock)
     return None
 
 
-def _divide(job: JobState, change: DivisionChange) -> None:
+def _first_clock(job: JobState, change: DivisionChange) -> int:
+    before = job.division.shared[-1].clock if job.division.shared else 0
+    return max(change.clock, before, job.checkpoints.last_common_step if change.joining else 0)
+
+
+def _are_set(job: JobState, change: DivisionChange, clock: int) -> bool:
+    """Send servers the new members; return whether all that must know them before workers do have answered."""
+    division, servers = job.division, {rank.member for rank in job.live("server") if rank.decided}
+    new = _new_terms(change, clock)
+    clocks = change.sent | {term.clock for term in new}  # what was sent before may hold no more
+    clocks |= {term.clock for term in division.terms if term.clock > min(clocks, default=clock)}
+    changes = [Members(at, division.members_at(at, new)) for at in sorted(clocks)]
+    if change.joining and not change.asked:
+        division.members_ticket += 1
+        change.unset.clear()
+    for server in sorted(servers - change.asked):
+        for message in changes:
+            ticket = division.members_ticket if change.joining else 0
+            job.send(server, msgspec.structs.replace(message, ticket=ticket))
+    if not change.joining:
+        return True
+    change.sent |= clocks
+    change.unset |= servers - change.asked
+    change.asked |= servers
+    return not change.unset & servers
+
+
+def _new_terms(change: DivisionChange, clock: int) -> list[Term]:
+    terms = [Term(first, rank, member=False) for rank, first in sorted(change.lost.items())]
+    terms += [Term(clock, member.rank, member=True) for member in change.joining]
+    return terms + [Term(clock, rank, member=False) for rank in change.leaving if rank not in change.lost]
+
+
+def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
     division = job.division
     division.change = None
-    division.gone.update(change.lost)
-    first_lost = min(change.lost.values())
-    for message in _members(job, first_lost):
-        for rank in job.live("server"):
-            if rank.decided:
-                job.send(rank.member, message)
-    before = division.shared[-1].clock if division.shared else 0
-    ranks = [rank.member.rank for rank in job.ranks_of("worker") if rank.member.rank not in division.gone]
-    shared = ExamplesShared(division.ticket, max(change.clock, before), ranks, change.lost)
+    division.terms += _new_terms(change, clock)
+    ranks = division.members_at(clock)
+    shared = ExamplesShared(division.ticket, clock, ranks, change.lost)
     division.shared.append(shared)
     for rank in job.live("worker"):
         if rank.decided:
             job.send(rank.member, shared)
-    checkpoints.drop_steps(job, first_lost + 1, shared.clock, LATER)
-    names = ", ".join(f"worker/{rank}" for rank in sorted(change.lost))
-    job.notice(
-        f"{names} has left; {len(ranks)} workers continue and share the examples anew from step {shared.clock + 1}"
-    )
-
-
-def _members(job: JobState, since: int) -> list[Members]:
-    """Return the changes of members from clock `since` on."""
-    gone, every = job.division.gone, [rank.member.rank for rank in job.ranks_of("worker")]
-    clocks = sorted({clock for clock in gone.values() if clock >= since})
-    return [Members(clock, [rank for rank in every if gone.get(rank, clock + 1) > clock]) for clock in clocks]
+    division.decided = msgspec.structs.replace(change, clock=clock)
+    if change.lost:
+        checkpoints.drop_steps(job, min(change.lost.values()) + 1, clock, LATER)
+    gone = [f"worker/{rank}" for rank in sorted({*change.lost, *change.leaving})]
+    new = [job.describe(job.ranks[member]) for member in change.joining]
+    moves = [f"{', '.join(names)} {verb}" for names, verb in ((new, "joined"), (gone, "left")) if names]
+    if moves:
+        text = f"{len(ranks)} workers share the examples from step {clock + 1} on"
+        job.notice(f"{' and '.join(moves)}; {text}")
 
 
 def send_past_changes(job: JobState, rank: Rank) -> None:
@@ -147,8 +220,8 @@ def send_past_changes(job: JobState, rank: Rank) -> None:
     if rank.member.role == "server":
         for number, clock in sorted(job.lost_workers.cuts.items()):
             job.send(rank.member, CountUntil(number, -1, clock))
-        for message in _members(job, 0):
-            job.send(rank.member, message)
+        for clock in sorted({term.clock for term in division.terms}):
+            job.send(rank.member, Members(clock, division.members_at(clock)))
         return
     for shared in division.shared:
         job.send(rank.member, shared)

@@ -11,6 +11,7 @@ from psctl.coordinator.state.checkpoints import JobCheckpoints
 from psctl.coordinator.state.ending import Ending
 from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
+from psctl.coordinator.state.joining_workers import JoiningWorkers
 from psctl.coordinator.state.losses import Losses, Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.outages import Outage
@@ -56,7 +57,9 @@ class Rank(msgspec.Struct):
     ready: bool = False
     finished: bool = False
     decided: bool = False  # the Decision was sent to it
-    leaving: bool = False  # Leave was sent to it, while the job continues
+    leaving: bool = False  # it leaves while the job continues
+    joining: bool = False  # a worker that takes no part yet, while others train (joining_workers.py)
+    shares: bool = False  # a worker whose batches psctl's loader makes
     loss_appended: bool = False  # the log has the event of its loss
 
     @property
@@ -116,6 +119,7 @@ class JobState:
         self.takeover: Takeover | None = None  # of the job by this coordinator, while members connect again
         self.partitions = Partitions()
         self.scaling = Scaling()
+        self.joining = JoiningWorkers()
         self.stalls = Stalls()
         self.ending: Ending | None = None
         self.pending_stop: StopWanted | None = None  # it waits until replaced workers train
@@ -147,13 +151,15 @@ class JobState:
     def seat_workers(self) -> None:
         """Replace all ranks by the workers of the order, each as its next incarnation."""
         self.ranks, self._by_role = {}, {}
-        for rank, (host, local) in enumerate(worker_places(self.order)):
+        for rank, (host, local) in worker_places(self.order).items():
             self.add_rank("worker", rank, host, local)
         self.startup.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
+        self.division.world = len(self.ranks)
 
     def seats(self) -> WorkerSeats:
-        """Return the places of all workers."""
-        return WorkerSeats([(rank.host, rank.local_rank) for rank in self.ranks_of("worker")])
+        """Return the places of all workers, those that join included."""
+        ranks = [*self.ranks_of("worker"), *(self.ranks[member] for member in self.joining.members)]
+        return WorkerSeats({rank.member.rank: (rank.host, rank.local_rank) for rank in ranks})
 
     def add_rank(self, role: Role, number: int, host: int, local_rank: int) -> Rank:
         """Add a rank that is about to be started, as its next incarnation."""
@@ -176,10 +182,19 @@ class JobState:
         return self._incarnations.get((role, number))
 
     def ranks_of(self, role: str) -> list[Rank]:
-        """Return the ranks of one role, in rank order. Callers must not change the list: it is kept between events."""
+        """Return the ranks of one role that take part, in rank order.
+
+        Callers must not change the list: it is kept between events.
+        """
         if role not in self._by_role:
-            self._by_role[role] = [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
+            every = [rank for _, rank in sorted(self.ranks.items()) if not rank.joining]
+            self._by_role[role] = [rank for rank in every if rank.member.role == role]
         return self._by_role[role]
+
+    def set_joining(self, rank: Rank, joining: bool) -> None:
+        """Set whether a worker only joins, and takes no part yet."""
+        rank.joining = joining
+        self._by_role.pop(rank.member.role, None)
 
     def live(self, role: str) -> list[Rank]:
         """Return the ranks of one role whose process has not ended."""

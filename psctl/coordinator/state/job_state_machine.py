@@ -15,6 +15,7 @@ from psctl.coordinator.state import (
     deadlines,
     ending,
     example_division,
+    joining_workers,
     losses,
     lost_workers,
     outages,
@@ -51,6 +52,7 @@ from psctl.job import lifecycle
 from psctl.job.checkpoint_messages import CheckpointCopyDone, CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import (
     LostWorkerClocks,
+    MembersSet,
     NextClock,
     ProtocolViolation,
     ServerUnreachable,
@@ -218,6 +220,7 @@ class JobStateMachine:
         failure = lost_workers.advance(job)
         if failure is not None:
             losses.fail(job, failure, counted=True)
+        joining_workers.advance(job)
         late = server_changes.advance(job, patient) or table_placement.advance(job, patient)
         if late:
             text = f"{late} did not hand its shards over within {server_changes.TRANSFER:.0f} s"
@@ -339,6 +342,8 @@ class JobStateMachine:
                 server_changes.on_caught_up(job, message)
             case ShardHandedOver():
                 server_changes.on_handed_over(job, server, message)
+            case MembersSet():
+                example_division.on_members_set(job, server, message)
             case TablesReady():
                 table_placement.on_ready(job, server, message)
             case _:
@@ -350,12 +355,14 @@ class JobStateMachine:
 
 
 def _save_refused(job: JobState, member: Member, step: int) -> str:
-    """Called on the threads of connections too: it reads one attribute, and copies the set in one operation."""
+    """Called on the threads of connections too: it reads attributes, and copies the set in one operation."""
     reported = job.progress.reports.step
     if step > reported + AHEAD:
         return f"step {step}, where the furthest reported step is {reported}"
     sources = {source.rank for source in list(job.checkpoints.senders) if source.role == "worker"}
-    return "" if member.role == "server" or member.rank in sources else "it has no part in checkpoints"
+    rank = job.ranks.get(member)
+    late = rank is not None and rank.ended  # it sent this before it was lost
+    return "" if member.role == "server" or member.rank in sources or late else "it has no part in checkpoints"
 
 
 def _shards_refused(job: JobState, shards: Iterable[int], *, tables: bool = False) -> str:

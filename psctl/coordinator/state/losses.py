@@ -24,6 +24,7 @@ from psctl.coordinator.state import (
     checkpoints,
     ending,
     example_division,
+    joining_workers,
     lost_workers,
     outages,
     progress,
@@ -110,12 +111,16 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
     """A process has ended."""
     if rank.ended:
         return
+    if rank.joining:
+        joining_workers.on_exited(job, rank, message)
+        return
     if message.failure is not None and rank.joined:
         progress.record_step(job, rank, message.failure.step)
     failure = message.failure or job.failure_of(rank, f"ended with status {message.status}", status=message.status)
     failure = replace(failure, member=str(rank.member), host=job.host_name(rank))  # an agent reports its own host only
     early = rank.member.role == "server" and job.ending is None and not rank.leaving
-    trouble = early or (message.status != 0 and not rank.leaving)
+    as_asked = rank.leaving and (rank.member.role == "server" or joining_workers.made_no_step(job, rank))
+    trouble = early or (message.status != 0 and not as_asked)
     error = failure.exception if trouble else ""
     if job.restart is not None and job.restart.phase not in ("settling", "leaving"):
         job.move_rank(rank, "stopped")  # as ordered
@@ -182,6 +187,8 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
     name = job.order.hosts[host].name
     connected = [rank.member for rank in job.ranks.values() if rank.host == host and rank.connected]
     job.instructions += [CloseConnection(member, reason) for member in [Member("agent", host), *connected]]
+    for member in [member for member in job.joining.members if job.ranks[member].host == host]:
+        joining_workers.give_up(job, job.ranks[member], "lost", f"{name} is lost")
     ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
     for rank in ranks:
         job.move_rank(rank, "lost", f"{name} is lost")

@@ -143,7 +143,7 @@ def _start_replacement(job: JobState, lost: Rank, host: int) -> None:
     rank = job.add_rank("worker", number, host, lost.local_rank if host == lost.host else local)
     if host != lost.host:
         job.send(Member("agent", host), HoldSlots(local + 1))
-    rank.step = lost.step
+    rank.step, rank.leaving = lost.step, lost.leaving
     job.checkpoints.senders.add(rank.member)
     restarts = job.losses.survived + job.scaling.restarts
     server_changes.start_rank(job, rank, worker_environment(job.order, job.seats(), number, restarts))
@@ -261,7 +261,7 @@ def welcome_replacement(job: JobState, rank: Rank) -> None:
     number, lost = rank.member.rank, job.lost_workers
     if number not in lost.cuts or any(one.rank == number for one in lost.pending):
         return
-    world, order = len(job.ranks_of("worker")), job.order
+    world, order = job.division.world, job.order
     every = order.checkpoint.every_steps
     job.send(rank.member, Welcome(world, order.seed, every, order.report_seconds, _resume_of(job, rank)))
     job.append_event(events.WorkerJoined(time=job.time, rank=number, host=job.host_name(rank)))
@@ -283,7 +283,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
 def on_ready(job: JobState, rank: Rank) -> None:
     """A replacement has its start values: it trains."""
     job.send(rank.member, Go())
-    job.notice(f"{job.describe(rank)} trains again")
+    job.notice(f"{job.describe(rank)} trains" + (" again" if rank.member.incarnation else ""))
     rank.moved_at = job.now
     if rank.state == "waiting":
         job.move_rank(rank, "go")

@@ -4,8 +4,9 @@ An added server is started like a replacement, and gets its share when it listen
 first, and receives Leave when workers have the assignment without it (server_changes.py). Servers are numbered from 0
 without gaps: those with the highest numbers leave.
 
-Another number of workers changes every worker's share of each clock's examples: all workers go to a common step, save
-and leave, and the new number starts from that checkpoint (restart.py). No step is lost or done twice.
+Workers join and leave while the others train (joining_workers.py) where that is possible. Elsewhere all workers go to a
+common step, save and leave, and the new number starts from that checkpoint (restart.py). Either way no step is lost or
+done twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, losses, server_changes, table_placement
+from psctl.coordinator.state import checkpoints, joining_workers, losses, server_changes, table_placement
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted
 from psctl.orders import HostOrder, JobOrder
 from psctl.types import Member
@@ -44,7 +45,7 @@ class Scaling(msgspec.Struct):
 
 def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
     """Change the numbers of workers and servers as requested, or answer with the reason why not."""
-    workers, servers = len(job.live("worker")), _servers(job)
+    workers, servers = sum(not rank.leaving for rank in job.live("worker")), _servers(job)
     problem, hint = _refused(job, message)
     answer = ScaleAnswer(message.ticket, workers, servers, problem, hint.format(job=job.order.name))
     job.send(agent, answer)
@@ -52,30 +53,29 @@ def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
         return
     if message.workers is not None and job.order.elastic is not None:
         job.order = replace(job.order, elastic=(min(job.order.elastic[0], message.workers), message.workers))
+    then = servers if message.servers is None else message.servers
     if message.workers is not None and message.workers != workers:
-        _scale_workers(job, message.workers, servers if message.servers is None else message.servers, "psctl scale")
-    elif message.servers is not None and message.servers != servers:
-        job.notice(f"psctl scale: from {servers} to {message.servers} servers")
-        _scale_servers(job, servers, message.servers)
+        _scale_workers(job, message.workers, then, "psctl scale")
+    if then != servers and job.restart is None:
+        job.notice(f"psctl scale: from {servers} to {then} servers")
+        _scale_servers(job, servers, then)
 
 
 def grow(job: JobState) -> None:
-    """Start again with more workers, from a common step, when an elastic job has had slots for them for GROW_AFTER."""
+    """Take more workers when an elastic job has had slots for them for GROW_AFTER."""
     if job.order.elastic is None:
         return
-    scaling, live = job.scaling, job.live("worker")
+    scaling, live = job.scaling, [rank for rank in job.live("worker") if not rank.leaving]
     workers, on_host = len(live), Counter(rank.host for rank in live)
     free = sum(max(0, host.slots - on_host[index]) for index, host in _living(job).items())
     more = min(job.order.elastic[1] - workers, free)
     trains = job.training and job.plan is not None and not any(rank.finished for rank in live)
-    if more <= 0 or not trains or job.workers_being_replaced or job.lost_workers.pending or job.returning:
+    if more <= 0 or not trains or job.joining.members or job.returning or not joining_workers.may_retry(job):
         scaling.may_grow_since = None
     elif scaling.may_grow_since is None:
         scaling.may_grow_since = job.now
     elif job.now - scaling.may_grow_since >= GROW_AFTER:
         scaling.may_grow_since = None
-        hosts = [replace(host, workers=on_host[index]) for index, host in enumerate(job.order.hosts)]
-        job.order = replace(job.order, hosts=hosts)
         _scale_workers(job, workers + more, _servers(job), "slots are free")
 
 
@@ -98,11 +98,13 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     if message.workers is not None and hosts_for_workers(job, message.workers) is None:
         slots = sum(max(host.slots, host.workers) for host in _living(job).values())
         return f"{message.workers} workers do not fit: the job's hosts have {slots} slots", INSTEAD
-    if message.workers is not None and job.workers_being_replaced:
-        return (
-            f"{job.describe(job.workers_being_replaced[0])} is being started again",
-            "try again when it trains: psctl attach {job}",
-        )
+    if message.workers is not None and (job.joining.members or joining_workers.is_changing(job)):
+        text = "the workers are changing already"
+        if job.workers_being_replaced:
+            text = f"{job.describe(job.workers_being_replaced[0])} is being started again"
+        elif job.joining.members:
+            text = f"{job.describe(job.ranks[job.joining.members[0]])} is being started"
+        return text, "try again when all workers train: psctl attach {job}"
     if message.servers is None:
         return "", ""
     if message.servers < 1:
@@ -130,9 +132,10 @@ def _living(job: JobState) -> dict[int, HostOrder]:
 def hosts_for_workers(job: JobState, workers: int) -> list[HostOrder] | None:
     """Return the hosts with so many workers: more go to free slots in the roster's order, fewer leave from its end;
     None when there are too few slots."""
-    hosts = list(job.order.hosts)
+    hosts = joining_workers.hosts_as_they_run(job)
     more = workers - sum(host.workers for host in hosts)
-    for index, host in _living(job).items():
+    for index in _living(job):
+        host = hosts[index]
         change = min(more, max(0, host.slots - host.workers)) if more > 0 else 0
         hosts[index] = replace(host, workers=host.workers + change)
         more -= change
@@ -144,11 +147,18 @@ def hosts_for_workers(job: JobState, workers: int) -> list[HostOrder] | None:
 
 
 def _scale_workers(job: JobState, workers: int, servers: int, why: str) -> None:
-    """All go to a common step, save and leave; restart.py starts the new number from there."""
+    """Have workers join or leave; or all go to a common step and leave, and restart.py starts the new number there."""
+    before = sum(not rank.leaving for rank in job.live("worker"))
+    if joining_workers.may_change(job):
+        job.notice(f"{why}: from {before} to {workers} workers, while training goes on")
+        if workers > before:
+            joining_workers.start(job, workers - before)
+        else:
+            joining_workers.leave(job, workers)
+        return
     hosts = hosts_for_workers(job, workers)
     assert hosts is not None, "`_refused` checked that they fit"
     assert job.plan is not None
-    before = len(job.live("worker"))
     job.notice(f"{why}: from {before} to {workers} workers, which start again from a common step")
     servers_wanted = servers if job.plan.chosen == "ps" else job.order.servers
     job.scaling.new_order = replace(job.order, hosts=hosts, servers=servers_wanted, strategy=job.plan.chosen)

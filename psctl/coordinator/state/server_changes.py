@@ -58,10 +58,12 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> De
     assert job.plan is not None
     assert job.startup.layout is not None
     order, plan = job.order, job.plan
+    # Whether a lost worker's examples may be divided among the others, because it is not always replaced.
+    divides = order.on_worker_loss == "continue" or (order.elastic is not None and order.staleness is not None)
     return Decision(
         strategy=plan.chosen, update=plan.update, layout=job.startup.layout, shards=job.shards.ranges,
         assignment=assignment, resume=resume, options=plan.options, staleness=order.staleness, period=order.period,
-        elastic=order.on_worker_loss == "continue" and plan.update == "server",
+        elastic=divides and plan.update == "server",
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job),
     )  # fmt: skip
@@ -88,7 +90,7 @@ def add_servers(job: JobState, hosts: list[int]) -> None:
 def start_rank(job: JobState, rank: Rank, environment: dict[str, str]) -> None:
     """Have a rank's process started."""
     job.append_state(rank)
-    world = len(job.ranks_of("worker"))
+    world = job.division.world
     job.instructions.append(StartMember(rank.member, world, rank.host, rank.local_rank, environment))
 
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import losses, lost_workers, outages, returning_hosts, server_changes, sum_order, takeover
+from psctl.coordinator.state import (
+    joining_workers,
+    losses,
+    lost_workers,
+    outages,
+    returning_hosts,
+    server_changes,
+    sum_order,
+    takeover,
+)
 from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
@@ -109,13 +118,13 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
         job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
     if job.training and rank.member.role == "worker":
-        lost_workers.welcome_replacement(job, rank)
+        (joining_workers.on_joined if rank.joining else lost_workers.welcome_replacement)(job, rank)
         return
     order, workers = job.order, job.ranks_of("worker")
     every, hosts = order.checkpoint.every_steps, [each.host for each in workers]
     job.send(
         rank.member,
-        Welcome(len(workers), order.seed, every, order.report_seconds, job.resume, hosts, job.training),
+        Welcome(job.division.world, order.seed, every, order.report_seconds, job.resume, hosts, job.training),
     )
     if rank.member.role == "worker":
         job.startup.reached.setdefault("joined", job.now)
@@ -130,6 +139,9 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
     job.startup.reached.setdefault("prepared", job.now)
     if rank.state == "running":
         job.move_rank(rank, "prepared")
+    if rank.joining:
+        joining_workers.on_prepared(job, rank, message)
+        return
     if job.training:  # a replacement, while others train
         failure = lost_workers.on_prepared(job, rank, message)
         if failure is not None:

@@ -8,6 +8,7 @@ reference; a rank that differs is refused. A rank that left at clock c* counts a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -59,6 +60,14 @@ class Membership(msgspec.Struct, frozen=True):
         """Return the membership with these ranks from `clock` on; earlier changes of later clocks are dropped."""
         kept = tuple(change for change in self.changes if change[0] < clock)
         return Membership((*kept, (clock, tuple(sorted(ranks)))))
+
+    def since(self, rank: int) -> int:
+        """Return the first clock of a rank's last term as a member; of one that never was, the first of all."""
+        found = self.changes[0][0]
+        for (_, before), (clock, ranks) in pairwise(self.changes):
+            if rank in ranks and rank not in before:
+                found = clock
+        return found
 
     @property
     def everyone(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Number of this protocol; ends that differ refuse each other."""
 
 

@@ -78,7 +78,7 @@ class ClockAggregation(PushStaging):
                 return None
             self._next += 1
         if not self._divided:
-            world = self._state.terms.world
+            world = len(self._sum_order[0])
             near = self._weight == 0 or abs(self._weight - world) <= NEAR * world
             total, by = self._own_sum(), world if near else self._weight
             if by != 1:

@@ -174,8 +174,6 @@ class DenseServer:
 
     def on_worker_connected(self, rank: int) -> list[Instruction]:
         """Register a worker's new connection; partly received messages of an older one are dropped."""
-        if rank not in self._membership.everyone:
-            raise ProtocolError(f"worker/{rank} is none of the job's {len(self._membership.everyone)} workers")
         self.on_worker_disconnected(rank)
         self._workers.add(rank)
         answers: list[Instruction] = [ToWorker(rank, Leads(self.epoch, self.leading))]

@@ -127,17 +127,12 @@ class PushStaging(ABC):
 
     def clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is staged or applied here."""
-        taken = self.taken.get(rank)
-        return self.applied_of(rank) if taken is None else taken
+        return max(self.taken.get(rank, -1), self.applied_of(rank))
 
     def applied_of(self, rank: int) -> int:
-        """Return the last clock of a rank that is applied; before its first one, the clock before that."""
-        state = self._state
-        applied = state.applied.get(rank)
-        if applied is not None:
-            return applied
-        firsts = [first for first, ranks in self.membership.changes if rank in ranks]
-        return min(firsts, default=state.terms.base) - 1
+        """Return the last clock of a rank that is applied; before the first of its term, the clock before that."""
+        before = self.membership.since(rank) - 1
+        return max(self._state.applied.get(rank, before), before)
 
     # ---- pushes ---------------------------------------------------------------------------------------------------
 
