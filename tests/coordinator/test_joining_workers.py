@@ -10,7 +10,7 @@ from psctl.coordinator.state.scaling import GROW_AFTER
 from psctl.job import events
 from psctl.job.checkpoint_messages import CutAt, CutPosition, ProposeCut, SaveBegin, SaveEnd
 from psctl.job.membership_messages import ExamplesShared, Members, MembersSet, NextClock, NextClockWanted
-from psctl.job.process_messages import EndProcesses, ProcessFailure, ScaleWanted, StopWanted
+from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessFailure, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import TablesWanted
 from psctl.job.training_messages import Decision, Go, Heartbeat, MemberReady, Prepare, ScriptFinished, Welcome
 from psctl.types import Layout, Member, ParameterInfo
@@ -222,6 +222,7 @@ def test_the_workers_with_the_highest_numbers_leave() -> None:
     for member in (W1, W2):
         job.receive(member, ScriptFinished(10))
         job.exits(member, 0)
+    assert sent(job.instructions, HoldSlots)[-2:] == [(A1, HoldSlots(0)), (A0, HoldSlots(1))]
     assert not appended(job.instructions, events.WorkerLost)
     assert job.machine.job.ending is None
     assert [host.workers for host in job.machine.job.order.hosts] == [1, 0]

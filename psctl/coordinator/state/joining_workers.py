@@ -119,14 +119,12 @@ def give_up(job: JobState, rank: Rank, trigger: str, why: str) -> None:
     """Go on without a new worker, whose process has ended."""
     state = job.joining
     if not rank.leaving:
-        state.failures, state.failed_at = state.failures + 1, job.now
+        _note_failure(job)
         job.notice(f"{job.describe(rank)}, which was to join, is given up: {why}")
     job.move_rank(rank, trigger, "" if rank.leaving else why)
     state.members.remove(rank.member)
     job.remove_rank("worker", rank.member.rank)
-    if rank.host not in job.lost_hosts:
-        others = sum(each.host == rank.host for each in job.live("worker"))
-        job.send(Member("agent", rank.host), HoldSlots(others))
+    release_slot(job, rank)
     example_division.remove_joining(job, rank.member)
 
 
@@ -134,9 +132,21 @@ def end(job: JobState, rank: Rank, why: str) -> None:
     """Have a new worker's process ended, which then counts as given up."""
     if not rank.leaving:
         rank.leaving = True
+        _note_failure(job)
         job.notice(f"{job.describe(rank)}, which was to join, is ended: {why}")
         job.send(Member("agent", rank.host), EndProcesses([rank.member], job.grace, why))
         example_division.remove_joining(job, rank.member)
+
+
+def _note_failure(job: JobState) -> None:
+    job.joining.failures, job.joining.failed_at = job.joining.failures + 1, job.now
+
+
+def release_slot(job: JobState, rank: Rank) -> None:
+    """Let other jobs use the slot of a worker that has left."""
+    if rank.host not in job.lost_hosts:
+        others = sum(each.host == rank.host for each in job.live("worker"))
+        job.send(Member("agent", rank.host), HoldSlots(others))
 
 
 def advance(job: JobState) -> None:

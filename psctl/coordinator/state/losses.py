@@ -126,6 +126,8 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
         job.move_rank(rank, "stopped")  # as ordered
     elif job.ending is None or job.ending.phase == "settling":
         job.move_rank(rank, "failed" if trouble else "ended", error)
+        if rank.leaving and not trouble and rank.member.role == "worker":
+            joining_workers.release_slot(job, rank)
         if trouble:
             _on_failed(job, rank, failure)
         elif job.ending is None and job.restart is None and not job.live("worker"):
