@@ -37,7 +37,7 @@ class Scaled:
         loader = run.loader(list(torch.eye(EXAMPLES, dtype=torch.float64)), batch_size=BATCH)
         for epoch in run.epochs(EPOCHS):
             for x in loader:
-                self.taken[run.step, run.rank] = (epoch, x.argmax(1).tolist() if run._weight.own_examples else [])
+                self.taken[run.step, run.rank] = (epoch, x.argmax(1).tolist())
                 self.worlds[run.step, run.rank] = run.world
                 optimizer.zero_grad()
                 self._die(run, "before the forward")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.running import ROOT, Psctl
+from tests.helpers.running import ROOT, Ended, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
@@ -19,7 +19,7 @@ EXAMPLES, EPOCHS = 96, 20
 
 
 def test_scale_changes_the_workers_while_they_train(tmp_path: Path) -> None:
-    psctl, result, wanted = Psctl(tmp_path), tmp_path / "result", {20: "3", 120: "2"}
+    psctl, result = Psctl(tmp_path), tmp_path / "result"
     cluster = tmp_path / "four.yaml"
     cluster.write_text(
         f"version: 1\nname: four\nruntime: {{python: {sys.executable}, environment: existing}}\n"
@@ -27,17 +27,27 @@ def test_scale_changes_the_workers_while_they_train(tmp_path: Path) -> None:
     )
     options = ["--cluster", str(cluster), "--workers", "1", "--servers", "1", "--env", f"RESULT={result}"]
     events: list[dict[str, Any]] = []
-    with psctl.start("train", str(JOB), "-o", "jsonl", *options, "--set", f'args=[--epochs, "{EPOCHS}"]') as process:
+    scaled: list[Ended] = []
+    arguments = f'args=[--epochs, "{EPOCHS}", --hold, "60", "120"]'  # until the workers have changed, on any machine
+    with psctl.start("train", str(JOB), "-o", "jsonl", *options, "--set", arguments) as process:
         assert process.stdout is not None
         for line in process.stdout:
             events.append(json.loads(line))
+            joined = len([event for event in events if event["event"] == "worker-joined"])
             step = events[-1]["step"] if events[-1]["event"] == "progress" else 0
-            if wanted and step >= min(wanted):
-                scaled = psctl.run("scale", "counted-1", "--workers", wanted.pop(min(wanted)), "-y")
-                assert scaled.code == 0, scaled
+            if step >= 20 and len(scaled) == 0:
+                scaled.append(psctl.run("scale", "counted-1", "--workers", "3", "-y"))
+            if joined == 3:
+                Path(f"{result}.go60").touch()
+            if step > 60 and len(scaled) == 1:
+                found = psctl.run("scale", "counted-1", "--workers", "2", "-y")
+                if "try again when all workers train" not in found.err:
+                    scaled.append(found)
+                    Path(f"{result}.go120").touch()
         assert process.stderr is not None
         said = process.stderr.read()
     assert process.returncode == 0, said
+    assert [one.code for one in scaled] == [0, 0], scaled
     assert [event["rank"] for event in events if event["event"] == "worker-joined"] == [0, 1, 2]
     assert not [event for event in events if event["event"] in ("restored", "worker-lost")]
     taken = [

@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10, help="of 12 steps")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds a step")
+    parser.add_argument("--hold", type=int, nargs="*", default=[], help="steps after which rank 0 waits for RESULT.go")
     given = parser.parse_args()
 
     run = psctl.init()
@@ -42,6 +43,8 @@ def main() -> None:
                 time.sleep(given.pause)
                 optimizer.step()
                 run.report(loss=loss)
+                while run.rank == 0 and run.step in given.hold and not Path(f"{result}.go{run.step}").exists():
+                    time.sleep(0.05)
     run.wait()
     if run.rank == 0:
         Path(result).write_text(json.dumps([-one for one in model.weight.detach().reshape(-1).tolist()]))
