@@ -59,6 +59,26 @@ def test_the_head_loses_its_power_and_psctl_follows_the_job(job: JobOnHosts, ref
     assert [_without_paths(event) for event in shown] == [_without_paths(event) for event in job.of(*kinds)]
 
 
+@pytest.mark.soak
+def test_a_job_that_computes_before_its_steps_goes_on_after_ten_seconds(
+    make_hosts: Callable[..., Any], tmp_path: Path
+) -> None:
+    """worker/0's state of a step is with the servers as soon as the next batch is asked for: at once in this job."""
+    job = JobOnHosts(make_hosts(3), tmp_path / "home")
+    job.train(pause=0.0, words_more=("--compute", "0.2"))
+    job.until(lambda: job.standby, "a standby")
+    job.wait_for_steps(20)
+    job.hosts.crash("h1")
+    crashed, step = time.time(), job.step + 2
+    job.until(lambda: job.notices("h2 leads the job after"), "another leader", 60)
+    job.wait_for_steps()
+    made = [event["time"] for event in job.of("progress") if event["step"] > step and event["time"] > crashed + 2]
+    after = min(made) - crashed
+    restarted = bool(job.of("restored"))  # the power went in the milliseconds before the state arrived
+    job.report(f"trains after {after:.1f} s; all started again: {restarted}")
+    assert after < (30 if restarted else 13)
+
+
 def _without_paths(event: dict[str, Any]) -> dict[str, Any]:
     """An event without what psctl adds or changes for a reader here."""
     return {key: event[key] for key in ("event", "time", "step", "rank", "status") if key in event}

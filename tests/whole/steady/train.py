@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes at least; none after a resume")
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds before the backward of a step")
     parser.add_argument("--keep-pace", action="store_true", help="so many after a resume too")
     parser.add_argument("--raise-at", type=int, default=-1, help="step at which rank 1 raises")
     parser.add_argument("--hang-at", type=int, default=-1, help="step at which rank 1 stops moving")
@@ -43,6 +44,7 @@ def main() -> None:
         for inputs, targets in loader:
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            time.sleep(given.compute)
             loss.backward()
             optimizer.step()
             run.report(loss=loss)
