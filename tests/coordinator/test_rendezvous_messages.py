@@ -87,6 +87,19 @@ def test_under_ps_only_the_ranks_of_a_host_get_each_others_addresses_one_by_one(
     assert sent(job.receive(W0, WorkerListens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
 
 
+def test_a_replacement_that_was_moved_to_another_groups_host_gets_no_address_of_that_group() -> None:
+    job, _ = decided(TWO_HOSTS)
+    for worker in (W0, W1):
+        job.receive(worker, WorkerListens(None, HERE[worker]))
+    state = job.machine.job
+    state.remove_rank("worker", 2)
+    state.add_rank("worker", 2, 0, 2)
+    anew = Member("worker", 2, 1)
+    job.handle(Connected(anew))
+    alone = WorkersAt([WorkerAt(2, 1, None, b"d" * 16)])
+    assert sent(job.receive(anew, WorkerListens(None, b"d" * 16)), WorkersAt) == [(anew, alone)]
+
+
 def test_a_replacement_gets_the_others_addresses_and_they_get_its_address() -> None:
     job, _ = decided(TWO_HOSTS)
     for worker in (W0, W1):

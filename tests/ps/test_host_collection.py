@@ -51,6 +51,12 @@ def test_the_host_sum_is_pushed_when_the_last_part_arrives():
         assert not one.on_host_sum(0, 0), "once"
 
 
+def test_a_worker_of_another_group_that_was_moved_to_this_host_takes_no_members_place():
+    one = collecting(0, up=False)
+    assert one.on_peer_connected(2, []) == []
+    assert one.add_own(0, 0, part(0), AT) == [SeparatePush(0, 0)], "it would wait for ever for worker/1"
+
+
 def test_each_shard_has_one_collector_and_collectors_share_the_shards():
     two = collecting(1)
     assert [two.collector(shard) for shard in range(4)] == [0, 1, 0, 1]

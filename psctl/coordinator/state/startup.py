@@ -213,13 +213,16 @@ def on_ready(job: JobState, rank: Rank, message: MemberReady) -> None:
 def on_listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
     """A worker listens for others: send addresses.
 
-    Workers of a schedule receive all addresses once all workers listen; under ps, workers of a host receive those
-    known so far.
+    Workers of a schedule receive all addresses once all workers listen; under ps, workers of a group receive those
+    known so far: not those of a replacement that was moved to this host, which is of another group.
     """
     rank.listens = message
     workers = job.ranks_of("worker")
     if job.host_groups:
-        workers = [each for each in workers if each.host == rank.host and each.listens and not each.ended]
+        number = rank.member.rank
+        group = next((group for group in job.host_groups if number in group), (number,))
+        near = [each for each in workers if each.host == rank.host and each.listens and not each.ended]
+        workers = [each for each in near if each.member.rank in group]
     if job.all_processes_end or not all(each.listens for each in workers):
         return
     for one in workers:

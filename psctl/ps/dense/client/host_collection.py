@@ -170,12 +170,14 @@ class HostCollection:
         return [SeparatePush(shard, clock)]
 
     def on_peer_connected(self, rank: int, outstanding: Iterable[tuple[int, int]]) -> list[Act]:
-        """Handle a new connection to a worker of the group.
+        """Handle a new connection to a worker of this host.
 
         Args:
             rank: the worker's.
             outstanding: (shard, clock) of the pushes that this worker has made and that are not Pushed.
         """
+        if rank not in self._group:
+            return []  # a replacement of another host's worker
         self._up.add(rank)
         separate = {*outstanding, *enumerate(self._pushed)}  # a worker that starts in mid-run pushes nothing before
         return [ToPeer(rank, PushAlone(*key)) for key in sorted(separate) if self.collector(key[0]) == rank]
