@@ -69,6 +69,10 @@ class Membership(msgspec.Struct, frozen=True):
                 found = clock
         return found
 
+    def from_clock(self, clock: int) -> set[int]:
+        """Return the ranks that are members of a clock or of a later one."""
+        return {*self.at(clock), *(rank for first, ranks in self.changes if first > clock for rank in ranks)}
+
     @property
     def everyone(self) -> tuple[int, ...]:
         """All ranks that are members of any clock."""

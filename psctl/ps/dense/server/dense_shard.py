@@ -249,9 +249,14 @@ class DenseShard:
 
     def set_members(self, membership: Membership) -> list[Output]:
         """Set the members of each clock."""
-        self._readers.keep_only(membership.changes[-1][1])
         self.staging.set_members(membership)
+        self._drop_readers()
         return [*self._ask_again(), *self._advance()]
+
+    def _drop_readers(self) -> None:
+        """Forget what ranks read that make no clock any more: one that leaves reads until its last clock is applied."""
+        clock = self._terms.base if self.state.version is None else self.state.version
+        self._readers.keep_only(self.staging.membership.from_clock(clock))
 
     # ---- progress ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +287,8 @@ class DenseShard:
         if not some:
             self.state.give_buffer(gradient)
         self.state.apply_entry(entry, gradient if some else None, kept=keeps)
+        if any(first == number + 1 for first, _ in self.staging.membership.changes):
+            self._drop_readers()
         self._unacknowledged.update(entry.ranks)
         if not keeps:
             return []
@@ -370,6 +377,7 @@ class DenseShard:
         """Forget a rank's connection, but not what it may still read until a push reports a newer version."""
         self._answers.on_disconnected(rank)
         self._readers.on_disconnected(rank)
+        self._drop_readers()
         self.staging.drop_incoming(rank)
         self._starting = self._starting and rank != 0
 
