@@ -59,6 +59,7 @@ class Rank(msgspec.Struct):
     decided: bool = False  # the Decision was sent to it
     leaving: bool = False  # it leaves while the job continues
     joining: bool = False  # a worker that takes no part yet, while others train (joining_workers.py)
+    idle: bool = False  # it was ordered to end, for it has nothing to do
     shares: bool = False  # a worker whose batches psctl's loader makes
     loss_appended: bool = False  # the log has the event of its loss
 

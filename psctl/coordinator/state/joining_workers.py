@@ -157,7 +157,7 @@ def advance(job: JobState) -> None:
         job.division.decided = None
         _take_in(job, decided.joining, decided.clock)
         _let_go(job, decided.leaving, decided.clock)
-    _end_idle(job)
+    _end_late(job)
     if not state.members:
         return
     ranks = [job.ranks[member] for member in state.members]
@@ -173,7 +173,7 @@ def advance(job: JobState) -> None:
         example_division.begin_change(job, joining=[rank.member for rank in ready])
 
 
-def _end_idle(job: JobState) -> None:
+def _end_late(job: JobState) -> None:
     """End workers that joined when worker/0 had made all steps: its state, with which they start, may never arrive."""
     zero = next((rank for rank in job.live("worker") if rank.member.rank == 0), None)
     if zero is None or not zero.finished:
@@ -181,15 +181,13 @@ def _end_idle(job: JobState) -> None:
     for member in job.checkpoints.first_steps:
         rank = job.ranks.get(member)
         if rank is not None and not rank.ended and not rank.leaving and not rank.ready and rank.step >= zero.step:
-            rank.leaving = True
-            why = "the others have made all steps"
-            job.send(Member("agent", rank.host), EndProcesses([member], job.grace, why))
+            end_idle(job, rank, "the others have made all steps")
 
 
-def made_no_step(job: JobState, rank: Rank) -> bool:
-    """Whether a worker that joined while others trained has made no step."""
-    first = job.checkpoints.first_steps.get(rank.member)
-    return first is not None and rank.step < first
+def end_idle(job: JobState, rank: Rank, why: str) -> None:
+    """Have a worker's process ended that has nothing to do; however it ends, that is no loss."""
+    rank.leaving = rank.idle = True
+    job.send(Member("agent", rank.host), EndProcesses([rank.member], job.grace, why))
 
 
 def _why_not(job: JobState) -> str:

@@ -119,7 +119,7 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
     failure = message.failure or job.failure_of(rank, f"ended with status {message.status}", status=message.status)
     failure = replace(failure, member=str(rank.member), host=job.host_name(rank))  # an agent reports its own host only
     early = rank.member.role == "server" and job.ending is None and not rank.leaving
-    as_asked = rank.leaving and (rank.member.role == "server" or joining_workers.made_no_step(job, rank))
+    as_asked = rank.idle or (rank.leaving and rank.member.role == "server")
     trouble = early or (message.status != 0 and not as_asked)
     error = failure.exception if trouble else ""
     if job.restart is not None and job.restart.phase not in ("settling", "leaving"):

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, example_division, server_changes
+from psctl.coordinator.state import checkpoints, example_division, joining_workers, server_changes
 from psctl.job import events
 from psctl.job.environment import worker_environment
 from psctl.job.layout_comparison import difference
@@ -144,6 +144,8 @@ def _start_replacement(job: JobState, lost: Rank, host: int) -> None:
     if host != lost.host:
         job.send(Member("agent", host), HoldSlots(local + 1))
     rank.step, rank.leaving = lost.step, lost.leaving
+    if lost.leaving:
+        job.checkpoints.last_steps[rank.member] = job.checkpoints.last_steps[lost.member]
     job.checkpoints.senders.add(rank.member)
     restarts = job.losses.survived + job.scaling.restarts
     server_changes.start_rank(job, rank, worker_environment(job.order, job.seats(), number, restarts))
@@ -222,8 +224,9 @@ def _last_clock(job: JobState, cut: PendingCut) -> int | None:
     if max(versions, default=0) > last + 1:
         return None
     cutting = {one.rank for one in job.lost_workers.pending}
-    others = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in cutting]
     first = min(versions, default=0)  # clock that some shard has not applied
+    making = {*job.division.members_at(first)} & {*job.division.members_at(last)} - cutting
+    others = [rank.member.rank for rank in job.live("worker") if rank.member.rank in making]
     if last < first or any(job.lost_workers.cuts.get(rank, first - 1) < first for rank in others):
         return last
     return first - 1 if len(versions) == 1 else None  # no worker is left to send the numbers of what was not applied
@@ -238,7 +241,9 @@ def _cut(job: JobState, lost: Rank, last: int) -> None:
         job.notice(f"{member} is started again and continues after step {last + 1}")
         rank = job.ranks[Member("worker", member.rank, job.newest_incarnation("worker", member.rank) or 0)]
         rank.step = last + 1
-        if rank.joined:
+        if rank.leaving and rank.step >= job.checkpoints.last_steps[rank.member]:
+            joining_workers.end_idle(job, rank, "it has made all its steps")
+        elif rank.joined:
             welcome_replacement(job, rank)
 
 

@@ -117,6 +117,9 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
     if job.all_processes_end:
         job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
+    if rank.idle:
+        job.send(rank.member, Leave("it has nothing to do"))  # it started after it was ordered to end
+        return
     if job.training and rank.member.role == "worker":
         (joining_workers.on_joined if rank.joining else lost_workers.welcome_replacement)(job, rank)
         return
