@@ -246,7 +246,7 @@ class Elections:
         if self._voter.promise != before and self._voter.promise is not None:
             return  # the vote was given after the question
         term = self._voter.configuration.term
-        self._voter.on_told(host, answer.configuration, stands=answer.stands)
+        self._voter.on_configuration(host, answer.configuration, stands=answer.stands)
         if self._voter.configuration == answer.configuration:
             if answer.coordinator is not None and self._coordinator != (answer.configuration.term, answer.coordinator):
                 self._coordinator = (answer.configuration.term, answer.coordinator)

@@ -65,7 +65,7 @@ class Voter:
             self.promise = under.elects(candidate)
         return VoteGiven()
 
-    def on_told(self, host: int, configuration: Configuration, *, stands: bool) -> None:
+    def on_configuration(self, host: int, configuration: Configuration, *, stands: bool) -> None:
         """Take the configuration that the agent of another host has now.
 
         Args:

@@ -39,7 +39,7 @@ MOST_BYTES = 4 << 20
 RETRY = 100
 """Inputs after which a disk that was full is looked at again."""
 
-ROOM = 2 * MOST_BYTES
+SPACE = 2 * MOST_BYTES
 """Bytes that must be free for it then, so that a journal does not come and go with the last bytes."""
 
 LONGEST_AWAY = 600.0
@@ -112,8 +112,8 @@ class Journal:
         self._inputs += len(given)
         if not self._files.is_open:
             self._missed += len(given)
-        room = self._missed >= RETRY and _free(self._folder) >= ROOM
-        if room or self._inputs > MOST_INPUTS or self._bytes > MOST_BYTES:
+        has_space = self._missed >= RETRY and _free(self._folder) >= SPACE
+        if has_space or self._inputs > MOST_INPUTS or self._bytes > MOST_BYTES:
             self.make_snapshot()
         record = framed(pickle.dumps((now, tuple(given)), pickle.HIGHEST_PROTOCOL))
         self._bytes += len(record)

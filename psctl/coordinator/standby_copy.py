@@ -67,7 +67,7 @@ class StandbyCopy:
         self._changed = threading.Condition()
         self._addresses: dict[int, Address] = {}
         self._known: dict[int, tuple[int, int]] = {}  # the age of the configuration that an agent has accepted
-        self._told: dict[int, tuple[PeerConnection, tuple[int, int], float]] = {}  # what it was sent last, and when
+        self._sent: dict[int, tuple[PeerConnection, tuple[int, int], float]] = {}  # what it was sent last, and when
         self._target: PeerConnection | None = None  # of the copy
         self._logged = 0  # bytes of the event log that were sent
         self._streams = False  # the snapshot was sent, and records follow
@@ -179,9 +179,9 @@ class StandbyCopy:
             peer = self._peer(Member("agent", host))
             if peer is None or self._known.get(host) == newest.age:
                 continue
-            told = self._told.get(host)
-            if told is None or told[:2] != (peer, newest.age) or now - told[2] >= AGAIN:
-                self._told[host] = (peer, newest.age, now)
+            sent = self._sent.get(host)
+            if sent is None or sent[:2] != (peer, newest.age) or now - sent[2] >= AGAIN:
+                self._sent[host] = (peer, newest.age, now)
                 peer.send(message, urgent=True)
 
     def _list(self) -> tuple[AgentAddress, ...]:

@@ -9,10 +9,17 @@ from psctl.coordinator.state.joining_workers import RETRY, TOGETHER
 from psctl.coordinator.state.scaling import GROW_AFTER
 from psctl.job import events
 from psctl.job.checkpoint_messages import CutAt, CutPosition, ProposeCut, SaveBegin, SaveEnd
-from psctl.job.membership_messages import ExamplesShared, Members, MembersSet, NextClock, NextClockWanted
+from psctl.job.membership_messages import (
+    ExamplesShared,
+    LostWorkerClocks,
+    Members,
+    MembersSet,
+    NextClock,
+    NextClockWanted,
+)
 from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessFailure, ScaleWanted, StopWanted
-from psctl.job.table_server_messages import TablesWanted
-from psctl.job.training_messages import Decision, Go, Heartbeat, MemberReady, Prepare, ScriptFinished, Welcome
+from psctl.job.table_server_messages import TablesAt, TablesWanted
+from psctl.job.training_messages import Decision, Go, Heartbeat, Leave, MemberReady, Prepare, ScriptFinished, Welcome
 from psctl.types import Layout, Member, ParameterInfo
 from tests.helpers.driven_job import (
     A0,
@@ -238,6 +245,29 @@ def test_one_that_is_killed_before_its_last_clock_is_replaced_to_make_it() -> No
     since = len(job.instructions)
     job.exits(W2, -9)
     assert [member for member, _ in started(job.instructions[since:])] == [replace(W2, incarnation=1)]
+
+
+def test_one_that_is_killed_after_its_last_clock_is_not_replaced() -> None:
+    job = roomy()
+    job.receive(A0, ScaleWanted(7, 1, None))
+    job.answers(9, 10)
+    job.exits(W1, -9)
+    anew = replace(W1, incarnation=1)
+    for server, shards in zip(S, ([0, 1], [2], [3, 4, 5]), strict=True):
+        held = dict.fromkeys(shards, 9)
+        new = job.receive(server, LostWorkerClocks(1, 0, held, held))
+    assert [(agent, one.members) for agent, one in sent(new, EndProcesses)] == [(A1, [anew])]
+    assert [message for member, message in sent(job.joins(anew), Leave) if member == anew]
+    job.exits(anew, 1)
+    assert job.machine.job.ending is job.machine.job.restart is None
+    assert len(appended(job.instructions, events.WorkerLost)) == 1
+
+
+def test_a_store_that_is_opened_after_workers_have_joined_is_refused() -> None:
+    job = joined()
+    ((member, answer),) = sent(job.receive(W0, TablesWanted()), TablesAt)
+    assert (member, answer.servers) == (W0, [])
+    assert "after workers have joined" in answer.problem
 
 
 def test_a_checkpoint_does_not_wait_for_one_that_joined_after_its_step() -> None:

@@ -153,7 +153,7 @@ def test_while_the_disk_is_full_there_is_no_journal(
         restore(tmp_path)
     monkeypatch.undo()
     with monkeypatch.context() as almost_full:
-        almost_full.setattr(journal_module, "ROOM", 1 << 60)
+        almost_full.setattr(journal_module, "SPACE", 1 << 60)
         for _ in range(journal_module.RETRY):
             job.handle(Tick())
     assert not job.journal.is_whole

@@ -122,9 +122,9 @@ def test_events_go_on_in_the_log_of_the_new_head(copied: str) -> None:
     at = log.find(last)
     new.on("grep", CommandResult(0, f"{at}:".encode() + last + b"\n", b"") if at >= 0 else CommandResult(1, b"", b""))
     new.on("stat", CommandResult(0, str(len(b"".join(map(to_line, before)))).encode(), b""))
-    told: list[str] = []
+    notices: list[str] = []
     reader = EventReader(
-        hosts.record, lambda: new, ManualClock(), told.append, old, lambda: hosts.record.led_by(1)
+        hosts.record, lambda: new, ManualClock(), notices.append, old, lambda: hosts.record.led_by(1)
     )  # fmt: skip
     events = []
     for event in reader.events():
@@ -133,4 +133,4 @@ def test_events_go_on_in_the_log_of_the_new_head(copied: str) -> None:
         else:
             events.append(event)
     assert events == [STARTED, FIRST, SECOND, THIRD, DONE]
-    assert "b leads digits-1 now, in place of a" in told
+    assert "b leads digits-1 now, in place of a" in notices

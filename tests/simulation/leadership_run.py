@@ -58,7 +58,7 @@ class Leader:
         self.carried = len(history)
         self.down: dict[int, deque[tuple[object, ...]]] = {}  # to agents that are connected
         self.up: dict[int, deque[tuple[object, ...]]] = {}
-        self.told: dict[int, tuple[int, int]] = {}  # the age of the configuration that was sent on this connection
+        self.sent: dict[int, tuple[int, int]] = {}  # the age of the configuration that was sent on this connection
 
 
 class LeadershipRun:
@@ -177,7 +177,7 @@ class LeadershipRun:
             case ("accepted", int(term), int(version)):
                 leader.core.accepted_by(index, term, version)
                 if (term, version) != leader.core.newest.age:  # it was refused, and is sent again
-                    leader.told.pop(index, None)
+                    leader.sent.pop(index, None)
             case ("stored", int(copy), int(sequence)):
                 leader.core.stored_by(index, copy, sequence)
 
@@ -199,8 +199,8 @@ class LeadershipRun:
         if host != leader.host and leader.carried == len(leader.history) and core.may_copy_to(host):
             leader.down[host].append(("begin", core.begin_copy(host), list(leader.history)))
         for host in core.awaited():
-            if host in leader.down and leader.told.get(host) != core.newest.age:
-                leader.told[host] = core.newest.age
+            if host in leader.down and leader.sent.get(host) != core.newest.age:
+                leader.sent[host] = core.newest.age
                 leader.down[host].append(("leadership", core.newest, core.committed))
 
     # ---- votes -----------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class LeadershipRun:
         if index == other or not (host.alive and asked.alive and self.are_linked(index, other)):
             return
         known = asked.voter.configuration
-        host.voter.on_told(other, known, stands=asked.voter.stands)
+        host.voter.on_configuration(other, known, stands=asked.voter.stands)
         newer = any(each.host == known.leader and each.core.committed.term == known.term for each in self.leaders)
         for leader in list(self.leaders):
             if leader.host == index and newer and known.term > leader.core.committed.term:
@@ -284,7 +284,7 @@ class LeadershipRun:
         if leader is None or not host.alive or index in leader.down or not self.are_linked(leader.host, index):
             return
         leader.down[index], leader.up[index] = deque(), deque()
-        leader.told.pop(index, None)
+        leader.sent.pop(index, None)
 
     def disconnect(self, leader: Leader, index: int) -> None:
         leader.down.pop(index, None)

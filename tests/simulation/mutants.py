@@ -569,7 +569,13 @@ MUTANTS = (
     Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
     Mutant("votes: an earlier leader is heard", ((Voter, "adopt", _hear_old_leaders),), 4, 3000, "leadership"),
     Mutant("votes: a stale standby is elected", ((Voter, "vote", _vote_for_stale),), 16, 3000, "leadership"),
-    Mutant("votes: taken back during the election", ((Voter, "on_told", _withdraw_votes),), 414, 3000, "leadership"),
+    Mutant(
+        "votes: taken back later",
+        ((Voter, "on_configuration", _withdraw_votes),),
+        414,
+        3000,
+        "leadership",
+    ),
     Mutant(
         "copy: carried out before it is stored",
         ((Replication, "may_carry_out", _carry_out_unstored),),

@@ -26,6 +26,22 @@ def test_every_invariant_holds_in_every_run(simulation: str, group: int) -> None
         assert not outcome.invariant, f"seed {seed}: {outcome.text}\nreplay: {replay}"
 
 
+FOUND = {
+    845: "an elastic job lost examples of a lost host",
+    3966: "two kills of worker/0 before its first step ended the job",
+    39648: "a replacement that was moved took a place in another host's sums",
+    52196: "values were overwritten that a leaving worker still read",
+    126279: "the replacement of a worker that had left waited for ever",
+    159610: "a leaving worker was expected to send the numbers of a clock",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_found_a_defect_holds(seed: int) -> None:
+    outcome = run_store(seed)
+    assert not outcome.invariant, f"{FOUND[seed]}: {outcome.text}"
+
+
 def test_a_seed_determines_the_whole_run() -> None:
     for seed in (3, 8, 21):
         first, second = run_store(seed, traced=True), run_store(seed, traced=True)

@@ -53,11 +53,17 @@ class TableServers(msgspec.Struct):
     """The servers of each shard, once all of the first listen."""
 
 
+JOINED = "run.store() opens the first store after workers have joined, which no group of a store has"
+
+
 def on_tables_wanted(job: JobState, rank: Rank) -> None:
     """Record a worker's request to open a store; `advance` answers it."""
     if job.all_processes_end:
         return
     tables = job.tables
+    if not tables.first and any(term.member for term in job.division.terms):
+        job.send(rank.member, TablesAt([], problem=JOINED, hint="open the script's stores before run.prepare"))
+        return
     tables.since = tables.since or job.now
     tables.asked.add(rank.member)
     if not tables.first:
