@@ -112,7 +112,7 @@ class StandbyCopy:
                 now = time.monotonic()
                 if self._is_copy_lost() or now - began >= SLOW:
                     self._drop()
-                self._tell(now)
+                self._send_newest(now)
                 if now - began >= MISSED and now - asked >= 1.0:
                     asked = now
                     self._send_own(MajorityMissed())
@@ -141,7 +141,7 @@ class StandbyCopy:
             self._core.make_standby()
             if self._target is None and may_begin and now >= self._next_copy_at:
                 self._begin_copy(hosts)
-            self._tell(now)
+            self._send_newest(now)
         target = self._target
         if target is not None and not self._streams and target.pending() <= PART:
             for data in self._new_log(PART):
@@ -169,7 +169,7 @@ class StandbyCopy:
             self._target, self._streams = None, False
             self._next_copy_at = time.monotonic() + PAUSE
 
-    def _tell(self, now: float) -> None:
+    def _send_newest(self, now: float) -> None:
         """Send the newest configuration to each agent that has not accepted it: the leader's own first."""
         newest = self._core.newest
         own = newest.leader
@@ -224,7 +224,7 @@ class StandbyCopy:
             if isinstance(message, LeadershipAccepted):
                 self._known[host] = (message.term, message.version)
                 self._core.accepted_by(host, message.term, message.version)
-                self._tell(time.monotonic())
+                self._send_newest(time.monotonic())
             elif message.problem:
                 self._failed = self._failed or (host, message.copy) == (self._core.copy_to, self._core.copy)
             else:
