@@ -5,10 +5,9 @@ All strategies share the rest: buckets, their order, their overlap with backward
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -95,30 +94,55 @@ def broadcast(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Te
     with torch.no_grad():
         wholes = [each.detach() for each in tensors if each.numel()]
         copies = [each.contiguous() for each in wholes]
-        pieces = [piece for each in copies for piece in torch.split(each.view(-1).view(torch.uint8), BROADCAST)]
-        space = summing.buffer(min(BROADCAST, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
-        while pieces:
-            sizes = itertools.accumulate(piece.numel() for piece in pieces)
-            count = sum(size <= space.nbytes for size in sizes)
-            _exchange(summing, first, space, pieces[:count])
-            del pieces[:count]
+        pieces = [each.view(-1).view(torch.uint8) for each in copies]
+        size = sum(each.numel() for each in pieces)
+        pass_on(summing, size, pieces if first else None, None if first else pieces)
         for whole, copy in zip(wholes, copies, strict=True):
             if copy.data_ptr() != whole.data_ptr():
                 whole.copy_(copy)
 
 
-def _exchange(summing: AllReduceBackend, first: bool, space: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
-    sizes = [piece.numel() for piece in pieces]
-    used = space[: -(-sum(sizes) // 4)]
-    used.zero_()
-    places = torch.split(used.view(torch.uint8)[: sum(sizes)], sizes)
-    if first:
-        for place, piece in zip(places, pieces, strict=True):
+def pass_on(
+    summing: AllReduceBackend, size: int, source: Sequence[torch.Tensor] | None, target: Sequence[torch.Tensor] | None
+) -> None:  # fmt: skip
+    """Pass bytes of one rank to others: they are summed as integers, with zeros of all other ranks.
+
+    Args:
+        summing: sums vectors on the host.
+        size: bytes in all.
+        source: the bytes, on the rank that passes them; None on others.
+        target: where they are written, on a rank that takes them; None on others.
+    """
+    space = summing.buffer((min(BROADCAST, size) + 3) // 4, torch.int32, HOST)
+    for start in range(0, size, BROADCAST):
+        count = min(BROADCAST, size - start)
+        used = space[: -(-count // 4)]
+        used.zero_()
+        for place, piece in _overlaps(source or (), start, used.view(torch.uint8)[:count]):
             place.copy_(piece)
-    summing.put(used).wait()
-    if not first:
-        for place, piece in zip(places, pieces, strict=True):
+        summing.put(used).wait()
+        for place, piece in _overlaps(target or (), start, used.view(torch.uint8)[:count]):
             piece.copy_(place)
+
+
+def _overlaps(
+    tensors: Sequence[torch.Tensor], start: int, place: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the parts of `place` and of tensors of bytes that belong together; `place` is at byte `start` of these."""
+    at = 0
+    for each in tensors:
+        low, high = max(at, start), min(at + each.numel(), start + place.numel())
+        if low < high:
+            yield place[low - start : high - start], each[low - at : high - at]
+        at += each.numel()
+
+
+def compare(summing: AllReduceBackend, me: int, numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers of all ranks, by rank; every rank gives as many."""
+    rows = torch.zeros(summing.world, len(numbers), dtype=torch.int64)
+    rows[me] = torch.tensor(numbers)
+    summing.put(rows.view(-1)).wait()
+    return [[int(number) for number in row] for row in rows.tolist()]
 
 
 class ScheduleAllReduce:
@@ -174,13 +198,30 @@ class ScheduleAllReduce:
     def waits_for(self) -> tuple[int, ...]:
         return self._plane.waits_for if self._plane is not None else ()
 
+    @property
+    def plane(self) -> DataPlane:
+        """The data plane, which this was made with."""
+        assert self._plane is not None, "the engine moves the pieces"
+        return self._plane
+
+    def retire(self, reason: str) -> None:
+        """End all sums in progress with an error; return when nothing reads or writes their vectors any more.
+
+        Raises:
+            PeerLost: a thread did not end in time.
+        """
+        self.plane.abort(reason)
+        for each in (self._own, *self._helper_queues):
+            each.close()
+        self.plane.retire(reason)
+
     def close(self) -> None:
         for each in (self._own, *self._helper_queues):
             each.close()
         if self._plane is not None and not self._shared:
             self._plane.close()
         elif self._plane is not None:
-            self._plane.release(self._buffers)
+            self._plane.memory.release(self._buffers)
 
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; no other sum is in progress."""

@@ -26,7 +26,7 @@ import torch
 from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import PostedPiece, SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, exchange_size, is_supported
-from psctl.errors import ProtocolError
+from psctl.errors import PeerLost, ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_memory import SharedAllocator
 from psctl.transport.unix_channel import BYE, DONE, PIECE, SHARED, Record, UnixChannel
@@ -39,10 +39,42 @@ INLINE = 64 << 10
 CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` waits until queued data is sent."""
 
+RETIRE_TIMEOUT = 20.0
+"""Seconds for which `retire` waits for the threads of streams."""
+
 EXCHANGE = UNUSED_TAG - 1
 """The tag of the record in which rank 0 sends the exchange's location."""
 
 T = TypeVar("T")
+
+
+class PlaneMemory:
+    """The vectors of one process; they outlast a data plane, whose successor sums them again.
+
+    Args:
+        shared: memory that processes of this host can read.
+    """
+
+    def __init__(self, shared: SharedAllocator) -> None:
+        self.shared = shared
+        self._buffers: dict[int, memoryview] = {}  # shared ones, by address
+
+    def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""
+        size = length * dtype.itemsize
+        part = self.shared.allocate(size, zeroed=True) if size else None
+        if part is None:
+            return torch.zeros(length, dtype=dtype)
+        made = torch.frombuffer(part, dtype=dtype)
+        self._buffers[made.data_ptr()] = part
+        return made
+
+    def release(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Release buffers that are not used any more."""
+        for each in buffers:
+            part = self._buffers.pop(each.data_ptr(), None)
+            if part is not None:
+                self.shared.release(part)
 
 
 class DataPlane:
@@ -52,9 +84,10 @@ class DataPlane:
         me: the rank of this process.
         world: number of ranks; rank 0's process also runs the nodes after them, a schedule's helpers.
         channels: to processes of this host, by rank.
-        shared: memory that processes of this host can read.
+        memory: of this process's vectors.
         members: the other processes of this host, by rank.
         sealed: streams to processes of other hosts.
+        hosts: the number of each rank's host.
     """
 
     posts_ahead = True
@@ -64,17 +97,18 @@ class DataPlane:
         me: int,
         world: int,
         channels: Mapping[int, UnixChannel],
-        shared: SharedAllocator,
+        memory: PlaneMemory,
         members: Mapping[int, Member],
         sealed: SealedStreams | None = None,
+        hosts: Sequence[int] = (),
     ) -> None:
-        self.me = me
+        self.me, self.hosts = me, hosts
         self._world = world
         self._channels = dict(channels)
         self._sealed = sealed
-        self._shared = shared
+        self.memory = memory
+        self._shared = memory.shared
         self._members = members
-        self._buffers: dict[int, memoryview] = {}  # shared ones, by address
         self._changed = threading.Condition()  # reentrant: a sender may write its stream itself
         self._arrived: dict[tuple[int, int], deque[ArrivedPiece]] = {}
         self._offered: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that the peer reads in place
@@ -96,20 +130,7 @@ class DataPlane:
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""
-        size = length * dtype.itemsize
-        part = self._shared.allocate(size, zeroed=True) if size and self._members else None
-        if part is None:
-            return torch.zeros(length, dtype=dtype)
-        made = torch.frombuffer(part, dtype=dtype)
-        self._buffers[made.data_ptr()] = part
-        return made
-
-    def release(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Release buffers that are not used any more."""
-        for each in buffers:
-            part = self._buffers.pop(each.data_ptr(), None)
-            if part is not None:
-                self._shared.release(part)
+        return self.memory.buffer(length, dtype) if self._members else torch.zeros(length, dtype=dtype)
 
     def _process(self, node: int) -> int:
         return node if node < self._world else 0
@@ -215,6 +236,19 @@ class DataPlane:
             self._sealed.close(reason, 0.0)
         self._wake_poller()
 
+    def retire(self, reason: str) -> None:
+        """Abort, and return when nothing reads or writes this process's vectors any more, which another plane may use.
+
+        No thread may wait here any more.
+
+        Raises:
+            PeerLost: the thread of a stream did not end in time.
+        """
+        self.abort(reason)
+        if self._sealed is not None and not self._sealed.join(RETIRE_TIMEOUT):
+            raise PeerLost(f"a stream of the data plane did not end within {RETIRE_TIMEOUT:g} s: {reason}")
+        self._release()
+
     def close(self) -> None:
         """Close all connections after queued data is sent; no thread may wait here any more."""
         for rank, channel in self._channels.items():
@@ -230,6 +264,9 @@ class DataPlane:
         self._broken = self._broken or "closed"
         if self._sealed is not None:
             self._sealed.close("done", CLOSE_TIMEOUT)
+        self._release()
+
+    def _release(self) -> None:
         for channel in self._channels.values():
             channel.close()
         self._poll.close()

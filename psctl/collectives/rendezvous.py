@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.job.training_messages import WorkerAt
@@ -72,8 +72,13 @@ class Rendezvous:
         self._workers_known = threading.Event()
         self._deadline = 0.0
 
-    def make(self, schedule: Schedule, exchange: AddressExchange) -> DataPlane:
+    def make(self, schedule: Schedule, exchange: AddressExchange, memory: PlaneMemory | None = None) -> DataPlane:
         """Connect to all partners, and return the data plane.
+
+        Args:
+            schedule: what is to be played.
+            exchange: sends this process's address and returns those of all workers.
+            memory: of a former data plane of this process.
 
         Raises:
             ConnectionFailed: a partner cannot be reached, or does not connect in time; names it.
@@ -103,9 +108,8 @@ class Rendezvous:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return DataPlane(
-            self._me, schedule.world, channels, SharedAllocator(self._segments, CACHE_LINE), members, sealed
-        )
+        memory = memory or PlaneMemory(SharedAllocator(self._segments, CACHE_LINE))
+        return DataPlane(self._me, schedule.world, channels, memory, members, sealed, self._hosts)
 
     def _remaining(self) -> float:
         return max(0.001, self._deadline - time.monotonic())

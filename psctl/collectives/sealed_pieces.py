@@ -10,6 +10,7 @@ only parts with posted buffers.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -215,5 +216,10 @@ class SealedStreams:
                 pass  # the peer has closed the stream
             peer.close(reason)
         if patience:
-            for peer in peers.values():  # a thread inside torch when the interpreter ends would abort the process
-                peer.join(patience)
+            self.join(patience)  # a thread inside torch when the interpreter ends would abort the process
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the threads of all streams, which are closed, have ended; False after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        ended = [peer.join(max(0.0, deadline - time.monotonic())) for peer in list(self.peers.values())]
+        return all(ended)

@@ -125,6 +125,8 @@ COORDINATION = Permits(
         Permit(membership.ServerUnreachable, (WORKER, SERVER), INSIDE),
         Permit(membership.ProtocolViolation, (SERVER,), INSIDE),
         Permit(training.WorkerListens, (WORKER,), INSIDE),  # `psctl bench` has no model
+        Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
+        Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
         Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
@@ -146,6 +148,7 @@ COORDINATION = Permits(
         Permit(membership.WorkerGone, (TO_SERVER,)),
         Permit(membership.CountUntil, (TO_SERVER,)),
         Permit(training.WorkersAt, (TO_WORKER,), size=LISTS),
+        Permit(training.ConnectAgain, (TO_WORKER,), size=LISTS),
         Permit(tables.ServeTables, (TO_SERVER,)),
         Permit(tables.TablesAssigned, (TO_SERVER,), size=LAYOUTS),
         Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),

@@ -155,10 +155,14 @@ class StartEnd(JobMessage, frozen=True):
 
 class WorkerListens(JobMessage, frozen=True):
     """A worker to the coordinator: its address for other workers (None: no worker of another host needs it), and the
-    secret that workers of its own host must send. Answered by WorkersAt."""
+    secret that workers of its own host must send. Answered by WorkersAt.
+
+    `epoch`: of the ConnectAgain that it answers; 0: the first connections.
+    """
 
     address: Address | None
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
+    epoch: types.Count = 0
 
 
 class WorkerAt(msgspec.Struct, frozen=True):
@@ -171,6 +175,34 @@ class WorkerAt(msgspec.Struct, frozen=True):
 
 
 class WorkersAt(JobMessage, frozen=True):
-    """The coordinator to a worker: all workers, in rank order."""
+    """The coordinator to a worker: all workers, in rank order. `epoch`: of the WorkerListens that it answers."""
 
     workers: list[WorkerAt]
+    epoch: int = 0
+
+
+class ConnectAgain(JobMessage, frozen=True):
+    """The coordinator to a worker of a collective: the data plane has ended; answer WorkerListens with this epoch.
+
+    A later epoch replaces an earlier one. `hosts`: the number of each worker's host.
+    """
+
+    epoch: int
+    hosts: list[int]
+
+
+class PlaneBroken(JobMessage, frozen=True):
+    """A worker to the coordinator: its data plane of this epoch has ended. Answered by ConnectAgain.
+
+    `workers`: the ranks that it could not connect to.
+    """
+
+    epoch: types.Count
+    reason: types.Name
+    workers: Annotated[tuple[types.Count, ...], msgspec.Meta(max_length=4096)] = ()
+
+
+class NotReplaceable(JobMessage, frozen=True):
+    """A worker to the coordinator: no worker holds the state that a lost one's replacement needs, for `reason`."""
+
+    reason: types.Name

@@ -19,6 +19,7 @@ from psctl.client.server_waits import InFlightTimer
 from psctl.clock import Clock
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.replacement_state import ReplacementState
 from psctl.sync.synchronizer import ByteMover, ExampleWeight, Synchronizer
 
 
@@ -48,13 +49,18 @@ class AllReduceSync(Synchronizer):
         reducer: sums.
         weight: of this rank's gradient.
         clock: measures waits.
+        replacement: the state for workers that are replaced while this one trains; None: none are.
+        on_end: called at the end of the script, when no sum will be made any more.
     """
 
     def __init__(
         self, name: str, trainable: dict[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight, clock: Clock,
-        trace: GradientTrace | None = None,
+        trace: GradientTrace | None = None, replacement: ReplacementState | None = None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         super().__init__(name, list(trainable.values()), reducer)
+        self._replacement, self._on_end = replacement, on_end
+        self.recovers_sums = replacement is not None
         self._names = list(trainable)
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
         self._in_flight = InFlightTimer(clock)
@@ -78,7 +84,21 @@ class AllReduceSync(Synchronizer):
 
     def step(self, original: Callable[[], object], save: bool) -> object:
         self._reduce()
+        if self._replacement is not None:
+            self._replacement.on_step_end()
         return original()
+
+    def finish(self) -> None:
+        self._on_end()
+
+    def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
+        if self._replacement is not None:
+            self._replacement.note(step, make_state)
+
+    def fetch_rank_state(self, step: int) -> tuple[int, bytes]:
+        assert self._replacement is not None, "only such workers are replaced while others train"
+        assert self._replacement.taken is not None, "it was taken when the reducer was made"
+        return self._replacement.taken
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._hooks.close()

@@ -163,6 +163,7 @@ class BucketReducer:
         self._next = 0
         self._works: list[PendingSum] = []
         self._finishing = False
+        self._moved_before = 0  # by former backends
 
     @property
     def activity(self) -> str:
@@ -170,12 +171,13 @@ class BucketReducer:
 
     @property
     def bytes_moved(self) -> int:
-        return self._backend.bytes_moved
+        return self._moved_before + self._backend.bytes_moved
 
     def send(self, bucket: int, weight: float) -> None:
         self._ready[bucket] = weight
         while self._next in self._ready:
-            self._reduce(self._next, self._ready.pop(self._next))
+            self._fill(self._next, self._ready.pop(self._next))
+            self._works.append(self._backend.put(self._flat[self._next]))
             self._next += 1
 
     def finish(self) -> None:
@@ -184,11 +186,7 @@ class BucketReducer:
         for work in self._works:
             work.wait()
         self._finishing = False
-        present = self._has_gradient()
-        for bucket, flat in zip(self.buckets, self._flat, strict=True):
-            for at, part in self._split(bucket, flat):
-                if present[at]:
-                    self._write(self._parameters[at], part)
+        self._write_means()
         self._works.clear()
         self._next = 0
 
@@ -223,7 +221,8 @@ class BucketReducer:
             start += size
         return found
 
-    def _reduce(self, index: int, weight: float) -> None:
+    def _fill(self, index: int, weight: float) -> None:
+        """Write this rank's part of a bucket's sum into the bucket's vector."""
         flat = self._flat[index]
         with torch.no_grad():
             for at, part in self._split(self.buckets[index], flat):
@@ -239,7 +238,14 @@ class BucketReducer:
             if index == len(self.buckets) - 1:  # sent last, when all gradients of the round are computed
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
                 self._marks().copy_(torch.tensor(marks))
-        self._works.append(self._backend.put(flat))
+
+    def _write_means(self) -> None:
+        """Write the means of all buckets, which are summed, into `.grad`."""
+        present = self._has_gradient()
+        for bucket, flat in zip(self.buckets, self._flat, strict=True):
+            for at, part in self._split(bucket, flat):
+                if present[at]:
+                    self._write(self._parameters[at], part)
 
     def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
         gradient = gradient_of(parameter)

@@ -34,6 +34,8 @@ from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleRankReducer
 from psctl.sync.ps_sync import ParameterServerSync
+from psctl.sync.recoverable_reducer import RecoverableReducer
+from psctl.sync.replacement_state import ReplacementState
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
 from psctl.types import Layout, Member, TensorSlice, consistency
@@ -45,7 +47,12 @@ class JobSession(Protocol):
     me: Member
     is_in_job: bool
 
-    def connect_plane(self, schedule: Schedule) -> DataPlane | None: ...
+    @property
+    def has_plane(self) -> bool: ...
+    def connect_plane(self, schedule: Schedule) -> DataPlane: ...
+    def connect_plane_again(self, schedule: Schedule, former: DataPlane | None, why: str) -> DataPlane: ...
+    def report_not_replaceable(self, reason: str) -> NoReturn: ...
+    def end_sums(self) -> None: ...
     def listen(self, listener: Callable[[Reassign | ExamplesShared | WorkersAt], None]) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
@@ -136,8 +143,13 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
     parameters = list(parts.trainable().values())
     values = [*parts.parameters().values(), *parts.buffers().values()]
     device, group = parameters[0].device, None
-    backend: AllReduceBackend | None = _on_data_plane(decision, device, tools)
-    if backend is not None:
+    halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
+    backend: AllReduceBackend
+    if decision.strategy != "native" and device.type == "cpu" and tools.session.has_plane:
+        schedule = _schedule(decision, tools.world)
+        if not _steps_locally(decision, tools):
+            return _recoverable(parts, schedule, halves, decision, tools)
+        backend = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
         broadcast(backend, tools.session.me.rank == 0, values)
     else:
         group = EngineGroup(device)
@@ -145,20 +157,32 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
             group.same_everywhere(decision.layout)
         group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)
-    halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
     return _stepping_on_workers(parts, BucketReducer(group, backend, parameters, halves), decision, tools)
 
 
-def _on_data_plane(decision: Decision, device: torch.device, tools: Tools) -> ScheduleAllReduce | None:
-    """Return a backend that plays the schedule over psctl's own connections, without the engine.
+def _recoverable(
+    parts: TrainingParts, schedule: Schedule, halves: torch.dtype | None, decision: Decision, tools: Tools
+) -> AllReduceSync:  # fmt: skip
+    """Return a synchronizer whose lost workers are replaced while the others keep their values.
 
-    None: the engine takes part, under `native` and for vectors on GPUs.
+    It plays the schedule over psctl's own connections, without the engine.
     """
-    if decision.strategy == "native" or device.type != "cpu":
-        return None
-    schedule = _schedule(decision, tools.world)
-    plane = tools.session.connect_plane(schedule)
-    return ScheduleAllReduce(schedule, device, plane) if plane is not None else None
+    session, resume, trainable = tools.session, decision.resume, parts.trainable()
+    replaces = resume is not None and not resume.checkpoint  # this process does, while others train
+    plane = session.connect_plane_again(schedule, None, "") if replaces else session.connect_plane(schedule)
+    backend = ScheduleAllReduce(schedule, torch.device("cpu"), plane)
+    step = resume.step if resume is not None else 0
+    state = ReplacementState(session.me.rank, schedule, parts, step, session.report_not_replaceable)
+    if not replaces:
+        broadcast(backend, session.me.rank == 0, [*parts.parameters().values(), *parts.buffers().values()])
+        state.keep_start()
+    parameters = list(trainable.values())
+    reducer = RecoverableReducer(backend, parameters, halves, schedule, session.connect_plane_again, state)
+    if replaces:
+        reducer.take_state()
+    return AllReduceSync(
+        decision.strategy, trainable, reducer, tools.weight, tools.clock, tools.trace, state, on_end=session.end_sums
+    )
 
 
 def _on_engine(decision: Decision, group: EngineGroup, device: torch.device, tools: Tools) -> AllReduceBackend:
@@ -170,9 +194,8 @@ def _on_engine(decision: Decision, group: EngineGroup, device: torch.device, too
     else:
         schedule = _schedule(decision, group.world)
         where = torch.device("cpu") if played_on_host(schedule, where) else where
-        backend = ScheduleAllReduce(
-            schedule, where, tools.session.connect_plane(schedule) if where.type == "cpu" else None
-        )
+        on_plane = where.type == "cpu" and tools.session.has_plane
+        backend = ScheduleAllReduce(schedule, where, tools.session.connect_plane(schedule) if on_plane else None)
     return backend if where == device else StagedAllReduce(backend, CudaCopies())
 
 

@@ -226,8 +226,8 @@ class ParameterServerSync(Synchronizer):
     def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
         self._client.keep_rank_state(step, make_state())
 
-    def fetch_rank_state(self, step: int) -> bytes:
-        return self._client.rank_state(step)
+    def fetch_rank_state(self, step: int) -> tuple[int, bytes]:
+        return step, self._client.rank_state(step)
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._hooks.close()

@@ -99,6 +99,9 @@ class Synchronizer:
     """Steps from one step after which all ranks have the same values to the next one. Checkpoints are taken there."""
     has_local_optimizer = False
     """Whether ranks step alone, so that each has an optimizer state of its own."""
+    recovers_sums = False
+    """Whether lost workers are replaced while the others keep the values, so that any rank may have to give its own
+    state at the start of a step."""
     is_asynchronous = False
     """Whether no rank waits for another (asp), so that a replacement needs the state of the rank it replaces."""
 
@@ -176,14 +179,18 @@ class Synchronizer:
         """Give all ranks the same values, at the end of the script."""
 
     def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
-        """Store this rank's state at the start of clock `step` on the servers, if there are any.
+        """Store this rank's state at the start of clock `step`, where a replacement may need it.
 
         Args:
-            make_state: returns the state; called only where there are servers.
+            make_state: returns the state; called at once where servers hold it, else when it is needed.
         """
 
-    def fetch_rank_state(self, step: int) -> bytes:
-        """Return the state that rank 0 (under asp: this rank) stored at the start of clock `step`; waits for it."""
+    def fetch_rank_state(self, step: int) -> tuple[int, bytes]:
+        """Return the clock at which this replacement continues and rank 0's state there (under asp: this rank's).
+
+        Args:
+            step: the clock that the coordinator knows, where servers hold the values.
+        """
         raise AssertionError("where workers hold the values, no worker joins during the run")
 
     def close(self, reason: str, *, failed: bool) -> None:

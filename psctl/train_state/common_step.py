@@ -53,9 +53,12 @@ class StepAgreement:
             return here
 
     def add_cut(self, ticket: int, step: int, actions: StepActions) -> None:
-        """Record the actions of a CutAt."""
+        """Record the actions of a CutAt; one of a finished step was sent for the worker that this one replaces."""
         with self._changed:
             self._answers.pop(ticket, None)
+            self._changed.notify_all()
+            if step <= self._finished:
+                return
             before = self._cuts.get(step, StepActions())
             self._cuts[step] = StepActions(before.save or actions.save, before.stop or actions.stop)
             self._changed.notify_all()

@@ -9,6 +9,7 @@ their fingerprint is stored: a replacement must have built the same ones.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 import torch
@@ -100,6 +101,20 @@ def restore(
     )
     generators.resume(SavedGenerators(now, epoch, None if own else origin))
     return position_from(state.position), state.batches
+
+
+def has_own_state(data: bytes) -> bool:
+    """Return whether a state that `capture` returned has tracked objects, or random numbers of the script's own."""
+    state = _DECODER.decode(data)
+    return bool(state.tracked) or any(not each.name.startswith("buffer/") for each in state.tensors)
+
+
+def with_buffers(data: bytes, buffers: Mapping[str, torch.Tensor]) -> bytes:
+    """Return a state that `capture` returned with these buffers, by name, instead of its own."""
+    state = _DECODER.decode(data)
+    others = [each for each in state.tensors if not each.name.startswith("buffer/")]
+    found = [_stored(f"buffer/{name}", one) for name, one in buffers.items()]
+    return msgspec.msgpack.encode(msgspec.structs.replace(state, tensors=found + others))
 
 
 def fingerprint(parts: TrainingParts) -> str:

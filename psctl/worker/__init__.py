@@ -5,6 +5,7 @@ run: the run: the object with which a script does everything
 training_progress: steps, epochs, position in the data, and checkpoints between steps
 loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks
 coordinator_session: the session with the coordinator: requests, answers and waits
+plane_connections: the data plane of a worker: its connections to other workers, also after a loss
 standalone: the session of a run without a coordinator, and its lines of progress
 step_reports: numbers that the script reported, and the thread that sends them and heartbeats
 bench_script: the script of `psctl bench`

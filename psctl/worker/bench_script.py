@@ -262,7 +262,8 @@ def _plane(world: int) -> DataPlane | None:
     """Connect this process with all others, as training does; None where psctl did not start it."""
     import psctl
 
-    return psctl.init()._session.connect_plane(build("one-shot", world))
+    session = psctl.init()._session
+    return session.connect_plane(build("one-shot", world)) if session.has_plane else None
 
 
 def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:

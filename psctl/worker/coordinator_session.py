@@ -17,7 +17,6 @@ from typing import NoReturn, TypeVar
 import torch
 
 from psctl.collectives.data_plane import DataPlane
-from psctl.collectives.rendezvous import AddressExchange
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job.checkpoint_messages import (
     CheckpointSaved,
@@ -35,19 +34,19 @@ from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWa
 from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
+    ConnectAgain,
     Decision,
     Go,
     Join,
     Leave,
     MemberReady,
+    NotReplaceable,
     Prepare,
     ScriptFinished,
     StartBegin,
     StartEnd,
     StartPart,
     Welcome,
-    WorkerAt,
-    WorkerListens,
     WorkersAt,
 )
 from psctl.process import bootstrap
@@ -58,14 +57,13 @@ from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleShare
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Address, Layout, Member, State, TensorSlice
+from psctl.types import Layout, Member, State, TensorSlice
+from psctl.worker.plane_connections import Connect, PlaneConnections
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
 
 T = TypeVar("T")
-
-Connect = Callable[[Schedule, Sequence[int], AddressExchange], DataPlane]
 
 Membership = Reassign | ExamplesShared | WorkersAt
 """Changes while a job trains: of the shards' servers, of the members, of the workers that listen on this host."""
@@ -108,7 +106,7 @@ class CoordinatorSession:
         self, me: Member, leave: Callable[[PsctlError], object] = leave_process, connect: Connect | None = None
     ) -> None:  # fmt: skip
         self.me = me
-        self._leave, self._connect = leave, connect
+        self._leave = leave
         self._changed = threading.Condition()
         self._connection: MemberConnection | None = None
         self._closing = False
@@ -128,7 +126,7 @@ class CoordinatorSession:
         self._started = False
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
-        self._workers: WorkersAt | None = None
+        self._planes = PlaneConnections(connect, self.send, self._wait) if connect is not None else None
         self.example_share: ExampleShare | None = None
         """The ranks that share the examples of each clock; None before the decision."""
 
@@ -146,11 +144,12 @@ class CoordinatorSession:
 
     def on_message(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Handle one message."""
+        if isinstance(message, WorkersAt | ConnectAgain) and self._planes is not None:
+            self._planes.on_message(message)
+            with self._changed:
+                self._changed.notify_all()
         if isinstance(message, Membership):
             with self._changed:
-                if isinstance(message, WorkersAt):
-                    self._workers = message
-                    self._changed.notify_all()
                 if isinstance(message, ExamplesShared) and self.example_share is not None:
                     self.example_share.add_change(message)
                 listener = self._listener
@@ -260,8 +259,13 @@ class CoordinatorSession:
             if self._tables is not None:
                 moved(self._tables)
 
-    def connect_plane(self, schedule: Schedule) -> DataPlane | None:
-        """Connect to the workers of a schedule; None where psctl has no data plane.
+    @property
+    def has_plane(self) -> bool:
+        """Whether workers can connect to each other without the engine."""
+        return self._planes is not None and self._welcome is not None and bool(self._welcome.hosts)
+
+    def connect_plane(self, schedule: Schedule) -> DataPlane:
+        """Connect to the workers of a schedule.
 
         Args:
             schedule: what is to be played.
@@ -269,13 +273,25 @@ class CoordinatorSession:
         Raises:
             ConnectionFailed: a worker cannot be reached.
         """
-        hosts = self._welcome.hosts if self._welcome is not None else []
-        return self._connect(schedule, hosts, self._exchange_addresses) if self._connect is not None and hosts else None
+        assert self._planes is not None, "`has_plane` is true"
+        assert self._welcome is not None, "`has_plane` is true"
+        return self._planes.connect(schedule, self._welcome.hosts)
 
-    def _exchange_addresses(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
-        """Send this worker's address to the others of its schedule; returns all addresses when all are known."""
-        self.send(WorkerListens(address, secret))
-        return self._wait(lambda: self._workers).workers
+    def connect_plane_again(self, schedule: Schedule, former: DataPlane | None, why: str) -> DataPlane:
+        """Connect to the workers of a schedule anew, when the coordinator has all of them do so.
+
+        Args:
+            schedule: what is played.
+            former: the data plane that has ended for the reason `why`; None: this worker replaces a lost one.
+            why: for people.
+        """
+        assert self._planes is not None, "there was a plane"
+        return self._planes.connect_again(schedule, former, why)
+
+    def end_sums(self) -> None:
+        """Note that this worker makes no sums any more."""
+        if self._planes is not None:
+            self._planes.end()
 
     def begin(self, step: int) -> None:
         """Report that this worker has its start values; wait until all have. `step` steps were done before."""
@@ -367,6 +383,12 @@ class CoordinatorSession:
     def report_unfit(self, step: int, reason: str) -> NoReturn:
         """Report that servers cannot take the step after `step`, and wait: the job ends this process."""
         self.send(StepUnfit(step, reason))
+        self._wait(lambda: None)
+        raise AssertionError("the wait ends with the process, or with the coordinator's loss")
+
+    def report_not_replaceable(self, reason: str) -> NoReturn:
+        """Report that no worker has the state for a lost one's replacement, and wait: the job ends this process."""
+        self.send(NotReplaceable(reason))
         self._wait(lambda: None)
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
 

@@ -108,7 +108,8 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
     )  # fmt: skip
     rendezvous = partial(Rendezvous, orders, credentials, segments, folder)
     session = CoordinatorSession(
-        orders.member, connect=lambda plan, hosts, exchange: rendezvous(hosts).make(plan, exchange)
+        orders.member,
+        connect=lambda schedule, hosts, exchange, memory: rendezvous(hosts).make(schedule, exchange, memory),
     )
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
     clock = SystemClock()

@@ -38,6 +38,7 @@ class StandaloneSession:
     """
 
     is_in_job = False
+    has_plane = False
     example_share: ExampleShare | None = None
 
     def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
@@ -51,8 +52,17 @@ class StandaloneSession:
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
-    def connect_plane(self, schedule: Schedule) -> DataPlane | None:
-        return None  # the addresses of other ranks are not known
+    def connect_plane(self, schedule: Schedule) -> DataPlane:
+        raise AssertionError("the addresses of other ranks are not known")
+
+    def connect_plane_again(self, schedule: Schedule, former: DataPlane | None, why: str) -> DataPlane:
+        raise AssertionError("no lost worker is replaced without a job")
+
+    def report_not_replaceable(self, reason: str) -> NoReturn:
+        raise AssertionError("no lost worker is replaced without a job")
+
+    def end_sums(self) -> None:
+        return
 
     def begin(self, step: int) -> None:
         return

@@ -113,7 +113,8 @@ class TrainingProgress:
     def begin(self, parts: TrainingParts, synchronizer: Synchronizer, sums: Mapping[str, object]) -> None:
         """Begin training: the model has its start values. `sums`: the order of sums, for checkpoints."""
         self._parts, self._synchronizer, self._sums = parts, synchronizer, sums
-        self._frozen = fingerprint(parts) if synchronizer.update == "server" else ""
+        stores = synchronizer.update == "server" or synchronizer.recovers_sums
+        self._frozen = fingerprint(parts) if stores else ""
         self._store_rank_state(self._begin)
 
     def new_loader(self) -> int:
@@ -276,9 +277,11 @@ class TrainingProgress:
             self._stop()
 
     def _store_rank_state(self, position: DataPosition) -> None:
-        """Store rank 0's own state, under asp every rank's, for a worker that joins at this step."""
+        """Store rank 0's own state, where it is needed every rank's, for a worker that joins at this step."""
         parts, sync = self._parts, self._synchronizer
-        if parts is not None and sync is not None and (self.rank == 0 or sync.is_asynchronous):
+        if parts is None or sync is None:
+            return
+        if self.rank == 0 or sync.is_asynchronous or sync.recovers_sums:
             kept = self._tracked, self.generators, position
             sync.store_rank_state(self.step, lambda: capture(parts, *kept, self._frozen, self._batches))
 
@@ -286,9 +289,9 @@ class TrainingProgress:
         """Continue at a lost worker's step, if this process replaces one."""
         if resume is not None and not resume.checkpoint:
             own = self.rank == 0 or synchronizer.is_asynchronous
-            stored = synchronizer.fetch_rank_state(resume.step)
+            step, stored = synchronizer.fetch_rank_state(resume.step)
             position, self._batches = restore(stored, parts, self._tracked, self.generators, own=own)
-            self._continue_at(resume.step, position)
+            self._continue_at(step, position)
 
     def _continue_at(self, step: int, position: DataPosition) -> None:
         self.step = self._passed = self._saved = step

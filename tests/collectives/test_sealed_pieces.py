@@ -13,7 +13,7 @@ import torch
 from psctl.collectives import player as players
 from psctl.collectives import sealed_pieces
 from psctl.collectives.allreduce_backends import ScheduleAllReduce
-from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.player import SPAN, SchedulePlayer
 from psctl.collectives.rank_program import make_program
 from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
@@ -148,7 +148,8 @@ def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
     vector, coming = torch.arange(3 * span), torch.full((3 * span,), 7)
     data = bytes_view(coming)
     two.expect(step.out[0].tag, data.nbytes, of=1)
-    plane = DataPlane(1, 2, {}, SharedAllocator(SegmentClient(Member("worker", 1), None)), {}, two.ends[1])
+    memory = PlaneMemory(SharedAllocator(SegmentClient(Member("worker", 1), None)))
+    plane = DataPlane(1, 2, {}, memory, {}, two.ends[1])
     two.changed[1] = plane._changed
     player = threading.Thread(target=SchedulePlayer(schedule, 1, plane).play, args=(vector,))
     player.start()

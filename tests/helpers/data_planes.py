@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from psctl.agent.shm_broker import SegmentServer, pair
-from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
 from psctl.schedule.schedule import Schedule
@@ -74,7 +74,7 @@ class DataPlanes:
             DataPlane(rank, self.world, self.channels[rank], *shared[rank], sealed[rank]) for rank in range(self.world)
         ]
 
-    def _memory(self, hosts: Sequence[int]) -> list[tuple[SharedAllocator, dict[int, Member]]]:
+    def _memory(self, hosts: Sequence[int]) -> list[tuple[PlaneMemory, dict[int, Member]]]:
         agents = {host: SegmentServer(self._largest) for host in hosts}
         members = [Member("worker", rank) for rank in range(len(hosts))]
         self._segments = []
@@ -87,7 +87,10 @@ class DataPlanes:
             {other.rank: other for other in members if other != me and hosts[other.rank] == host}
             for me, host in zip(members, hosts, strict=True)
         ]
-        return [(SharedAllocator(segments, 64), near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
+        return [
+            (PlaneMemory(SharedAllocator(segments, 64)), near[rank])
+            for rank, (segments, _, _) in enumerate(self._segments)
+        ]
 
     def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
         return [plane.buffer(length, dtype) for plane in self.planes]

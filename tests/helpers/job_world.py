@@ -59,6 +59,7 @@ class Job(ThreadedJob):
         traces: by rank: receives the events of a run.
         elastic: continue without lost workers.
         free: slots for more workers.
+        planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
 
@@ -66,14 +67,14 @@ class Job(ThreadedJob):
         self, workers: int = 2, servers: int = 1, strategy: str = "ps", update: str = "auto", every: int = 0,
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
-        report_seconds: float = 0.05, free: int = 0,
+        report_seconds: float = 0.05, free: int = 0, planes: Any = None,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
             staleness=staleness, period=period, report_seconds=report_seconds, restarts=99,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
-        self.host, self.workers, self.traces = host, workers, traces or {}
+        self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes
         self.reports: list[tuple[int, WorkerReport]] = []
         self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
         self.finished: dict[int, int] = {}
@@ -138,7 +139,9 @@ class Job(ThreadedJob):
         self.threads[member].start()
 
     def _work(self, member: Member) -> None:
-        session = self._sessions[member] = CoordinatorSession(member, leave=self._errors.append)
+        session = self._sessions[member] = CoordinatorSession(
+            member, leave=self._errors.append, connect=self.planes.connector(member) if self.planes else None
+        )
         session.use_connection(self.connect(member, session))
         try:
             run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank))
@@ -168,6 +171,8 @@ class Job(ThreadedJob):
         if member in self._clients:
             self._clients[member]._servers.stop_dialling()
         self.network.kill(member)
+        if self.planes is not None:
+            self.planes.kill(member)
         self.killed(member)
 
     def fail(self, member: Member, error: BaseException) -> None:

@@ -57,6 +57,7 @@ class CommonStep(msgspec.Struct):
     """Workers that have not answered."""
     largest: int | None = None
     """The largest answer until now."""
+    asked: set[Member] = msgspec.field(default_factory=set)
 
 
 class JobCheckpoints(msgspec.Struct):
@@ -87,7 +88,8 @@ class JobCheckpoints(msgspec.Struct):
     problem: str = ""
     """Why the last checkpoint was given up; "" when it is written."""
     proposed: CommonStep | None = None
-    last_common_step: int = 0
+    last_cut: CutAt | None = None
+    """The last common step."""
     tickets: int = 0
 
     def is_pending(self) -> bool:
@@ -119,7 +121,7 @@ def propose_step(job: JobState, save: bool, stop: bool) -> bool:
     state = job.checkpoints
     state.tickets += 1
     state.due_at = job.now + state.every_seconds
-    state.proposed = CommonStep(state.tickets, save, stop, workers)
+    state.proposed = CommonStep(state.tickets, save, stop, set(workers), asked=workers)
     for member in sorted(workers):
         job.send(member, ProposeCut(state.tickets))
     return True
@@ -149,12 +151,19 @@ def _remove_waiting(job: JobState, proposed: CommonStep, member: Member) -> None
     job.checkpoints.proposed = None
     if proposed.largest is None:
         return
-    step = job.checkpoints.last_common_step = proposed.largest + 1
+    step = proposed.largest + 1
     if job.ending is not None and proposed.stop:
         job.ending.common_step = step
+    cut = job.checkpoints.last_cut = CutAt(proposed.ticket, step, proposed.save, proposed.stop)
     for rank in job.live("worker"):
-        if rank.connected and rank.joined:
-            job.send(rank.member, CutAt(proposed.ticket, step, proposed.save, proposed.stop))
+        if rank.connected and rank.joined and (rank.ready or rank.member in proposed.asked):
+            job.send(rank.member, cut)
+
+
+def send_last_cut(job: JobState, rank: Rank) -> None:
+    """Send a worker that has begun to train the last common step, which it may not have done yet."""
+    if job.checkpoints.last_cut is not None:
+        job.send(rank.member, job.checkpoints.last_cut)
 
 
 # ---- parts, commit, copy -------------------------------------------------------------------------------------------
@@ -310,7 +319,7 @@ def restart(job: JobState) -> None:
     state.committed.clear()
     state.first_steps.clear()
     state.last_steps.clear()
-    state.proposed, state.last_common_step, state.due_at = None, 0, job.now + state.every_seconds
+    state.proposed, state.last_cut, state.due_at = None, None, job.now + state.every_seconds
 
 
 def _drop(job: JobState, step: int, why: str, problem: str) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state import (
     checkpoints,
+    collective_losses,
     ending,
     joining_workers,
     losses,
@@ -47,7 +48,7 @@ def on_tick(job: JobState) -> None:
         return
     if job.pending_stop is not None and not (joining_workers.is_changing(job) and job.restart is None):
         ending.stop(job, job.pending_stop)
-    for check in (_check_start, _check_idle, _check_tables, _check_connections):
+    for check in (_check_start, _check_idle, _check_tables, _check_connections, collective_losses.on_tick):
         if job.ending is None and job.restart is None:
             check(job)
     if job.training:

@@ -162,7 +162,8 @@ def advance(job: JobState) -> ProcessFailure | None:
 
 def _first_clock(job: JobState, change: DivisionChange) -> int:
     before = job.division.shared[-1].clock if job.division.shared else 0
-    return max(change.clock, before, job.checkpoints.last_common_step if change.joining else 0)
+    cut = job.checkpoints.last_cut if change.joining else None
+    return max(change.clock, before, cut.step if cut is not None else 0)
 
 
 def _are_set(job: JobState, change: DivisionChange, clock: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from psctl.coordinator.state.checkpoints import JobCheckpoints
+from psctl.coordinator.state.collective_losses import PlaneEpochs
 from psctl.coordinator.state.ending import Ending
 from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
@@ -114,6 +115,7 @@ class JobState:
         self.tables = TableServers()
         self.division = ExampleDivision()
         self.lost_workers = LostWorkers()
+        self.planes = PlaneEpochs()
         self.losses = Losses()
         self.restart: Restart | None = None
         self.outage: Outage | None = None  # of the head's link

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from psctl.coordinator.state import (
     checkpoints,
+    collective_losses,
     deadlines,
     ending,
     example_division,
@@ -77,6 +78,8 @@ from psctl.job.training_messages import (
     Heartbeat,
     Join,
     MemberReady,
+    NotReplaceable,
+    PlaneBroken,
     Prepare,
     Resume,
     ScriptFinished,
@@ -326,6 +329,10 @@ class JobStateMachine:
                 startup.on_listens(job, worker, message)
             case TablesWanted():
                 table_placement.on_tables_wanted(job, worker)
+            case PlaneBroken():
+                collective_losses.on_plane_broken(job, worker, message)
+            case NotReplaceable():
+                collective_losses.on_not_replaceable(job, worker, message)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
             case ScriptFinished(step=step):

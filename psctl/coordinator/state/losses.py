@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state import (
     checkpoints,
+    collective_losses,
     ending,
     example_division,
     joining_workers,
@@ -213,6 +214,12 @@ def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
         return False
     servers = [rank for rank in lost if rank.member.role == "server"]
     workers = [rank for rank in lost if rank.member.role == "worker"]
+    if collective_losses.may_replace(job):
+        if not lost_workers.can_be_replaced(job, workers):
+            return False
+        job.losses.survived += 1
+        collective_losses.on_lost(job, workers, failure)
+        return True
     if not all(_may_lose_worker(job, rank) for rank in workers):
         return False
     if not lost_workers.can_be_replaced(job, [rank for rank in workers if lost_workers.is_replaced(job, rank)]):

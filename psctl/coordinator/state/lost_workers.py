@@ -131,19 +131,20 @@ def on_lost(job: JobState, rank: Rank, reason: str) -> None:
     if is_replaced(job, rank):
         host = host_for_replacement(job, rank)
         assert host is not None, "the job survives only when there is one"
-        _start_replacement(job, rank, host)
+        start_replacement(job, rank, host)
     else:
         example_division.begin_change(job)
 
 
-def _start_replacement(job: JobState, lost: Rank, host: int) -> None:
+def start_replacement(job: JobState, lost: Rank, host: int) -> None:
+    """Start the next incarnation of a lost worker."""
     number = lost.member.rank
     job.remove_rank("worker", number)
     local = sum(each.host == host for each in job.live("worker"))
     rank = job.add_rank("worker", number, host, lost.local_rank if host == lost.host else local)
     if host != lost.host:
         job.send(Member("agent", host), HoldSlots(local + 1))
-    rank.step, rank.leaving = lost.step, lost.leaving
+    rank.step, rank.leaving, rank.shares = lost.step, lost.leaving, lost.shares  # it runs the same script
     if lost.leaving:
         job.checkpoints.last_steps[rank.member] = job.checkpoints.last_steps[lost.member]
     job.checkpoints.senders.add(rank.member)
@@ -288,6 +289,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
 def on_ready(job: JobState, rank: Rank) -> None:
     """A replacement has its start values: it trains."""
     job.send(rank.member, Go())
+    checkpoints.send_last_cut(job, rank)
     job.notice(f"{job.describe(rank)} trains" + (" again" if rank.member.incarnation else ""))
     rank.moved_at = job.now
     if rank.state == "waiting":

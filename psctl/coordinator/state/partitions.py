@@ -1,9 +1,10 @@
 """Partitions: two hosts that do not reach each other, though the head reaches both.
 
-Members report servers that they cannot connect to. Where such a server runs, the cause is the network between two
-hosts, and training stands still: under bsp every clock needs every worker and every shard. Both ends dial on, so a
-short partition costs its own time only. When training has stood still for `timeouts.stall`, one host of the pair is
-taken for lost, and its processes are replaced on others; the job does not use it again. The head is never the one.
+Members report servers, and under collectives workers, that they cannot connect to. Where such a process runs, the cause
+is the network between two hosts, and training stands still: every clock needs every worker and every shard. Both ends
+dial on, so a short partition costs its own time only. When training has stood still for `timeouts.stall`, one host of
+the pair is taken for lost, and its processes are replaced on others; the job does not use it again. The head is never
+the one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Partitions(msgspec.Struct):
     """What members reported, and the hosts that are no longer used because of it."""
 
     reported: dict[tuple[Member, Member], float] = msgspec.field(default_factory=dict)
-    """(the member, the server that it does not reach) -> when it was last reported."""
+    """(the member, the server or worker that it does not reach) -> when it was last reported."""
 
     given_up: set[int] = msgspec.field(default_factory=set)  # hosts
 
@@ -37,11 +38,16 @@ def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> Non
     server = job.ranks.get(Member("server", message.server, message.incarnation))
     if server is None or server.ended:
         return
-    job.partitions.reported[rank.member, server.member] = job.now
-    text = f"{job.describe(rank)} cannot connect to {job.describe(server)}, which runs: {message.reason}"
-    job.notice_once(("unreachable", (rank.member, server.member)), text)
-    if rank.host != server.host:
-        pair = [job.order.hosts[index].name for index in sorted((rank.host, server.host))]
+    report(job, rank, server, message.reason)
+
+
+def report(job: JobState, rank: Rank, other: Rank, reason: str) -> None:
+    """A rank cannot connect to another one, which runs."""
+    job.partitions.reported[rank.member, other.member] = job.now
+    text = f"{job.describe(rank)} cannot connect to {job.describe(other)}, which runs: {reason}"
+    job.notice_once(("unreachable", (rank.member, other.member)), text)
+    if rank.host != other.host:
+        pair = [job.order.hosts[index].name for index in sorted((rank.host, other.host))]
         text = f"{pair[0]} and {pair[1]} do not reach each other, though {job.order.hosts[job.head].name} reaches both"
         job.notice_once(("partition", frozenset(pair)), text)
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from psctl.coordinator.state import checkpoints, ending, losses, startup, table_placement
+from psctl.coordinator.state.collective_losses import PlaneEpochs
 from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
@@ -222,6 +223,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.training = False
     job.startup.reached = {"starting": job.now}
     job.lost_workers = LostWorkers()
+    job.planes = PlaneEpochs()
     job.division = ExampleDivision()
     job.partitions.reported.clear()
     if job.tables.first and not table_placement.saved_tensors(job):

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from psctl.coordinator.state import (
+    collective_losses,
     joining_workers,
     losses,
     lost_workers,
@@ -121,7 +122,10 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
         job.send(rank.member, Leave("it has nothing to do"))  # it started after it was ordered to end
         return
     if job.training and rank.member.role == "worker":
-        (joining_workers.on_joined if rank.joining else lost_workers.welcome_replacement)(job, rank)
+        if collective_losses.is_collective(job):
+            collective_losses.welcome_replacement(job, rank)
+        else:
+            (joining_workers.on_joined if rank.joining else lost_workers.welcome_replacement)(job, rank)
         return
     order, workers = job.order, job.ranks_of("worker")
     every, hosts = order.checkpoint.every_steps, [each.host for each in workers]
@@ -146,7 +150,8 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
         joining_workers.on_prepared(job, rank, message)
         return
     if job.training:  # a replacement, while others train
-        failure = lost_workers.on_prepared(job, rank, message)
+        topic = collective_losses if collective_losses.is_collective(job) else lost_workers
+        failure = topic.on_prepared(job, rank, message)
         if failure is not None:
             losses.fail(job, failure)
         return
@@ -207,6 +212,7 @@ def on_ready(job: JobState, rank: Rank, message: MemberReady) -> None:
         return  # it holds tables only
     if job.training:
         (server_changes if server else lost_workers).on_ready(job, rank)
+        collective_losses.on_ready(job)
     elif server:
         _make_shards(job)
     elif "decided" in job.startup.reached and job.startup.count("ready"):
@@ -219,6 +225,8 @@ def on_listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
     Workers of a schedule receive all addresses once all workers listen; under ps, workers of a group receive those
     known so far: not those of a replacement that was moved to this host, which is of another group.
     """
+    if message.epoch != job.planes.epoch:
+        return  # a later ConnectAgain is on its way
     rank.listens = message
     workers = job.ranks_of("worker")
     if job.host_groups:
@@ -236,7 +244,7 @@ def on_listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
             )
             for each in workers if each.listens is not None
         ]  # fmt: skip
-        job.send(one.member, WorkersAt(at))
+        job.send(one.member, WorkersAt(at, message.epoch))
 
 
 def on_shards_made(job: JobState, made: ShardsMade) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Number of this protocol; ends that differ refuse each other."""
 
 
