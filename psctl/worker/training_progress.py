@@ -91,8 +91,8 @@ class TrainingProgress:
 
     @property
     def shares_examples(self) -> bool:
-        """Whether the last batch came from a loader of psctl."""
-        return self._drawn_from is not None
+        """Whether the last batch came from a loader of psctl, or the next one will: a resumed run's."""
+        return self._drawn_from is not None or (self._resuming and self._begin.loader >= 0)
 
     def settle(self) -> bool:
         """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""

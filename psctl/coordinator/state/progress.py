@@ -257,7 +257,9 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
 def on_heartbeat(job: JobState, rank: Rank, message: Heartbeat) -> None:
     """Take a process's step and activity."""
     record_step(job, rank, message.step)
-    rank.doing, rank.shares = message.doing, message.shares
+    rank.doing = message.doing
+    if rank.ready:  # until then a replacement has what its predecessor reported
+        rank.shares = message.shares
 
 
 def on_script_finished(job: JobState, rank: Rank, step: int) -> None:
