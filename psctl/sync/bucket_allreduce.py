@@ -163,7 +163,6 @@ class BucketReducer:
         self._next = 0
         self._works: list[PendingSum] = []
         self._finishing = False
-        self._moved_before = 0  # by former backends
 
     @property
     def activity(self) -> str:
@@ -171,7 +170,7 @@ class BucketReducer:
 
     @property
     def bytes_moved(self) -> int:
-        return self._moved_before + self._backend.bytes_moved
+        return self._backend.bytes_moved
 
     def send(self, bucket: int, weight: float) -> None:
         self._ready[bucket] = weight

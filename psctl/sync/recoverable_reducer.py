@@ -68,10 +68,16 @@ class RecoverableReducer(BucketReducer):
         self._lacks_state = False  # this process replaces a lost worker, and has no state yet
         self._owes_state = False  # some process has none
         self._recovering = False
+        self._counted = 0, backend  # bytes of former backends, and the one that counts on; one value for all threads
 
     @property
     def activity(self) -> str:
         return waiting("a worker that is started again") if self._recovering else super().activity
+
+    @property
+    def bytes_moved(self) -> int:
+        before, summing = self._counted
+        return before + summing.bytes_moved
 
     def send(self, bucket: int, weight: float) -> None:
         self._weights[bucket] = weight
@@ -132,7 +138,9 @@ class RecoverableReducer(BucketReducer):
             self._count_complete(error.message)
             former, why = self._summing.plane, error.message
             plane = self._connect_again(self._schedule, former, why)
+            moved = self.bytes_moved
             self._backend = self._summing = ScheduleAllReduce(self._schedule, HOST, plane)
+            self._counted = moved, self._summing
             try:
                 self._catch_up()
                 break
@@ -142,7 +150,6 @@ class RecoverableReducer(BucketReducer):
 
     def _count_complete(self, reason: str) -> None:
         """End what is in progress, and count the sums that were complete before."""
-        self._moved_before += self._summing.bytes_moved
         self._summing.retire(reason)
         while self._pending:
             try:

@@ -41,7 +41,7 @@ def values_of(lines: list[str]) -> dict[int, str]:
     return found
 
 
-def reference_values(folder: Path, epochs: int, workers: int) -> dict[int, str]:
+def reference_values(folder: Path, epochs: int, workers: int, strategy: str = "ps") -> dict[int, str]:
     """Train on this machine without faults; return the digest after each epoch."""
     folder.mkdir(exist_ok=True)
     cluster = folder / "alone.yaml"
@@ -50,8 +50,9 @@ def reference_values(folder: Path, epochs: int, workers: int) -> dict[int, str]:
         f"hosts: [{{address: local, slots: {workers}}}]\n"
     )
     run = Psctl(folder).run(
-        "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", str(workers), "--servers", "1",
-        *steady_args(epochs, 0.0), "--set", "checkpoint.every=100000 steps", timeout=DEADLINE,
+        "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", str(workers), "--servers",
+        "1" if strategy == "ps" else "0", "--strategy", strategy, *steady_args(epochs, 0.0), "--set",
+        "checkpoint.every=100000 steps", timeout=DEADLINE,
     )  # fmt: skip
     assert run.code == 0, run
     return values_of([event["text"] for event in run.of("log") if event["rank"] == "worker/0"])
