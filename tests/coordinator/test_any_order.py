@@ -18,7 +18,9 @@ from psctl.job.membership_messages import (
     Reassign,
 )
 from psctl.job.process_messages import StopWanted
+from psctl.job.training_messages import ConnectAgain
 from psctl.types import Member
+from tests.helpers import ring_job
 from tests.helpers.any_inputs import ROOMY, TIMED, at_their_times
 from tests.helpers.driven_job import A0, DrivenJob, sent, training
 from tests.hypothesis_profile import examples
@@ -33,6 +35,21 @@ def test_whatever_happens(deaths: str, replicas: int, inputs: list[tuple[float, 
     job.receive(A0, StopWanted(False, True, "the test"))
     job.wait(2000)
     look(job)
+
+
+@settings(max_examples=examples(200))
+@given(TIMED)
+def test_whatever_happens_to_a_ring(inputs: list[tuple[float, Input]]) -> None:
+    job = ring_job.training()
+    for each in at_their_times(job, inputs):
+        job.handle(each)
+    job.receive(A0, StopWanted(False, True, "the test"))
+    job.wait(2000)
+    look(job)
+    epochs: dict[Member, int] = {}
+    for member, message in sent(job.instructions, ConnectAgain):
+        assert message.epoch > epochs.get(member, 0), "epochs rise for everyone who hears of them"
+        epochs[member] = message.epoch
 
 
 def look(job: DrivenJob) -> None:

@@ -21,7 +21,16 @@ from psctl.coordinator.state.instructions import (
 from psctl.job.checkpoint_messages import CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import LostWorkerClocks, ServerUnreachable, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import ProcessExited, ProcessStarted, ScaleWanted
-from psctl.job.training_messages import Join, MemberReady, Prepare, ScriptFinished
+from psctl.job.training_messages import (
+    Heartbeat,
+    Join,
+    MemberReady,
+    NotReplaceable,
+    PlaneBroken,
+    Prepare,
+    ScriptFinished,
+    WorkerListens,
+)
 from psctl.types import Address, Member
 from tests.helpers.driven_job import A0, A1, ELASTIC, LAYOUT, DrivenJob
 
@@ -35,6 +44,9 @@ MESSAGES = st.one_of(
     st.integers(0, 9)), st.builds(MemberReady, st.sampled_from([None, Address("10.0.0.1", 1)])),
     st.builds(SaveBegin, st.integers(1, 3), st.just([])), st.builds(SaveEnd, st.integers(1,
     3)), st.builds(CutPosition, st.integers(1, 2), st.integers(0, 9)),
+    st.builds(PlaneBroken, st.integers(0, 3), st.just("reset"), st.sampled_from([(), (1,), (9,)])),
+    st.builds(WorkerListens, st.just(None), st.just(b""), st.integers(0, 3)), st.just(NotReplaceable("gone")),
+    st.builds(Heartbeat, st.integers(0, 9), st.just("compute"), st.booleans()),
 )  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(LostWorkerClocks, st.integers(0, 2), st.integers(0, 1), CLOCKS, CLOCKS),

@@ -44,10 +44,7 @@ def test_killed_workers_are_replaced_and_nobody_else_starts_again(
     job.train(*COLLECTIVE)
     seconds = []
     for host in ("h1", "h3"):
-        pids = {
-            each: pid
-            for each, pid in job.until(lambda: len(job.processes("worker")) == 3 and job.processes("worker"), "3")
-        }
+        pids = dict(job.until(lambda: len(job.processes("worker")) == 3 and job.processes("worker"), "3 workers"))
         seconds.append(kill(job, host, pids[host]))
         assert not job.of("restored"), [each["text"] for each in job.of("notice")]
         after = dict(job.processes("worker"))
@@ -81,7 +78,7 @@ def test_the_workers_of_a_lost_host_are_started_on_another(
 ) -> None:
     job = JobOnHosts(make_hosts(3), tmp_path / "home")
     job.train(*COLLECTIVE)
-    job.hosts.power_off("h3")
+    job.hosts.crash("h3")
     began = time.monotonic()
     job.until(lambda: "worker/2" in job.lost(), "the loss", 60)
     step = job.step
