@@ -22,9 +22,9 @@ from pathlib import Path
 
 from tests.helpers.hosts import Hosts, missing
 from tests.helpers.job_on_hosts import reference_values
-from tests.torture.faults import FAULTS
+from tests.torture.faults import FAULTS, STRATEGIES
 from tests.torture.promises import promise_of
-from tests.torture.trial import Trial, choose
+from tests.torture.trial import Trial, choose, choose_strategy
 
 RATE = "500mbit"
 EPOCHS = 200
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run one trial, with this seed")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     parser.add_argument("--only", default="", help="faults to choose from, with commas")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="", help="of all jobs; two of three are of ps")
     given = parser.parse_args()
     only = [name for name in given.only.split(",") if name]
     unknown = sorted(set(only) - {fault.name for fault in FAULTS})
@@ -54,36 +55,49 @@ def main() -> int:
         return 2
     for fault in FAULTS:
         promise_of(fault.name)
-    return _torture([given.seed] if given.seed is not None else None, given.first, given.hours * 3600, only)
+    return _torture(
+        [given.seed] if given.seed is not None else None, given.first, given.hours * 3600, only, given.strategy
+    )
 
 
-def _torture(seeds: list[int] | None, first: int, seconds: float, only: list[str]) -> int:
+def _torture(seeds: list[int] | None, first: int, seconds: float, only: list[str], strategy: str) -> int:
     times: dict[str, list[float]] = defaultdict(list)
     broken: list[int] = []
     with tempfile.TemporaryDirectory(prefix="psctl-torture-") as folder:
         say("undisturbed run ...")
-        reference = reference_values(Path(folder) / "undisturbed", EPOCHS, workers=3)
+        references = {
+            each: reference_values(Path(folder) / f"undisturbed-{each}", EPOCHS, workers=3, strategy=each)
+            for each in ([strategy] if strategy else STRATEGIES)
+        }
         end, seed = time.monotonic() + seconds, first
         while seeds or (seeds is None and time.monotonic() < end):
             seed = seeds.pop() if seeds else seed
-            if not _one(seed, Path(folder), reference, only, times):
+            if not _one(seed, Path(folder), references, only, times):
                 broken.append(seed)
             seed += 1
     _report(times, broken)
     return 1 if broken else 0
 
 
-def _one(seed: int, folder: Path, reference: dict[int, str], only: list[str], times: dict[str, list[float]]) -> bool:
+def _one(
+    seed: int, folder: Path, references: dict[str, dict[int, str]], only: list[str], times: dict[str, list[float]]
+) -> bool:  # fmt: skip
     chance = random.Random(seed)
-    faults = choose(chance, only)
-    say(f"seed {seed}: {', '.join(fault.name for fault in faults)}")
+    strategy = choose_strategy(chance)
+    if strategy not in references:
+        (strategy,) = references
+    faults = choose(chance, only, strategy)
+    say(f"seed {seed}, {strategy}: {', '.join(fault.name for fault in faults)}")
     try:
         with Hosts(3, RATE) as hosts:
-            for name, took in Trial(hosts, folder / str(seed), chance, RATE).run(faults, reference, say):
-                times[name].append(took)
+            for name, took in Trial(hosts, folder / str(seed), chance, RATE, strategy).run(
+                faults, references[strategy], say
+            ):
+                times[name if strategy == "ps" else f"{name} ({strategy})"].append(took)
     except Exception:  # noqa: BLE001 - whatever it is, the run goes on with the next seed and reports it
         say(traceback.format_exc())
-        say(f"    replay: python -m tests.torture --seed {seed}{' --only ' + ','.join(only) if only else ''}")
+        more = f" --strategy {strategy}" if len(references) == 1 else ""
+        say(f"    replay: python -m tests.torture --seed {seed}{' --only ' + ','.join(only) if only else ''}{more}")
         return False
     return True
 
@@ -92,7 +106,7 @@ def _report(times: dict[str, list[float]], broken: list[int]) -> None:
     say(f"{'fault':26} {'times':>5} {'median s':>9} {'most s':>7}  promised")
     for name in sorted(times):
         found = times[name]
-        pause = promise_of(name).pause or "-"
+        pause = promise_of(name.split()[0]).pause or "-"
         say(f"{name:26} {len(found):>5} {statistics.median(found):>9.1f} {max(found):>7.1f}  {pause}")
     say(f"{len(broken)} trials broke a promise: seeds {broken}" if broken else "every promise held")
 

@@ -82,7 +82,7 @@ def kill_two_servers(trial: Trial) -> None:
 def stop_process(trial: Trial) -> None:
     """A worker or a server stands still for 20 s and is named."""
     job, lost = trial.job, trial.job.lost()
-    kind = trial.chance.choice(["worker", "server"])
+    kind = trial.chance.choice(["worker", "server"] if trial.strategy == "ps" else ["worker"])
     host, pid = trial.chance.choice(job.processes(kind))
     before = len(job.notices("waits for"))
     job.signal(host, pid, "STOP")
@@ -98,11 +98,11 @@ def kill_agent(trial: Trial) -> None:
     """The agent of a host: the host is lost. The head's only where another one may lead."""
     host = trial.chance.choice(trial.hosts() if _await_standby(trial) else trial.others())
     pids = [pid for where, pid in trial.job.processes("agent") if where == host]
-    before = len(trial.job.lost())
+    before = trial.losses_of(host)
     trial.job.signal(host, pids[-1], "KILL")
     trial.lost_hosts.append(host)
     trial.job.until(lambda: trial.job.head != host, "another leader", 60)
-    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}")
+    trial.job.until(lambda: trial.losses_of(host) > before, f"the loss of {host}")
 
 
 def kill_coordinator(trial: Trial) -> None:
@@ -131,9 +131,10 @@ def kill_psctl(trial: Trial) -> None:
 
 def power(trial: Trial) -> None:
     """A host that is not the head loses its power."""
-    host, before = trial.chance.choice(trial.others()), len(trial.job.lost())
+    host = trial.chance.choice(trial.others())
+    before = trial.losses_of(host)
     trial.job.hosts.crash(host)
-    trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}", 60)
+    trial.job.until(lambda: trial.losses_of(host) > before, f"the loss of {host}", 60)
     trial.lost_hosts.append(host)
     trial.gone.append(host)
 
@@ -192,11 +193,12 @@ def _await_standby(trial: Trial) -> bool:
 
 def cut_60s(trial: Trial) -> None:
     """A host is cut off until it is lost and its agent has ended its processes; then it is back."""
-    host, before = trial.chance.choice(trial.others()), len(trial.job.lost())
+    host = trial.chance.choice(trial.others())
+    before = trial.losses_of(host)
     trial.job.hosts.cut(host)
     trial.lost_hosts.append(host)
     try:
-        trial.job.until(lambda: len(trial.job.lost()) > before, f"the loss of {host}", 60)
+        trial.job.until(lambda: trial.losses_of(host) > before, f"the loss of {host}", 60)
         trial.job.until(lambda: not _members_on(trial, host), f"the end of the processes on {host}", 60)
     finally:
         trial.job.hosts.heal(host)
@@ -254,14 +256,14 @@ def one_way(trial: Trial) -> None:
 
 
 def partition(trial: Trial) -> None:
-    """Two hosts that the head reaches do not reach each other for 15 s."""
+    """Two hosts that the head reaches do not reach each other for 15 s, under a collective 45 s."""
     job, others = trial.job, trial.others()
     if len(others) < 2:
         return  # a host is lost
     lost, before = job.lost(), len(job.notices("do not reach each other"))
     job.hosts.part(*others)
     try:
-        _last(trial, 15)
+        _last(trial, 15 if trial.strategy == "ps" else 45)
     finally:
         job.hosts.part(*others, apart=False)
     assert len(job.notices("do not reach each other")) > before, "no notice names the two hosts"
@@ -344,6 +346,9 @@ def two_at_once(trial: Trial) -> None:
         assert process.returncode == 0, f"{process.args}: exit {process.returncode}\n{out}\n{err}"
 
 
+STRATEGIES = ("ps", "ring")
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault by its name in docs/failures.md.
@@ -353,20 +358,22 @@ class Fault:
         play: does it.
         weight: how often it is chosen, beside the others' weights.
         costs_host: no process of the job is on one of its hosts afterwards; a trial has one such fault at most.
+        strategies: of the jobs that it is done to.
     """
 
     name: str
     play: Callable[[Trial], None]
     weight: int = 2
     costs_host: bool = False
+    strategies: tuple[str, ...] = STRATEGIES
 
 
 FAULTS = (
-    Fault("kill-server", kill_server, 4),
+    Fault("kill-server", kill_server, 4, strategies=("ps",)),
     Fault("kill-worker", kill_worker, 4),
     Fault("kill-two-workers", kill_two_workers),
-    Fault("kill-server-after-worker", kill_server_after_worker),
-    Fault("kill-two-servers", kill_two_servers),
+    Fault("kill-server-after-worker", kill_server_after_worker, strategies=("ps",)),
+    Fault("kill-two-servers", kill_two_servers, strategies=("ps",)),
     Fault("stop-process", stop_process, 1),
     Fault("kill-agent", kill_agent, 1, costs_host=True),
     Fault("kill-coordinator", kill_coordinator, 3),

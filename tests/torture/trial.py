@@ -18,9 +18,14 @@ PAUSE = 0.2
 """Seconds a step takes at least, so that an undisturbed run of a minute is ahead of all trials."""
 
 
-def choose(chance: random.Random, only: Sequence[str] = ()) -> list[Fault]:
+def choose_strategy(chance: random.Random) -> str:
+    """Return the strategy of a trial's job."""
+    return chance.choice(["ps", "ps", "ring"])
+
+
+def choose(chance: random.Random, only: Sequence[str] = (), strategy: str = "ps") -> list[Fault]:
     """Return the faults of a trial, in order; at most one of them costs a host."""
-    pool = [fault for fault in FAULTS if not only or fault.name in only]
+    pool = [fault for fault in FAULTS if strategy in fault.strategies and (not only or fault.name in only)]
     chosen: list[Fault] = []
     for _ in range(chance.randint(LEAST, MOST)):
         free = [fault for fault in pool if not (fault.costs_host and any(each.costs_host for each in chosen))]
@@ -38,10 +43,11 @@ class Trial:
         folder: for psctl's home on the driving side.
         chance: chooses processes, hosts and moments.
         rate: of every link, as tc writes it.
+        strategy: of the job.
     """
 
-    def __init__(self, hosts: Any, folder: Path, chance: random.Random, rate: str) -> None:
-        self.chance, self.rate = chance, rate
+    def __init__(self, hosts: Any, folder: Path, chance: random.Random, rate: str, strategy: str) -> None:
+        self.chance, self.rate, self.strategy = chance, rate, strategy
         for host in hosts:  # each may lead
             hosts.disk(host, CHECKPOINTS, "4m,nr_inodes=200")
         self.job = JobOnHosts(hosts, folder)
@@ -56,6 +62,11 @@ class Trial:
     def others(self) -> list[str]:
         """The same without the head."""
         return [name for name in self.hosts() if name != self.job.head]
+
+    def losses_of(self, host: str) -> int:
+        """The reports so far of the loss of a host, or of a process there; nothing of the job may be on it."""
+        lost = [event for event in self.job.of("worker-lost", "server-lost") if event["host"] == host]
+        return len(lost) + len(self.job.notices(f"{host} is lost"))
 
     def wait_for_steps(self) -> None:
         """Wait until more steps are done."""
@@ -76,7 +87,9 @@ class Trial:
         Raises:
             AssertionError: a promise is broken; says which and after which fault.
         """
-        self.job.train("--set", "checkpoint.every=20 steps", pause=PAUSE, words_more=("--keep-pace",))
+        more = () if self.strategy == "ps" else ("--servers", "0", "--set", "replicas=auto")
+        more = (*more, "--set", f"sync.strategy={self.strategy}", "--set", "checkpoint.every=20 steps")
+        self.job.train(*more, pause=PAUSE, words_more=("--keep-pace",))
         times: list[tuple[str, float]] = []
         for fault in faults:
             self.job.wait_for_steps(self.chance.randrange(1, 12))
