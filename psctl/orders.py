@@ -90,3 +90,4 @@ class AgentOrders(msgspec.Struct, frozen=True):
     authority_key: str  # PEM, on the head only ("" elsewhere): for the coordinator alone
     secrets: dict[str, str]
     grace: float  # seconds between TERM and KILL
+    restarted: JsonObject | None = None  # the job runs, and its leadership is this Configuration (leadership_messages)

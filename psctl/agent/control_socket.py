@@ -1,6 +1,7 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-The agent answers `hello`, `state` and `stop` itself; it sends `scale` and `read` to the coordinator, one at a time.
+The agent answers `hello`, `state`, `stop` and `orders` itself; it sends `scale` and `read` to the coordinator, one at a
+time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from psctl.job.control_answers import (
     ControlError,
     ControlFailure,
     HelloAnswer,
+    OrdersAnswer,
     ReadAnswer,
     RunningProcess,
     ServerRows,
@@ -35,6 +37,7 @@ from psctl.job.control_answers import (
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.orders import AgentOrders
 from psctl.types import UNDECODABLE, Address, Count, Member, Name
 
 T = TypeVar("T")
@@ -197,9 +200,21 @@ class _Read(msgspec.Struct):
     keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
 
 
+class OrdersWanted(msgspec.Struct, frozen=True):
+    """A request for the orders of the agent of another host (its index), which is to be started again; its folders."""
+
+    host: Count
+    python: str
+    code: str
+    workdir: str
+    job_dir: str
+    code_dir: str
+
+
 def answer(
-    request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested], None], queries: CoordinatorQueries
-) -> ControlAnswer:
+    request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested], None], queries: CoordinatorQueries,
+    orders_for: Callable[[OrdersWanted], AgentOrders],
+) -> ControlAnswer:  # fmt: skip
     """Return the answer to one request.
 
     Args:
@@ -207,6 +222,7 @@ def answer(
         status: of the agent.
         put: takes events for the agent's main thread.
         queries: sends requests to the coordinator.
+        orders_for: makes the orders of another host's agent.
 
     Raises:
         ControlRefused: the request is unknown or invalid.
@@ -227,6 +243,8 @@ def answer(
         case "read":
             wanted = _arguments(request, _Read)
             return queries.read(wanted.store, wanted.names, wanted.keys)
+        case "orders":
+            return OrdersAnswer(orders_for(_arguments(request, OrdersWanted)))
         case _:
             raise ControlRefused(f"unknown command: {request.command}")
 

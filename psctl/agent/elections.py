@@ -88,6 +88,13 @@ class LeaderFound(msgspec.Struct, frozen=True):
     coordinator: Address | None
 
 
+def first_configuration(orders: AgentOrders) -> Configuration:
+    """Return the configuration that an agent begins with: that of the job's start, or of the running job."""
+    if orders.restarted is not None:
+        return msgspec.convert(orders.restarted, Configuration)
+    return Configuration(voters=tuple(range(len(orders.job.hosts))))
+
+
 class Elections:
     """The leadership of a job, as one agent sees it.
 
@@ -109,7 +116,8 @@ class Elections:
         self._credentials, self._silent_for, self._put = credentials, silent_for, put
         self._congestion = orders.job.congestion
         self._lock = threading.Lock()
-        first = Configuration(voters=tuple(range(len(orders.job.hosts))))
+        first = first_configuration(orders)
+        self._abstains = orders.restarted is not None  # what its predecessor had promised is not known
         self._voter = Voter(orders.host, first)
         self._committed = first
         self._addresses: dict[int, Address] = {}
@@ -167,7 +175,7 @@ class Elections:
                 with self._lock:
                     return self.replica.receive(message, payload)
 
-    def _on_leadership(self, message: Leadership) -> JobMessage:
+    def _on_leadership(self, message: Leadership) -> JobMessage | None:
         with self._lock:
             before = self._voter.configuration
             if self._voter.adopt(message.configuration):
@@ -176,7 +184,9 @@ class Elections:
             known = self._voter.promise or self._voter.configuration
             if self._voter.configuration != before:
                 self._put(LeaderFound(self._voter.configuration, self._address()))
-        return LeadershipAccepted(*known.age)
+            if self._voter.me not in message.committed.voters:
+                self._abstains = False  # a majority without it has confirmed this: earlier promises are void
+            return None if self._abstains else LeadershipAccepted(*known.age)
 
     def _address(self) -> Address | None:
         """Where the coordinator of the newest configuration listens; under the lock."""
@@ -189,6 +199,8 @@ class Elections:
         match message:
             case VoteWanted():
                 with self._lock:
+                    if self._abstains:
+                        return VoteGiven("it was started again, and has no vote yet")
                     return self._voter.vote(source.rank, message, is_leader_silent=self._is_leader_silent())
             case LeaderWanted():
                 with self._lock:
@@ -223,7 +235,8 @@ class Elections:
         """Return what voters are to be asked; under the lock."""
         if self._election is not None and self._election.is_void:
             self._election = None
-        if self._election is None and self._voter.may_stand and self._is_leader_silent():
+        may_stand = self._voter.may_stand and not self._abstains
+        if self._election is None and may_stand and self._is_leader_silent():
             self._election = Election(self._voter)
         return [self._election.wanted] if self._election is not None else []
 

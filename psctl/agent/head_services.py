@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from psctl.agent import spawn
+from psctl.agent.control_socket import OrdersWanted
 from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store import MasterPort, StoreSocket
@@ -21,7 +22,8 @@ from psctl.process.journal_files import JournalFiles
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.transport import loopback_tcp
 from psctl.transport.credentials import Credentials
-from psctl.types import Address
+from psctl.transport.protocol.authority import Pair, issue
+from psctl.types import Address, Member
 
 LOG = "coordinator.log"
 
@@ -100,6 +102,18 @@ class HeadServices:
         self._orders = msgspec.structs.replace(self._orders, authority_key=authority_key)
         self._address, self._quick_ends = None, 0
         return self.start()
+
+    def orders_for(self, wanted: OrdersWanted, coordinator: Address, leadership: Configuration) -> AgentOrders:
+        """Return the orders of another host's agent, which is started again while the job runs."""
+        orders = self._orders
+        authority = Pair(orders.authority, orders.authority_key)
+        pair = issue(authority, orders.job.name, Member("agent", wanted.host), time.time())
+        return msgspec.structs.replace(
+            orders, job=msgspec.structs.replace(orders.job, topology=None, costs={}), host=wanted.host,
+            python=wanted.python, paths=[wanted.code], workdir=wanted.workdir, job_dir=wanted.job_dir,
+            code_dir=wanted.code_dir, certificate=pair.certificate_pem, key=pair.key_pem, coordinator=coordinator,
+            authority_key="", restarted=msgspec.to_builtins(leadership),
+        )  # fmt: skip
 
     def stop_leading(self) -> None:
         """Kill the coordinator, because another host leads, and remove its journal."""

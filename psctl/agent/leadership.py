@@ -11,8 +11,9 @@ not on clocks:
 
 So at no time do two coordinators carry out instructions, and a successor knows all that its predecessor carried out.
 (Paxos made simple, Lamport 2001, has this argument; In search of an understandable consensus algorithm, Ongaro and
-Ousterhout 2014, the vote that is asked for twice.) The state of a voter is in memory: an agent that has ended does not
-come back as the same voter.
+Ousterhout 2014, the vote that is asked for twice.) The state of a voter is in memory, so an agent that is started again
+does not know what its predecessor has promised. It neither votes nor confirms before it has seen a configuration
+without its host that holds: a majority without it has confirmed that, and earlier promises can elect nobody any more.
 """
 
 from __future__ import annotations

@@ -24,9 +24,11 @@ import psutil
 from psctl.agent import spawn, supervisor
 from psctl.agent.control_socket import (
     AgentStatus,
+    ControlRefused,
     ControlRequest,
     ControlSocket,
     CoordinatorQueries,
+    OrdersWanted,
     StopRequested,
     answer,
 )
@@ -37,7 +39,7 @@ from psctl.agent.coordinator_link import (
     LinkGone,
     LinkSilent,
 )
-from psctl.agent.elections import Elected, Elections, LeaderFound
+from psctl.agent.elections import Elected, Elections, LeaderFound, first_configuration
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
@@ -130,7 +132,7 @@ class Agent:
         credentials = spawn.credentials_of(orders)
         self._credentials = credentials
         self._elections: Elections | None = None  # a job of few hosts has no standby
-        self._leadership = Configuration(voters=tuple(range(len(orders.job.hosts))))  # the newest one
+        self._leadership = first_configuration(orders)  # the newest one
         self._master_port = MasterPort(orders.job, credentials)
         self._head = HeadServices(
             orders, self.files, self._processes, self._queue.put, credentials, self._master_port,
@@ -464,11 +466,21 @@ class Agent:
         """Answer a psctl command; called on the control socket's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
         status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
-        return answer(request, status, self._queue.put, self._queries)
+        return answer(request, status, self._queue.put, self._queries, self._orders_for)
+
+    def _orders_for(self, wanted: OrdersWanted) -> AgentOrders:
+        """Return the orders of another host's agent, which is started again because the host was."""
+        if self._head.coordinator is None or self._coordinator is None:
+            raise ControlRefused(f"{self.host.name} does not lead {self.orders.job.name}, or not yet")
+        if wanted.host == self.orders.host or wanted.host >= len(self.orders.job.hosts):
+            raise ControlRefused(f"host {wanted.host} is no other host of {self.orders.job.name}")
+        return self._head.orders_for(wanted, self._coordinator, self._leadership)
 
     def _registration(self) -> Register:
         return Register(
-            tuple(self._members.values()), listens=self._elections.address if self._elections is not None else None
+            tuple(self._members.values()),
+            listens=self._elections.address if self._elections is not None else None,
+            restarted=self.orders.restarted is not None,
         )
 
     def _sample(self) -> None:

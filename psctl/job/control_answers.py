@@ -1,4 +1,4 @@
-"""Answers of an agent to the commands of psctl: hello, state, stop, scale and read. JSON, one document an answer."""
+"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, orders. JSON, one document an answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadRows
+from psctl.orders import AgentOrders
 from psctl.types import Address, Role
 
 
@@ -53,6 +54,12 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     answers: list[ServerRows]
 
 
+class OrdersAnswer(msgspec.Struct, frozen=True):
+    """The orders of an agent that is to be started again, with its keys and the job's secrets."""
+
+    orders: AgentOrders
+
+
 class ControlError(msgspec.Struct, frozen=True):
     """The reason of a refusal. Code `gone`: no agent listens; `refused`: the command is unknown or invalid."""
 
@@ -66,5 +73,5 @@ class ControlFailure(msgspec.Struct, frozen=True):
     error: ControlError
 
 
-ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer
+ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer | OrdersAnswer
 """What an agent answers to a command that it takes; StateAnswer is a HelloAnswer."""

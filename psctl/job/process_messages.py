@@ -17,12 +17,14 @@ class Register(JobMessage, frozen=True):
     """First message of an agent on each connection. `running`: the job's processes on its host.
 
     `received`: numbered messages that it has received in its session; None: it has none. SessionResumed answers.
-    `listens`: where it listens for other agents; None: the job has too few hosts for a standby.
+    `listens`: where it listens for other agents; None: the job has too few hosts for a standby. `restarted`: it was
+    started while the job runs, in place of one that ended with its host.
     """
 
     running: tuple[Member, ...] = ()
     received: types.Size | None = None
     listens: Address | None = None
+    restarted: bool = False
 
 
 class ProcessStarted(JobMessage, frozen=True):

@@ -9,11 +9,15 @@ from psctl.cli.shared.parameters import ClusterArgument, DryRunOption
 
 
 def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunOption = False) -> None:
-    """Install psctl and its environment on the hosts of a cluster. Safe to repeat; running jobs are not touched."""
+    """Install psctl and its environment on the hosts of a cluster. Safe to repeat.
+
+    Running jobs go on. Where a host of theirs has booted, psctl's agent is started again, and the job may use the host.
+    """
     import msgspec
 
     from psctl.launch.clusters import make_current
     from psctl.launch.hosts import converge
+    from psctl.launch.jobs.restart_agents import restart_agents
     from psctl.launch.setup import cluster_setup
     from psctl.view.tables import draw_up
 
@@ -23,6 +27,8 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
         if not dry_run:
             for warning in cluster_setup.carry_out(reached, own.progress):
                 own.warn(warning)
+            for agent in restart_agents(reached):
+                own.tell(f"{agent.job}: psctl's agent on {agent.host} was started again; the job may use the host")
     rows = converge.outcomes(reached)
     if not dry_run and len(reached.failed) < len(rows):
         make_current(own.home, chosen)

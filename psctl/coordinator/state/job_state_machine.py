@@ -255,8 +255,8 @@ class JobStateMachine:
     def _on_agent_message(self, agent: Member, message: JobMessage) -> None:
         job = self.job
         match message:
-            case Register(running=running):
-                startup.on_register(job, agent, running)
+            case Register(running=running, restarted=restarted):
+                startup.on_register(job, agent, running, restarted=restarted)
             case ProcessExited(member=member) if agent.rank in job.lost_hosts:
                 returning_hosts.on_process_ended(job, agent.rank, member)
             case ProcessStarted(member=member, pid=pid) if self._is_on_host(agent, member):

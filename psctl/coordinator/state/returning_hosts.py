@@ -1,8 +1,9 @@
 """Lost hosts that return: their old processes are ended first, then the job may use them again.
 
 A host is lost when the head has not reached it for some seconds; its link, or the host, may come back. Its agent, or a
-new one after a boot, registers again and names the processes of the job that still run there. They are of incarnations
-that the others refuse, and may hold the memory of devices, so nothing is started before the agent reports their ends.
+new one that `psctl up` started after a boot, registers again and names the processes of the job that still run there.
+They are of incarnations that the others refuse, and may hold the memory of devices, so nothing is started before the
+agent reports their ends.
 """
 
 from __future__ import annotations

@@ -66,9 +66,12 @@ def start_job(job: JobState, pid: int) -> None:
     job.move("placed")
 
 
-def on_register(job: JobState, member: Member, running: Collection[Member]) -> None:
-    """An agent has registered; `running`: the job's processes on its host."""
+def on_register(job: JobState, member: Member, running: Collection[Member], *, restarted: bool = False) -> None:
+    """An agent has registered; `running`: the job's processes on its host; `restarted`: its host's last one ended."""
     returned = member.rank in job.lost_hosts
+    if restarted and not returned and job.ending is None:  # it dials again, and is welcome when the loss is known
+        losses.on_host_lost(job, member.rank, "its agent was started again")
+        return
     outages.on_reached(job, member.rank)
     takeover.on_registered(job, member.rank)
     job.registered.add(member.rank)

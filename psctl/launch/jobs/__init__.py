@@ -9,5 +9,7 @@ job_status: `psctl status` and `psctl jobs`
 prepare: from a job file to a submission: connect, make ready, place
 script_entry: checks of the script that a job file names
 store_query: `psctl store`
+agent_start: starts the agent of a host
+restart_agents: starts agents again on hosts of running jobs that booted
 submit: makes authority, certificates and orders, and starts agents
 """

@@ -22,6 +22,7 @@ from psctl.launch.clusters import Progress
 from psctl.launch.home import HostRecord, JobRecord, split_job
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
 from psctl.launch.hosts.converge import ReachedCluster, send_archive
+from psctl.launch.jobs.agent_start import SLOWEST, start_agent, write_orders
 from psctl.launch.measure import calibration
 from psctl.launch.placement.cluster_snapshot import machines_document
 from psctl.launch.placement.roster import AgentKeys, JobHosts, Resumed, agent_orders, job_order
@@ -39,9 +40,6 @@ HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
 
 _HELLO = msgspec.json.Decoder(HelloAnswer)
-
-SLOWEST = 10.0
-"""Seconds that a host waits for the start of an agent at least, even with a smaller `timeouts.start`."""
 
 
 class JobRequest(msgspec.Struct, frozen=True):
@@ -120,20 +118,6 @@ def submit(
         split = split_job(name)
         assert split is not None
         above = split[1]
-
-
-class JobFolder(msgspec.Struct, frozen=True):
-    """A host's answer to a request to make a job's folder."""
-
-    taken: bool
-    """The job's name is in use there."""
-    orders: str = ""
-    """Path of the orders on that host."""
-    disk: bool = False
-    """The orders are on a disk, as the host has no file system in memory."""
-
-
-_JOB_FOLDER = msgspec.json.Decoder(JobFolder)
 
 
 class _Submission:
@@ -232,10 +216,7 @@ class _Submission:
         )
         orders = agent_orders(self.order, index, host, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
-        question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
-        answer = run_program(
-            shell, host.python, HOST_FILES, "begin", question, _JOB_FOLDER, stdin=msgspec.json.encode(orders)
-        )
+        answer = write_orders(shell, host, orders, claim=index == 0, limit=limit)
         if answer.taken:
             return False
         self.orders[shell.name] = answer.orders
@@ -247,18 +228,8 @@ class _Submission:
 
     def _start_agent(self, shell: Shell) -> None:
         host = self.hosts[shell.name]
-        process = shell.start(
-            [host.python, "-m", "psctl.agent.main", self.orders[shell.name]],
-            log=f"{host.job_dir}/agent.log",
-            cwd=host.job_dir,
-            env={
-                **self.reached.chosen.spec.runtime.env,
-                "PYTHONPATH": host.code,
-                "PYTHONUNBUFFERED": "1",
-                "PSCTL_ORDERS": f"{host.job_dir}/agent",  # marks it as a process of this job from its start
-            },
-        )
-        self.started[shell.name] = process
+        variables = self.reached.chosen.spec.runtime.env
+        self.started[shell.name] = start_agent(shell, host, self.orders[shell.name], variables)
 
     def _wait_for_coordinator(self, shell: Shell) -> Address:
         """Wait until the coordinator listens; return its address."""
