@@ -117,8 +117,7 @@ class Elections:
         self._congestion = orders.job.congestion
         self._lock = threading.Lock()
         first = first_configuration(orders)
-        self._abstains = orders.restarted is not None  # what its predecessor had promised is not known
-        self._voter = Voter(orders.host, first)
+        self._voter = Voter(orders.host, first, restarted=orders.restarted is not None)
         self._committed = first
         self._addresses: dict[int, Address] = {}
         self._coordinator: tuple[int, Address] | None = None  # of which term, and where it listens
@@ -143,6 +142,11 @@ class Elections:
         """The newest configuration that a majority is known to have accepted, and the newest one."""
         with self._lock:
             return self._committed, self._voter.configuration
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this agent was started again, and neither votes nor confirms yet."""
+        return self._voter.abstains
 
     @property
     def leads(self) -> bool:
@@ -178,15 +182,15 @@ class Elections:
     def _on_leadership(self, message: Leadership) -> JobMessage | None:
         with self._lock:
             before = self._voter.configuration
+            confirms = not self._voter.abstains
             if self._voter.adopt(message.configuration):
                 self._committed = message.committed
+                confirms = self._voter.confirms(message.committed)
                 self._addresses = {each.host: each.address for each in message.agents}
             known = self._voter.promise or self._voter.configuration
             if self._voter.configuration != before:
                 self._put(LeaderFound(self._voter.configuration, self._address()))
-            if self._voter.me not in message.committed.voters:
-                self._abstains = False  # a majority without it has confirmed this: earlier promises are void
-            return None if self._abstains else LeadershipAccepted(*known.age)
+            return LeadershipAccepted(*known.age) if confirms else None
 
     def _address(self) -> Address | None:
         """Where the coordinator of the newest configuration listens; under the lock."""
@@ -199,8 +203,6 @@ class Elections:
         match message:
             case VoteWanted():
                 with self._lock:
-                    if self._abstains:
-                        return VoteGiven("it was started again, and has no vote yet")
                     return self._voter.vote(source.rank, message, is_leader_silent=self._is_leader_silent())
             case LeaderWanted():
                 with self._lock:
@@ -235,8 +237,7 @@ class Elections:
         """Return what voters are to be asked; under the lock."""
         if self._election is not None and self._election.is_void:
             self._election = None
-        may_stand = self._voter.may_stand and not self._abstains
-        if self._election is None and may_stand and self._is_leader_silent():
+        if self._election is None and self._voter.may_stand and self._is_leader_silent():
             self._election = Election(self._voter)
         return [self._election.wanted] if self._election is not None else []
 

@@ -13,7 +13,8 @@ So at no time do two coordinators carry out instructions, and a successor knows 
 (Paxos made simple, Lamport 2001, has this argument; In search of an understandable consensus algorithm, Ongaro and
 Ousterhout 2014, the vote that is asked for twice.) The state of a voter is in memory, so an agent that is started again
 does not know what its predecessor has promised. It neither votes nor confirms before it has seen a configuration
-without its host that holds: a majority without it has confirmed that, and earlier promises can elect nobody any more.
+without its host that holds and is not older than the one that it began with, the leader's newest one then: a majority
+without this host has confirmed that, so earlier promises can elect nobody any more.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ class Voter:
 
     Args:
         me: the agent's host, its index.
-        configuration: that of the job's start.
+        configuration: that of the job's start; for an agent that is started again, the leader's newest one.
+        restarted: it is started again.
     """
 
-    def __init__(self, me: int, configuration: Configuration) -> None:
+    def __init__(self, me: int, configuration: Configuration, *, restarted: bool = False) -> None:
         self.me = me
+        self.abstains = restarted
+        """Whether it neither votes nor confirms, because it does not know what its predecessor has promised."""
+        self._began = configuration.age
         self.configuration = configuration
         """The newest configuration of a leader that this agent knows."""
         self.promise: Configuration | None = None
@@ -43,6 +48,16 @@ class Voter:
         self.configuration, self.promise = configuration, None
         return True
 
+    def confirms(self, committed: Configuration) -> bool:
+        """Return whether this agent may confirm configurations to a leader.
+
+        Args:
+            committed: the newest configuration that holds, as the leader says whose last one was taken.
+        """
+        if self.me not in committed.voters and committed.age >= self._began:
+            self.abstains = False
+        return not self.abstains
+
     def vote(self, candidate: int, wanted: VoteWanted, *, is_leader_silent: bool) -> VoteGiven:
         """Answer a candidate.
 
@@ -52,6 +67,8 @@ class Voter:
             is_leader_silent: whether this agent is out of reach of the leader, too.
         """
         under = wanted.configuration
+        if self.abstains:
+            return VoteGiven("it was started again, and has no vote yet")
         if under.elects(candidate) in (self.promise, self.configuration):
             return VoteGiven()  # it was given before, and the answer was lost
         if self.promise is not None:
@@ -83,7 +100,7 @@ class Voter:
     @property
     def may_stand(self) -> bool:
         """Whether this agent may ask for votes: it is the standby."""
-        return self.configuration.standby == self.me and self.promise is None
+        return self.configuration.standby == self.me and self.promise is None and not self.abstains
 
     @property
     def stands(self) -> bool:

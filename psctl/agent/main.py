@@ -480,7 +480,7 @@ class Agent:
         return Register(
             tuple(self._members.values()),
             listens=self._elections.address if self._elections is not None else None,
-            restarted=self.orders.restarted is not None,
+            restarted=self._elections is not None and self._elections.abstains,
         )
 
     def _sample(self) -> None:

@@ -137,7 +137,9 @@ class StandbyCopy:
         with self._changed:
             if self._is_copy_lost():
                 self._drop()
-            self._core.change_voters(hosts)
+            committed = self._core.committed
+            known = {host for host in hosts if host in committed.voters or self._known.get(host) == committed.age}
+            self._core.change_voters(frozenset(known))  # a new voter has confirmed the one without it
             self._core.make_standby()
             if self._target is None and may_begin and now >= self._next_copy_at:
                 self._begin_copy(hosts)

@@ -1,4 +1,4 @@
-"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, orders. JSON, one document an answer."""
+"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, orders. One JSON document each."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Register(JobMessage, frozen=True):
 
     `received`: numbered messages that it has received in its session; None: it has none. SessionResumed answers.
     `listens`: where it listens for other agents; None: the job has too few hosts for a standby. `restarted`: it was
-    started while the job runs, in place of one that ended with its host.
+    started while the job runs, in place of one that ended with its host, and has no vote yet.
     """
 
     running: tuple[Member, ...] = ()

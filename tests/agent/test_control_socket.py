@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from psctl.agent import control_socket
-from psctl.agent.control_socket import AgentStatus, ControlRefused, ControlRequest, CoordinatorQueries, answer
+from psctl.agent.control_socket import (
+    AgentStatus,
+    ControlRefused,
+    ControlRequest,
+    CoordinatorQueries,
+    OrdersWanted,
+    answer,
+)
 from psctl.agent.coordinator_link import FromCoordinator
 from psctl.job.control_answers import ControlAnswer
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.orders import AgentOrders
 
 
 def rows(ticket: int, shard: int) -> ReadRows:
@@ -55,12 +63,18 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
     assert (found.servers, len(found.answers)) == (2, 1)
 
 
+def no_orders(wanted: OrdersWanted) -> AgentOrders:
+    raise ControlRefused(f"no orders for host {wanted.host}")
+
+
 def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None:
     coordinator = Coordinator(lambda ticket: FromCoordinator(ScaleAnswer(ticket, 2, 1, "no", "because")))
     standing = AgentStatus("j", "a", None, [], "")
 
     def ask(command: str, arguments: dict[str, Any]) -> ControlAnswer:
-        return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions)
+        return answer(
+            ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions, no_orders
+        )
 
     assert ask("scale", {"servers": 2}) == ScaleAnswer(1, 2, 1, "no", "because")
     for wrong in (

@@ -1,13 +1,13 @@
 """One run of hosts that elect a successor when their leader is lost: shipped voters and leaders, and an oracle.
 
 Leaders take inputs, send them to the copy on the standby, and carry them out. Connections break, links are cut,
-coordinators are killed and started again, hosts lose their power. Messages between a leader and an agent arrive in
-order until their connection breaks; questions for votes, and answers, are lost or late. The oracle keeps what was
-carried out:
+coordinators are killed and started again, hosts lose their power, and boot without memory of their votes. Messages
+between a leader and an agent arrive in order until their connection breaks; questions for votes, and answers, are lost
+or late. The oracle keeps what was carried out:
 
 - no two leaders carry out different inputs at the same place of the job's history;
 - a leader's state has all that any leader carried out before it;
-- once the faults are over, and no host is lost for good, the job goes on.
+- once the faults are over, and no host was lost, the job goes on.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ class Leader:
         self.down: dict[int, deque[tuple[object, ...]]] = {}  # to agents that are connected
         self.up: dict[int, deque[tuple[object, ...]]] = {}
         self.sent: dict[int, tuple[int, int]] = {}  # the age of the configuration that was sent on this connection
+        self.known: dict[int, tuple[int, int]] = {}  # and of the one that its agent has accepted
+
+    @property
+    def copy(self) -> int:
+        """The number of the copy; of two leaders these differ, for an agent takes a begin before any record."""
+        return self.number_of(self.core.copy)
+
+    def number_of(self, copy: int) -> int:
+        return 1000 * self.core.committed.term + copy
 
 
 class LeadershipRun:
@@ -74,6 +83,7 @@ class LeadershipRun:
         self.votes: list[tuple[int, int, VoteWanted]] = []  # questions in flight: (from, to, question)
         self.history: list[int] = []  # what was carried out
         self.next_input = 0
+        self.power_losses = 0
         self.hosts_die = self.chance.random() < 0.4
         self.traced, self.trace = traced, list[str]()
         self.checked = 0
@@ -83,12 +93,12 @@ class LeadershipRun:
         for _ in range(ACTIONS):
             self.act(faults=True)
         self.cut.clear()
-        done, dead = len(self.history), [host for host in self.hosts if not host.alive]
+        done = len(self.history)
         for _ in range(CALM):
             self.act(faults=False)
             if len(self.history) > done + 3:
                 return
-        if not dead:
+        if not self.power_losses:
             states = [(host.voter.configuration, host.election is not None) for host in self.hosts]
             raise Violation("liveness", f"nothing is carried out any more: {states}")
 
@@ -100,6 +110,8 @@ class LeadershipRun:
         unusual = [self.break_connection, self.cut_link, self.heal_link, self.kill_coordinator]
         if self.hosts_die and sum(not host.alive for host in self.hosts) <= 1:
             unusual.append(self.kill_host)
+        if any(not host.alive for host in self.hosts):
+            unusual += [self.boot_host] * 2
         if faults and self.chance.random() < 0.01:
             self.chance.choice(unusual)()
         else:
@@ -123,7 +135,7 @@ class LeadershipRun:
         if to is not None:
             sequence = leader.core.next_record()
             if to in leader.down:
-                leader.down[to].append(("record", leader.core.copy, sequence, self.next_input))
+                leader.down[to].append(("record", leader.copy, sequence, self.next_input))
 
     def carry_out(self) -> None:
         leader = self.pick()
@@ -158,9 +170,12 @@ class LeadershipRun:
         known = host.voter.configuration
         match message:
             case ("leadership", Configuration() as newest, Configuration() as committed):
+                confirms = not host.voter.abstains
                 if host.voter.adopt(newest):
                     host.committed = committed
-                answers.append(("accepted", *host.voter.configuration.age))
+                    confirms = host.voter.confirms(committed)
+                if confirms:
+                    answers.append(("accepted", *host.voter.configuration.age))
             case ("begin", int(copy), list(records)) if known.leader == leader.host:
                 host.copy = Copy(copy, 0, list(records))
                 answers.append(("stored", copy, 0))
@@ -169,17 +184,18 @@ class LeadershipRun:
                     host.copy.sequence = sequence
                     host.copy.records.append(value)
                     answers.append(("stored", copy, sequence))
-            case _:
+            case _ if not host.voter.abstains:
                 answers.append(("accepted", *known.age))
 
     def at_leader(self, leader: Leader, index: int, message: tuple[object, ...]) -> None:
         match message:
             case ("accepted", int(term), int(version)):
+                leader.known[index] = (term, version)
                 leader.core.accepted_by(index, term, version)
                 if (term, version) != leader.core.newest.age:  # it was refused, and is sent again
                     leader.sent.pop(index, None)
             case ("stored", int(copy), int(sequence)):
-                leader.core.stored_by(index, copy, sequence)
+                leader.core.stored_by(index, copy % 1000, sequence)
 
     def maintain(self) -> None:
         """What a leader does now and then: propose, copy, send configurations."""
@@ -192,13 +208,17 @@ class LeadershipRun:
         elif core.copy_to is None and core.newest.standby is not None:
             core.drop_standby()
         if self.chance.random() < 0.3:
-            core.change_voters(frozenset(leader.down))
+            voters, age = core.committed.voters, core.committed.age
+            core.change_voters(
+                frozenset(host for host in leader.down if host in voters or leader.known.get(host) == age)
+            )
         if self.chance.random() < 0.5:
             core.make_standby()
         host = self.chance.choice(list(leader.down)) if leader.down else leader.host
         if host != leader.host and leader.carried == len(leader.history) and core.may_copy_to(host):
-            leader.down[host].append(("begin", core.begin_copy(host), list(leader.history)))
-        for host in core.awaited():
+            leader.down[host].append(("begin", leader.number_of(core.begin_copy(host)), list(leader.history)))
+        others = [] if core.proposed is not None else [host for host in leader.down if host not in core.newest.voters]
+        for host in [*core.awaited(), *others]:
             if host in leader.down and leader.sent.get(host) != core.newest.age:
                 leader.sent[host] = core.newest.age
                 leader.down[host].append(("leadership", core.newest, core.committed))
@@ -283,8 +303,11 @@ class LeadershipRun:
         host = self.hosts[index]
         if leader is None or not host.alive or index in leader.down or not self.are_linked(leader.host, index):
             return
+        if host.voter.abstains and index in leader.core.newest.voters:
+            return  # its host counts as lost first
         leader.down[index], leader.up[index] = deque(), deque()
         leader.sent.pop(index, None)
+        leader.known.pop(index, None)
 
     def disconnect(self, leader: Leader, index: int) -> None:
         leader.down.pop(index, None)
@@ -328,11 +351,22 @@ class LeadershipRun:
     def kill_host(self) -> None:
         index = self.chance.randrange(len(self.hosts))
         self.note(f"host {index} loses its power")
+        self.power_losses += 1
         self.hosts[index].alive = False
         for leader in list(self.leaders):
             self.disconnect(leader, index)
             if leader.host == index:
                 self.leaders.remove(leader)
+
+    def boot_host(self) -> None:
+        """A host without power boots; psctl asks a host that leads, as far as it knows, for its agent's orders."""
+        index = self.chance.choice([at for at, host in enumerate(self.hosts) if not host.alive])
+        leader = self.pick()
+        if leader is None or not self.hosts[leader.host].alive:
+            return
+        known = self.hosts[leader.host].voter.configuration
+        self.note(f"host {index} boots, and its agent begins with {known}")
+        self.hosts[index] = Host(Voter(index, known, restarted=True), known)
 
 
 def run_leadership(seed: int, *, traced: bool = False) -> Outcome:

@@ -69,7 +69,7 @@ def start_job(job: JobState, pid: int) -> None:
 def on_register(job: JobState, member: Member, running: Collection[Member], *, restarted: bool = False) -> None:
     """An agent has registered; `running`: the job's processes on its host; `restarted`: its host's last one ended."""
     returned = member.rank in job.lost_hosts
-    if restarted and not returned and job.ending is None:  # it dials again, and is welcome when the loss is known
+    if restarted and not returned and job.ending is None:  # it dials again; its host must be no voter first
         losses.on_host_lost(job, member.rank, "its agent was started again")
         return
     outages.on_reached(job, member.rank)
