@@ -104,8 +104,8 @@ class Voter:
 
     @property
     def stands(self) -> bool:
-        """Whether this agent asks for votes that count."""
-        return self.promise is not None and self.promise.leader == self.me
+        """Whether this agent asks for votes that count, or may have done so before it was started again."""
+        return self.abstains or (self.promise is not None and self.promise.leader == self.me)
 
 
 class Election:
