@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -34,26 +35,31 @@ class SimulatedAgents:
     """The elections of all agents of a job; a test says which of them do not reach the leader."""
 
     def __init__(self, folder: Path) -> None:
-        hosts = [replace(host, address="127.0.0.1") for host in make_hosts(*[1] * HOSTS)]
+        self.folder = folder
+        self.hosts = [replace(host, address="127.0.0.1") for host in make_hosts(*[1] * HOSTS)]
         self.silent = dict.fromkeys(range(HOSTS), 0.0)
         self.events: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(HOSTS)]
         self.elections = []
         for host in range(HOSTS):
             (folder / str(host)).mkdir()
-            orders = AgentOrders(
-                job=make_order(hosts, name=JOB), host=host, python="", paths=[], workdir="", code_dir="",
-                job_dir=str(folder / str(host)), authority="", certificate="", key="", preauth_secret="",
-                coordinator=None, authority_key="", secrets={}, grace=1.0,
-            )  # fmt: skip
-            self.elections.append(
-                Elections(
-                    orders,
-                    credentials(Member("agent", host)),
-                    lambda host=host: self.silent[host],
-                    self.events[host].put,
-                )
-            )
+            self.elections.append(self._make(host))
         self.addresses = tuple(AgentAddress(host, each.address) for host, each in enumerate(self.elections))
+
+    def _make(self, host: int, restarted: Configuration | None = None) -> Elections:
+        orders = AgentOrders(
+            job=make_order(self.hosts, name=JOB), host=host, python="", paths=[], workdir="", code_dir="",
+            job_dir=str(self.folder / str(host)), authority="", certificate="", key="", preauth_secret="",
+            coordinator=None, authority_key="", secrets={}, grace=1.0,
+            restarted=None if restarted is None else msgspec.to_builtins(restarted),
+        )  # fmt: skip
+        me = credentials(Member("agent", host))
+        return Elections(orders, me, lambda: self.silent[host], self.events[host].put)
+
+    def boot(self, host: int, known: Configuration) -> None:
+        """The agent of a host is started again; `known`: the leader's newest configuration."""
+        self.elections[host].close()
+        self.elections[host] = self._make(host, known)
+        self.addresses = tuple(AgentAddress(at, each.address) for at, each in enumerate(self.elections))
 
     def tell(self, host: int, configuration: Configuration) -> Any:
         return self.elections[host].on_message(Leadership(configuration, configuration, self.addresses), None)
@@ -144,3 +150,34 @@ def test_a_copy_of_an_earlier_leader_is_removed_once_another_one_is_known(agents
     until(lambda: agents.elections[1].leads, 10)
     agents.elections[1].coordinator_at(COORDINATOR)
     until(lambda: agents.elections[2].replica.authority_key == "", 10)
+
+
+def test_an_agent_that_is_started_again_has_no_vote_until_its_absence_was_confirmed(agents: SimulatedAgents) -> None:
+    """It may have promised its vote before: here host 1 needs it to be elected."""
+    for host in range(HOSTS):
+        agents.tell(host, STANDBY)
+    agents.boot(2, STANDBY)
+    assert agents.elections[2].abstains
+    assert agents.tell(2, STANDBY) is None, "it confirms nothing"
+    for host in (0, 1):
+        agents.tell(host, STANDBY)  # where it listens now
+    agents.elections[0].close()
+    agents.silent.update({1: 7.0, 2: 7.0})
+    lasting(2.0, lambda: not agents.elections[1].leads)
+    without = Configuration(0, 2, 0, 1, (0, 1))
+    assert agents.tell(2, without) is None, "older than what it began with"
+    assert agents.elections[2].abstains
+
+
+def test_it_votes_again_once_a_majority_has_confirmed_that_it_was_gone(agents: SimulatedAgents) -> None:
+    without = Configuration(0, 4, 0, 1, (0, 1))
+    agents.boot(2, without)
+    again = Configuration(0, 5, 0, 1, (0, 1, 2))
+    answer = agents.elections[2].on_message(Leadership(again, without, agents.addresses), None)
+    assert answer == LeadershipAccepted(0, 5)
+    assert not agents.elections[2].abstains
+    for host in (0, 1):
+        agents.tell(host, again)
+    agents.elections[0].close()
+    agents.silent.update({1: 7.0, 2: 7.0})
+    until(lambda: agents.elections[1].leads, 10)

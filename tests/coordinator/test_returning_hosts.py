@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from psctl.coordinator.state.instructions import ConnectionLost, FindRestorable, RestorableFound, StartMember
+from psctl.coordinator.state.instructions import (
+    CloseConnection,
+    ConnectionLost,
+    FindRestorable,
+    RestorableFound,
+    StartMember,
+)
 from psctl.job import events
 from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessExited, Register, StopWanted
 from psctl.job.training_messages import Resume
@@ -97,3 +103,12 @@ def test_a_host_whose_workers_went_elsewhere_serves_again_when_it_is_back() -> N
     assert [host.may_serve for host in job.machine.job.order.hosts] == [True, True]
     assert job.machine.job.lost_hosts == set()
     assert any("h1 is back, and may be used again" in text for text in notices(new))
+
+
+def test_an_agent_that_is_started_again_before_its_host_is_lost_waits_until_it_is() -> None:
+    job = DrivenJob(PATIENT).training()
+    new = job.receive(A1, Register(restarted=True))
+    assert next(each.member for each in new if isinstance(each, CloseConnection)) == A1
+    assert job.machine.job.lost_hosts == {1}
+    job.receive(A1, Register(restarted=True))
+    assert not job.machine.job.lost_hosts

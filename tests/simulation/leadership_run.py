@@ -143,6 +143,8 @@ class LeadershipRun:
             return
         leader.carried = len(leader.history)
         self.note(f"leader {leader.host} carries out up to {leader.history[-1]}")
+        if self.history[: len(leader.history)] == leader.history:
+            return  # late, and the same as its successor: messages to members are numbered
         self.check(leader, "two leaders")
         self.history = list(leader.history)
 
