@@ -43,6 +43,9 @@ class AllReduceBackend(Protocol):
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a vector of zeros that is summed without a copy."""
 
+    def release(self, vector: torch.Tensor) -> None:
+        """Take back a vector of `buffer`, whose sums are complete."""
+
     def put(self, vector: torch.Tensor) -> PendingSum:
         """Begin to sum a vector."""
 
@@ -73,6 +76,9 @@ class EngineAllReduce:
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(length, dtype=dtype, device=device)
+
+    def release(self, vector: torch.Tensor) -> None:
+        return
 
     def put(self, vector: torch.Tensor) -> PendingSum:
         work: PendingSum = dist.all_reduce(vector, group=self._group, async_op=True)
@@ -123,6 +129,7 @@ def pass_on(
         summing.put(used).wait()
         for place, piece in _overlaps(target or (), start, used.view(torch.uint8)[:count]):
             piece.copy_(place)
+    summing.release(space)
 
 
 def _overlaps(
@@ -184,6 +191,11 @@ class ScheduleAllReduce:
             self._buffers.append(self._plane.buffer(length, dtype))
             return self._buffers[-1]
         return torch.zeros(length, dtype=dtype, device=device)
+
+    def release(self, vector: torch.Tensor) -> None:
+        if self._plane is not None:
+            self._buffers = [each for each in self._buffers if each is not vector]
+            self._plane.memory.release([vector])
 
     def put(self, vector: torch.Tensor) -> PendingSum:
         if self._plane is None:

@@ -34,6 +34,9 @@ class StagedAllReduce:
         self._hosts[vector.data_ptr()] = self._staging.lock(host)
         return vector
 
+    def release(self, vector: torch.Tensor) -> None:
+        self._backend.release(self._hosts.pop(vector.data_ptr()))
+
     def put(self, vector: torch.Tensor) -> PendingSum:
         span = CopySpan(vector, 0, self._hosts[vector.data_ptr()])
         pending = StagedVector(self._backend, self._staging, self._copies, span)

@@ -170,6 +170,7 @@ class RecoverableReducer(BucketReducer):
             self._state.refuse("every worker was lost at once")
         first, known = divmod(newest, count)  # the round of the first sum that no rank has completed
         behind = newest - 1 in complete
+        assert all(each < 0 or each >= newest - 1 for each in complete), f"ranks differ by several sums: {complete}"
         if known and lacking:
             wanted, of_round = list(range(known)), first
         else:

@@ -399,17 +399,15 @@ def _accept_old_connections(method: Any) -> Any:
     return lambda self, peer, message: self._put(MessageReceived(peer.member, message))
 
 
-_init_voter = Voter.__init__
+def _forget_promises(init: Any) -> Any:
+    def begin(self: Voter, me: int, configuration: Configuration, *, restarted: bool = False) -> None:
+        init(self, me, configuration)
+
+    return begin
 
 
-def _forget_promises(self: Voter, me: int, configuration: Configuration, *, restarted: bool = False) -> None:
-    _init_voter(self, me, configuration)
-
-
-def _trust_old(self: Voter, committed: Configuration) -> bool:
-    if self.me not in committed.voters:
-        self.abstains = False
-    return not self.abstains
+def _deny_candidacy(_: Any) -> Any:
+    return property(lambda self: self.promise is not None and self.promise.leader == self.me)
 
 
 def _hear_old_leaders(method: Any) -> Any:
@@ -582,9 +580,13 @@ MUTANTS = (
     Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
     Mutant("votes: an earlier leader is heard", ((Voter, "adopt", _hear_old_leaders),), 4, 3000, "leadership"),
     Mutant("votes: a stale standby is elected", ((Voter, "vote", _vote_for_stale),), 16, 3000, "leadership"),
-    Mutant("votes: a booted host votes at once", ((Voter, "__init__", _forget_promises),), 0, 3000, "leadership"),
+    Mutant("votes: a booted host votes at once", ((Voter, "__init__", _forget_promises),), 4, 3000, "leadership"),
     Mutant(
-        "votes: a booted host trusts an old configuration", ((Voter, "confirms", _trust_old),), 0, 3000, "leadership"
+        "votes: a booted leader denies its election",
+        ((Voter, "stands", _deny_candidacy),),
+        9397,
+        3000,
+        "leadership",
     ),
     Mutant(
         "votes: taken back later",

@@ -139,6 +139,17 @@ def power(trial: Trial) -> None:
     trial.gone.append(host)
 
 
+def boot(trial: Trial) -> None:
+    """A host boots, the head too where another one may lead; `psctl up` makes it ready, and the job uses it again."""
+    job, host = trial.job, trial.chance.choice(trial.hosts() if _await_standby(trial) else trial.others())
+    before, back = trial.losses_of(host), len(job.notices(f"{host} is back"))
+    job.hosts.boot(host)
+    job.until(lambda: trial.losses_of(host) > before, f"the loss of {host}", 60)
+    done = job.psctl.run("up", str(job.cluster), timeout=DEADLINE)
+    assert done.code in ((0, 10) if trial.gone else (0,)), done  # 10: a host has no power
+    job.until(lambda: len(job.notices(f"{host} is back")) > back, f"{host} in use again", 60)
+
+
 def cut_3s(trial: Trial) -> None:
     """A link is cut for 3 s, the head's too."""
     lost, host = trial.job.lost(), trial.chance.choice(trial.hosts())
@@ -380,6 +391,7 @@ FAULTS = (
     Fault("kill-psctl", kill_psctl, 1),
     Fault("power", power, 2, costs_host=True),
     Fault("head-power", head_power, 2, costs_host=True),
+    Fault("boot", boot),
     Fault("cut-3s", cut_3s),
     Fault("cut-head", cut_head),
     Fault("cut-60s", cut_60s, 1, costs_host=True),
