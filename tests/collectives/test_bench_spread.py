@@ -46,6 +46,9 @@ class Sum:
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.full((length,), 7, dtype=dtype, device=device)  # whatever lay there
 
+    def release(self, vector: torch.Tensor) -> None:
+        vector.fill_(9)
+
     def put(self, vector: torch.Tensor) -> Sum:
         self._meeting.sum(vector)
         return self
