@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.job_on_hosts import DEADLINE, JobOnHosts, reference_values
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,11 @@ def boot(job: JobOnHosts, host: str) -> None:
     up = job.psctl.run("up", str(job.cluster), timeout=DEADLINE)
     assert up.code == 0, up
     assert f"{job.job}: psctl's agent on {host} was started again; the job may use the host" in up.err, up
-    job.until(lambda: len(job.notices(f"{host} is back")) > back, f"{host} in use", 60)
+    try:
+        job.until(lambda: len(job.notices(f"{host} is back")) > back, f"{host} in use", 60)
+    except AssertionError as error:
+        log = job.hosts.path(host, f"/root/.psctl/host/jobs/{job.job}/{host}/agent.log").read_text()
+        raise AssertionError(f"{error}\nits agent: {log[-2000:]}\n{job.hosts.processes(host)}") from None
 
 
 def test_a_booted_host_is_used_again(make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]) -> None:
@@ -52,7 +56,6 @@ def test_a_booted_host_is_used_again(make_hosts: Callable[..., Any], tmp_path: P
     job.stop_and_check(reference, but=("h1",))
 
 
-@pytest.mark.soak
 def test_the_head_is_booted(make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]) -> None:
     job = JobOnHosts(make_hosts(3), tmp_path / "home")
     job.train()
@@ -63,7 +66,6 @@ def test_the_head_is_booted(make_hosts: Callable[..., Any], tmp_path: Path, refe
     job.stop_and_check(reference)
 
 
-@pytest.mark.soak
 def test_a_job_that_waits_for_a_booted_host_goes_on(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
 ) -> None:

@@ -7,12 +7,15 @@ registers (coordinator/state/returning_hosts.py).
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from msgspec.structs import replace
 
+from psctl import errors
 from psctl.job.control_answers import HelloAnswer
 from psctl.launch import agent_calls, leader_search
-from psctl.launch.home import JobRecord
+from psctl.launch.home import HostRecord, JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.agent_start import start_agent, write_orders
 from psctl.remote.shell import Shell
@@ -31,6 +34,9 @@ class _Orders(msgspec.Struct, frozen=True):
 
     orders: JsonObject
 
+
+HELLO = 30.0
+"""Seconds until an agent must answer."""
 
 _ORDERS = msgspec.json.Decoder(_Orders)
 _HELLO = msgspec.json.Decoder(HelloAnswer)
@@ -76,8 +82,35 @@ def _start(reached: ReachedCluster, record: JobRecord, index: int, leading: Shel
         return record
     written = write_orders(shell, host, answer.orders, claim=False, limit=record.limit)
     process = start_agent(shell, host, written.orders, reached.chosen.spec.runtime.env)
+    host = replace(host, pid=process.pid, started=process.started)
+    _await_agent(shell, host, record.job)
     hosts = list(record.hosts)
-    hosts[index] = replace(host, pid=process.pid, started=process.started)
+    hosts[index] = host
     record = replace(record, hosts=hosts)
     reached.home.update_record(record)
     return record
+
+
+def _await_agent(shell: Shell, host: HostRecord, job: str) -> None:
+    """Wait until an agent answers.
+
+    Raises:
+        JobFailed: it has ended; the message has the last line of its log.
+        TimedOut: it does not answer in time.
+    """
+    deadline = time.monotonic() + HELLO
+    while agent_calls.call(shell, host, "hello", _HELLO) is None:
+        if not agent_calls.alive(shell, host):
+            line = agent_calls.last_log_line(shell, host) or "its log is empty"
+            raise errors.JobFailed(
+                f"{host.name}: the agent of {job} was started again and ended: {line}",
+                hint="psctl doctor shows what the host lacks; psctl up tries again",
+                where=host.name,
+            )
+        if time.monotonic() >= deadline:
+            raise errors.TimedOut(
+                f"{host.name}: the agent of {job} was started again and did not answer within {HELLO:.0f} s",
+                hint=f"its log is {host.job_dir}/agent.log there",
+                where=host.name,
+            )
+        time.sleep(0.05)
