@@ -15,20 +15,11 @@ from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.rendezvous import Rendezvous, partners
 from psctl.errors import PsctlError
 from psctl.job.training_messages import WorkerAt
-from psctl.process.process_orders import ProcessOrders
 from psctl.schedule.algorithms import catalog
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Address, Member
 from tests.helpers.credentials import credentials
-
-
-def orders(me: Member) -> ProcessOrders:
-    mine = credentials(me)
-    return ProcessOrders(
-        job=mine.job, member=me, world=3, host="h", local_rank=0, coordinator=Address("127.0.0.1", 1),
-        bind="127.0.0.1", ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key,
-        preauth_secret=mine.preauth_secret, congestion="auto", error_file="", segments=None,
-    )  # fmt: skip
+from tests.helpers.dying_planes import process_orders
 
 
 class Round:
@@ -60,7 +51,7 @@ class Round:
             me = Member("worker", rank)
             folder = self.folder / str(self.hosts[rank])
             folder.mkdir(exist_ok=True)
-            meeting = Rendezvous(orders(me), credentials(me), SegmentClient(me, None), folder, self.hosts)
+            meeting = Rendezvous(process_orders(me), credentials(me), SegmentClient(me, None), folder, self.hosts)
             try:
                 self.found[rank] = meeting.make(
                     catalog.build("ring", len(self.hosts)), lambda *given: self.ask(rank, *given)

@@ -58,6 +58,7 @@ class CommonStep(msgspec.Struct):
     largest: int | None = None
     """The largest answer until now."""
     asked: set[Member] = msgspec.field(default_factory=set)
+    """Workers that were asked; one that joined later gets the common step when it trains."""
 
 
 class JobCheckpoints(msgspec.Struct):
