@@ -10,7 +10,7 @@ one may be missing anywhere. It is in the bucket's vector, which is filled again
 vectors by turns, because the first sum of the next round need not be complete when it is filled.
 
 A loss. The coordinator starts the lost worker again and has all workers connect anew (`ConnectAgain`). On the new data
-plane they compare how many sums each has completed; a rank without the last result gets it. A rank that lost its peer in
+plane they compare how many sums each has completed; a rank without the last result gets it. A rank that lost a peer in
 the middle of a sum takes its own part from `.grad` again, which no sum has written yet. Let R be the round of the first
 sum that no rank has completed. The replacement gets the results of R's sums that are complete, and, when every other
 rank is in `finish` of round R, the training state of the step that round R belongs to: nobody has stepped the optimizer
