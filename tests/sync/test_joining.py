@@ -122,7 +122,7 @@ DEATHS = [
     ([(2, 0, "before prepare")], 3),  # it never took part
     ([(3, None, "before the forward")], 4),  # in its first step
     ([(3, None, "after the backward")], 4),
-    ([(1, 5, "after the backward")], 4),  # one of the others, while new ones take part
+    ([(1, 5, "after the backward")], 4),  # one of the others, when the new ones take part
 ]
 
 
@@ -136,6 +136,8 @@ def test_a_worker_that_is_killed_while_others_join(deaths, workers, elastic):
         for one in list(deaths):
             if one[0] == run.rank and one[2] == place and one[1] in (None, run.step):
                 deaths.remove(one)
+                if run.rank < story.workers:  # rank 0 waits for the new ones, which would wait for a replacement
+                    until(lambda: story.job.machine.job.division.shared, 10)
                 raise Killed
 
     story._die = die
@@ -190,3 +192,12 @@ def test_the_result_is_that_of_the_same_members_in_one_process():
     expected = train_alone([[seen[key] for key in sorted(seen) if key[0] == step] for step in steps])
     assert {len([key for key in seen if key[0] == step]) for step in steps} == {1, 2, 3}
     assert torch.equal(found[0], expected), "to the bit"
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_before_the_others_have_joined(rank, elastic):
+    story = Scaled((3, 4), deaths=[(rank, 5, "after the backward")])
+    story.check(story.train(elastic=elastic))
+    assert not story.deaths
+    assert story.job.status == "done"
