@@ -46,6 +46,9 @@ QUEUED = 8 << 20
 MOST = 64
 """Most checkpoints that are written at once; one more is given up."""
 
+PART_TIMEOUT = 10.0
+"""Seconds without bytes after which a commit waits no longer for parts that have begun."""
+
 FLUSH_TIMEOUT = 60.0
 """Seconds in which a full send queue must be sent."""
 
@@ -55,6 +58,10 @@ class _Open(msgspec.Struct):
     since: float
     state: dict[str, object] = {}
     names: set[str] = msgspec.field(default_factory=set)  # of tensors that a part holds
+    sending: set[str] = msgspec.field(default_factory=set)  # senders that have begun and not ended
+    moved_at: float = 0.0  # when a sender last began, sent bytes or ended
+    committing: bool = False
+    problem: str = ""  # why it cannot be written, once it is being committed
 
 
 class CheckpointSaver:
@@ -76,13 +83,14 @@ class CheckpointSaver:
     ) -> None:
         self._root, self._order, self._answer, self._sign = root, order, answer, sign
         self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
         self._open: dict[int, _Open] = {}
         self._closed: set[int] = set()  # steps whose parts are ignored: given up, or being committed
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         remove_abandoned(root)
         threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
 
-    # ---- on the senders' reader threads ---------------- -----------------------------------------------------------
+    # ---- on the senders' reader threads ----------------------------------------------------------------------------
 
     def begin(self, source: str, message: SaveBegin) -> None:
         """A sender begins its part of a checkpoint."""
@@ -93,48 +101,77 @@ class CheckpointSaver:
             save.names.update(piece.name for piece in message.slices)
             save.writer.open_file(source, message.slices)
 
-        self._try(message.step, act, new=True)
+        self._try(source, message.step, act, begins=True)
 
     def part(self, source: str, message: SavePart, payload: memoryview | None) -> None:
         """Bytes of a slice."""
         data = payload if payload is not None else memoryview(b"")
-        self._try(message.step, lambda save: save.writer.write_part(source, message.index, message.offset, data))
+        self._try(
+            source, message.step, lambda save: save.writer.write_part(source, message.index, message.offset, data)
+        )
 
     def end(self, source: str, step: int) -> None:
         """A sender has sent all: its file goes to the disk."""
-        self._try(step, lambda save: save.writer.finish_file(source))
+        self._try(source, step, lambda save: save.writer.finish_file(source))
+        self.interrupt(source, step)
 
-    def _try(self, step: int, act: Callable[[_Open], None], *, new: bool = False) -> None:
+    def interrupt(self, source: str, step: int) -> None:
+        """Nothing more of a sender's part will arrive."""
+        with self._moved:
+            save = self._open.get(step)
+            if save is not None:
+                save.sending.discard(source)
+                self._moved.notify_all()
+
+    def _try(self, source: str, step: int, act: Callable[[_Open], None], *, begins: bool = False) -> None:
         try:
-            save = self._of(step, new)
+            save = self._of(source, step, begins)
             if save is not None:
                 act(save)
         except PsctlError as error:
-            if self.discard(step):
+            if self._fail(step, error.message):
                 self._answer(CheckpointCommitted(step, problem=error.message))
 
-    def _of(self, step: int, new: bool) -> _Open | None:
+    def _fail(self, step: int, problem: str) -> bool:
+        """Give a checkpoint up; return False when it was given up before, or its commit will answer."""
+        with self._moved:
+            save = self._open.get(step)
+            if save is not None and save.committing:
+                save.problem = problem
+                self._moved.notify_all()
+        return self.discard(step)
+
+    def _of(self, source: str, step: int, begins: bool) -> _Open | None:
         with self._lock:
             if step in self._closed:
                 return None
-            if new and step not in self._open and len(self._open) >= MOST:
+            new = begins and step not in self._open
+            if new and len(self._open) >= MOST:
                 self._closed.add(step)
                 self._answer(CheckpointCommitted(step, problem=f"{MOST} checkpoints are being written already"))
-            elif new and step not in self._open:
+            elif new:
                 folder = self._root / self._order.name / folder_name(step)
                 try:
                     self._open[step] = _Open(CheckpointWriter(folder, self._order.name, step), time.monotonic())
                 except PsctlError as error:
                     self._closed.add(step)
                     self._answer(CheckpointCommitted(step, problem=error.message))
-            return self._open.get(step)
+            save = self._open.get(step)
+            if save is not None:
+                save.moved_at = time.monotonic()
+                if begins:
+                    save.sending.add(source)
+            return save
 
     # ---- on the main thread ----------------------------------------------------------------------------------------
 
     def discard(self, step: int) -> bool:
-        """Give a checkpoint up and remove its files; return False when it was given up before."""
+        """Give a checkpoint up and remove its files; return False when it was given up before or is being committed."""
         with self._lock:
-            save = self._open.pop(step, None)
+            save = self._open.get(step)
+            if save is not None and save.committing:
+                return False
+            self._open.pop(step, None)
             self._closed.add(step)
         if save is None:
             return False
@@ -142,10 +179,17 @@ class CheckpointSaver:
         return True
 
     def commit(self, commit: CommitCheckpoint) -> None:
-        """Commit a checkpoint of the parts sent until now; the answer is CheckpointCommitted."""
+        """Commit a checkpoint of the parts that have begun; the answer is CheckpointCommitted.
+
+        Every part that must be there has ended. Others may still be arriving: of servers that give their shards to
+        others, whose bytes come on connections of their own.
+        """
         with self._lock:
-            save = self._open.pop(commit.step, None)
-            self._closed.add(commit.step)
+            save = self._open.get(commit.step)
+            if save is None:
+                self._closed.add(commit.step)
+            else:
+                save.committing = True
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
     def copy(self, step: int, peer: PeerConnection | None) -> None:
@@ -189,11 +233,25 @@ class CheckpointSaver:
             return self._find_written(commit.step)
         if save is None:
             return CheckpointCommitted(commit.step, problem="it was given up")
+        self._wait_for_parts(commit.step, save)
         try:
+            if save.problem:
+                raise CheckpointIncomplete(save.problem)
             return self._written(commit, save)
         except PsctlError as error:
             save.writer.discard()
             return CheckpointCommitted(commit.step, problem=error.message)
+
+    def _wait_for_parts(self, step: int, save: _Open) -> None:
+        """Wait until no part is arriving, and ignore what comes later."""
+        with self._moved:
+            while save.sending and not save.problem:
+                left = save.moved_at + PART_TIMEOUT - time.monotonic()
+                if left <= 0:
+                    break
+                self._moved.wait(left)
+            del self._open[step]
+            self._closed.add(step)
 
     def _find_written(self, step: int) -> CheckpointCommitted:
         """Return the result of a commit that an earlier coordinator had begun."""

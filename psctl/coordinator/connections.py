@@ -241,7 +241,9 @@ class CoordinatorConnections:
             current = self._peers.get(peer.member) is peer
             if current:
                 del self._peers[peer.member]
-            self._parts.pop(peer, None)
+            parts = self._parts.pop(peer, set())
+        for step, tables in parts:
+            self._saver.interrupt(_part_name(peer.member, tables=tables), step)
         if isinstance(error, MessageRefused):
             self._put(ProtocolBroken(peer.member, error.message))
         elif current:
@@ -331,7 +333,11 @@ class CoordinatorConnections:
 
 def _sender(peer: PeerConnection, message: SaveBegin | SavePart | SaveEnd) -> str:
     """Return the sender of a part as the part's file is named."""
-    return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
+    return _part_name(peer.member, tables=message.tables)
+
+
+def _part_name(member: Member, *, tables: bool) -> str:
+    return f"tables/{member.rank}" if tables else str(member)
 
 
 def _wait(peer: PeerConnection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from psctl.agent.coordinator_link import CheckpointCopies
 from psctl.checkpoint import manifest
 from psctl.checkpoint.reader import open_checkpoint, read_state, verify
+from psctl.coordinator import checkpoint_saver
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of
 from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
 from psctl.errors import PeerLost
@@ -147,6 +149,40 @@ def test_a_part_that_comes_when_the_checkpoint_is_made_whole_begins_no_other(
     saver.end("server/1", 500)
     assert answers.next().problem == ""
     assert [path.name for path in (root / "digits-3").iterdir()] == ["0000000500"]
+
+
+def test_a_commit_waits_for_a_part_that_is_still_arriving(head: tuple[CheckpointSaver, Answers, Path]) -> None:
+    saver, answers, _ = head
+    save(saver, 500)
+    saver.begin("server/1", SaveBegin(500, [piece("param/late", 0, 4)]))
+    saver.commit(commit(500))
+    with pytest.raises(queue.Empty):
+        answers.all.get(timeout=0.2)
+    saver.part("server/1", SavePart(500, 0, 0), memoryview(b"\3" * 16))
+    saver.end("server/1", 500)
+    written = answers.next()
+    assert written.problem == ""
+    assert {piece.name for file in open_checkpoint(Path(written.path)).files for piece in file.slices} >= {"param/late"}
+
+
+@pytest.mark.parametrize("ends", ["its connection breaks", "nothing more comes", "it sends too little"])
+def test_a_commit_gives_up_a_part_that_does_not_end(
+    head: tuple[CheckpointSaver, Answers, Path], ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, answers, root = head
+    monkeypatch.setattr(checkpoint_saver, "PART_TIMEOUT", 0.2 if ends == "nothing more comes" else 60.0)
+    save(saver, 500)
+    saver.begin("server/1", SaveBegin(500, [piece("param/late", 0, 4)]))
+    saver.commit(commit(500))
+    assert not saver.discard(500), "its commit answers"
+    if ends == "its connection breaks":
+        saver.interrupt("server/1", 500)
+    elif ends == "it sends too little":
+        saver.end("server/1", 500)
+    assert re.search("did not send (all|bytes)", answers.next().problem)
+    assert list((root / "digits-3").iterdir()) == []
+    with pytest.raises(queue.Empty):
+        answers.all.get(timeout=0.1)
 
 
 def test_old_ones_are_pruned(head: tuple[CheckpointSaver, Answers, Path]) -> None:

@@ -58,6 +58,7 @@ class FakeSaver:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.interrupted: list[tuple[str, int]] = []
 
     def begin(self, source: str, message: SaveBegin) -> None:
         self.calls.append((source, "begin", message.slices))
@@ -67,6 +68,9 @@ class FakeSaver:
 
     def end(self, source: str, step: int) -> None:
         self.calls.append((source, "end", step))
+
+    def interrupt(self, source: str, step: int) -> None:
+        self.interrupted.append((source, step))
 
 
 class Scene:
@@ -232,6 +236,7 @@ def test_a_worker_opens_four_parts_of_checkpoints_and_not_20000() -> None:
         scene.receive(scene.peers[W1], SaveBegin(step, []), None)
     assert "SaveBegin: 4 parts of checkpoints at once" in refusal(scene, scene.peers[W1], SaveBegin(4, []))
     assert len(scene.saver.calls) == 4
+    assert sorted(scene.saver.interrupted) == [("worker/1", step) for step in range(4)]
     zero = scene.peers[W0]  # others go on
     for step in range(20):
         scene.receive(zero, SaveBegin(step, []), None)
