@@ -69,6 +69,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     period: int = 1  # steps that workers take alone between two synchronizations; 1: none
     compression: Compression = PLAIN
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
+    added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 

@@ -1,6 +1,6 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-The agent answers `hello`, `state`, `stop` and `orders` itself; it sends `scale` and `read` to the coordinator, one at a
+The agent answers `hello`, `state` and `stop` itself; for `scale`, `read` and `orders` it asks the coordinator, one at a
 time.
 """
 
@@ -35,9 +35,9 @@ from psctl.job.control_answers import (
     StopAnswer,
 )
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
+from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
-from psctl.orders import AgentOrders
+from psctl.orders import AgentOrders, HostOrder
 from psctl.types import UNDECODABLE, Address, Count, Member, Name
 
 T = TypeVar("T")
@@ -111,6 +111,8 @@ def _user_of(caller: socket.socket) -> int:
 ANSWER_TIMEOUT = 15.0
 """Seconds in which the coordinator must answer."""
 
+NO_ANSWER = f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s"
+
 READ_TIMEOUT = 5.0
 """Seconds for a read; a request to stop the job waits behind it."""
 
@@ -136,7 +138,20 @@ class CoordinatorQueries:
         for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
             if isinstance(answer.message, ScaleAnswer):
                 return answer.message
-        raise ControlRefused(f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s")
+        raise ControlRefused(NO_ANSWER)
+
+    def hosts(self, place: int, added: HostOrder | None) -> HostAnswer:
+        """Ask for the job's hosts, to start the agent of one of them; see HostWanted.
+
+        Raises:
+            ControlRefused: the coordinator refuses the host.
+        """
+        for answer in self._ask(lambda ticket: HostWanted(ticket, place, added), ANSWER_TIMEOUT):
+            if isinstance(answer.message, HostAnswer):
+                if answer.message.problem:
+                    raise ControlRefused(answer.message.problem)
+                return answer.message
+        raise ControlRefused(NO_ANSWER)
 
     def read(self, store: str, names: list[str], keys: list[int]) -> ReadAnswer:
         """Read keys of a store from all servers: return their number, and the answers that arrived in time."""
@@ -201,9 +216,13 @@ class _Read(msgspec.Struct):
 
 
 class OrdersWanted(msgspec.Struct, frozen=True):
-    """A request for the orders of the agent of another host (its index), which is to be started again; its folders."""
+    """A request for the orders of the agent of another host (its index), which is to be started; its folders.
+
+    `added`: the host is new to the job, and is added to it.
+    """
 
     host: Count
+    added: HostOrder | None
     python: str
     code: str
     workdir: str

@@ -16,7 +16,7 @@ from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store import MasterPort, StoreSocket
 from psctl.job.leadership_messages import Configuration
-from psctl.orders import AgentOrders
+from psctl.orders import AgentOrders, HostOrder
 from psctl.process import sealed_memory
 from psctl.process.journal_files import JournalFiles
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -103,13 +103,23 @@ class HeadServices:
         self._address, self._quick_ends = None, 0
         return self.start()
 
-    def orders_for(self, wanted: OrdersWanted, coordinator: Address, leadership: Configuration) -> AgentOrders:
-        """Return the orders of another host's agent, which is started again while the job runs."""
+    def orders_for(
+        self, wanted: OrdersWanted, hosts: list[HostOrder], added: int, coordinator: Address, leadership: Configuration
+    ) -> AgentOrders:
+        """Return the orders of another host's agent, which is started while the job runs.
+
+        Args:
+            wanted: of which host.
+            hosts: of the job, of which the last `added` were added while it ran.
+            coordinator: where it listens.
+            leadership: the newest configuration that is known here.
+        """
         orders = self._orders
+        job = msgspec.structs.replace(orders.job, hosts=hosts, added=added, topology=None, costs={})
         authority = Pair(orders.authority, orders.authority_key)
         pair = issue(authority, orders.job.name, Member("agent", wanted.host), time.time())
         return msgspec.structs.replace(
-            orders, job=msgspec.structs.replace(orders.job, topology=None, costs={}), host=wanted.host,
+            orders, job=job, host=wanted.host,
             python=wanted.python, paths=[wanted.code], workdir=wanted.workdir, job_dir=wanted.job_dir,
             code_dir=wanted.code_dir, certificate=pair.certificate_pem, key=pair.key_pem, coordinator=coordinator,
             authority_key="", restarted=msgspec.to_builtins(leadership),

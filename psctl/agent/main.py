@@ -50,11 +50,12 @@ from psctl.agent.stack_requests import StackDumps
 from psctl.agent.torch_store import MasterPort
 from psctl.errors import HostUnreachable, MessageRefused, PsctlError
 from psctl.job.control_answers import ControlAnswer
-from psctl.job.leadership_messages import Configuration
+from psctl.job.leadership_messages import Configuration, has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     EndProcesses,
     HoldSlots,
+    HostAnswer,
     HostSample,
     JobFinished,
     ProcessExited,
@@ -157,7 +158,7 @@ class Agent:
         """
         self._start_event_sources(supervisor_pid, supervisor_pipe)
         try:
-            if spawn.has_standby(self.orders.job):
+            if has_standby(self.orders.job):
                 self._elections = Elections(self.orders, self._credentials, self._link.silent_for, self._queue.put)
             if self._coordinator is None:
                 if problem := self._head.start():
@@ -214,7 +215,7 @@ class Agent:
                 self._lead(configuration)
             case LeaderFound(configuration=configuration, coordinator=coordinator):
                 self._follow(configuration, coordinator)
-            case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
+            case FromCoordinator(message=ScaleAnswer() | HostAnswer() | ReadBy() | ReadRows()):
                 self._queries.add_answer(event)
             case FromCoordinator(message=message):
                 self._on_coordinator_message(message)
@@ -382,13 +383,16 @@ class Agent:
             return
         self._leadership = configuration
         if configuration.leader != self.orders.host and self._head.coordinator is not None:
-            name = self.orders.job.hosts[configuration.leader].name
-            self._log(f"{name} leads from now on: the coordinator here ends")
+            self._log(f"{self._name_of(configuration.leader)} leads from now on: the coordinator here ends")
             self._head.stop_leading()
         if coordinator is not None and coordinator != self._coordinator:
             self._coordinator = coordinator
             self._link.move(coordinator)
         self._write_leader()
+
+    def _name_of(self, host: int) -> str:
+        hosts = self.orders.job.hosts
+        return hosts[host].name if host < len(hosts) else f"host {host}, which was added later,"
 
     def _write_leader(self) -> None:
         known = self._leadership
@@ -469,12 +473,13 @@ class Agent:
         return answer(request, status, self._queue.put, self._queries, self._orders_for)
 
     def _orders_for(self, wanted: OrdersWanted) -> AgentOrders:
-        """Return the orders of another host's agent, which is started again because the host was."""
+        """Return the orders of the agent of another host, which has booted or is new."""
         if self._head.coordinator is None or self._coordinator is None:
             raise ControlRefused(f"{self.host.name} does not lead {self.orders.job.name}, or not yet")
-        if wanted.host == self.orders.host or wanted.host >= len(self.orders.job.hosts):
-            raise ControlRefused(f"host {wanted.host} is no other host of {self.orders.job.name}")
-        return self._head.orders_for(wanted, self._coordinator, self._leadership)
+        if wanted.host == self.orders.host:
+            raise ControlRefused(f"host {wanted.host} is {self.host.name} itself")
+        found = self._queries.hosts(wanted.host, wanted.added)
+        return self._head.orders_for(wanted, found.hosts, found.added, self._coordinator, self._leadership)
 
     def _registration(self) -> Register:
         return Register(

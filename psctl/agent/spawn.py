@@ -17,9 +17,9 @@ from psctl.agent.processes import AgentChild
 from psctl.agent.supervisor import PRIVATE, SLOTS
 from psctl.errors import PsctlError
 from psctl.job.environment import NAMES, SPINS
-from psctl.job.leadership_messages import FEWEST_VOTERS, Configuration
+from psctl.job.leadership_messages import Configuration, has_standby
 from psctl.job.process_messages import ProcessFailure, StartProcess
-from psctl.orders import AgentOrders, JobOrder
+from psctl.orders import AgentOrders
 from psctl.process import bootstrap, lifeline
 from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -158,11 +158,6 @@ def process_orders(
         leader_dir=orders.job_dir if has_standby(orders.job) else None,
     )  # fmt: skip
     return msgspec.json.encode(made)
-
-
-def has_standby(job: JobOrder) -> bool:
-    """Return whether a job has enough hosts for a standby of its coordinator."""
-    return len(job.hosts) >= FEWEST_VOTERS
 
 
 def coordinator_orders(

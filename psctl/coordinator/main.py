@@ -55,7 +55,7 @@ from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
 from psctl.job import events
 from psctl.job.job_permits import COORDINATION
-from psctl.job.leadership_messages import FEWEST_VOTERS
+from psctl.job.leadership_messages import has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
 from psctl.plan.choose import choose
@@ -197,7 +197,7 @@ class CoordinatorProcess:
 
     def _standby_copy(self, log: Path) -> StandbyCopy | None:
         orders = self._orders
-        if len(orders.order.hosts) < FEWEST_VOTERS:
+        if not has_standby(orders.order):
             return None
         core = Replication(orders.committed, orders.newest, is_successor=orders.is_successor)
         patience = max(SHORTEST_PATIENCE, orders.order.restart_wait)

@@ -73,6 +73,7 @@ COORDINATION = Permits(
         Permit(process.Stacks, (AGENT,), INSIDE, size=LISTS),
         Permit(process.StopWanted, (AGENT,), INSIDE),
         Permit(process.ScaleWanted, (AGENT,), INSIDE),
+        Permit(process.HostWanted, (AGENT,), INSIDE),
         Permit(checkpoint.CheckpointCopyDone, (AGENT,)),
         Permit(tables.ReadWanted, (AGENT, TO_SERVER), INSIDE, size=LISTS),
         # ---- a session (process/coordinator_connection.py); the state machine checks what a resumed worker may send
@@ -90,6 +91,7 @@ COORDINATION = Permits(
         Permit(leadership.ReplicaRecord, (TO_AGENT,), payload=PART),
         # ---- to an agent
         Permit(process.ScaleAnswer, (TO_AGENT,)),
+        Permit(process.HostAnswer, (TO_AGENT,), size=LAYOUTS),
         Permit(process.StartProcess, (TO_AGENT,), size=LISTS),
         Permit(process.StopProcesses, (TO_AGENT,)),
         Permit(process.EndProcesses, (TO_AGENT,), size=LISTS),

@@ -10,10 +10,16 @@ from typing import Annotated
 import msgspec
 
 from psctl.job.message import JobMessage
+from psctl.orders import JobOrder
 from psctl.types import MOST_RANKS, Address, Count, Name, Size
 
 FEWEST_VOTERS = 3
 """Hosts from which a job has a standby: of two hosts, none can tell the other's end from a broken link."""
+
+
+def has_standby(job: JobOrder) -> bool:
+    """Return whether a job was started on enough hosts for a standby of its coordinator."""
+    return len(job.hosts) - job.added >= FEWEST_VOTERS
 
 
 class Configuration(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
+from psctl.orders import HostOrder
 from psctl.types import Address, Count, Member
 
 Stream = Literal["stdout", "stderr"]
@@ -113,6 +114,27 @@ class ScaleAnswer(JobMessage, frozen=True):
     servers: int
     problem: str = ""
     hint: str = ""
+
+
+class HostWanted(JobMessage, frozen=True):
+    """psctl up: the agent of a host of the job is to be started while the job runs. Answered by HostAnswer.
+
+    `place` is the host's index. `host`: it is new to the job, and is added if the job has `place` hosts; None: the job
+    has it already.
+    """
+
+    ticket: int
+    place: types.Count
+    host: HostOrder | None
+
+
+class HostAnswer(JobMessage, frozen=True):
+    """Answer to HostWanted: all hosts of the job, of which the last `added` were added while it ran; or why not."""
+
+    ticket: int
+    hosts: list[HostOrder]
+    added: int = 0
+    problem: str = ""
 
 
 class NewCertificate(JobMessage, frozen=True):

@@ -71,19 +71,25 @@ class JobOnHosts:
         folder: of psctl's home on the user's machine.
         more: lines of the cluster file.
         slots: of each host.
+        first: so many of the hosts are in the cluster file at first.
     """
 
     job = "steady-1"
 
-    def __init__(self, hosts: Any, folder: Path, more: str = "", slots: int = 2) -> None:
-        self.hosts = hosts
-        first = next(iter(hosts))
+    def __init__(self, hosts: Any, folder: Path, more: str = "", slots: int = 2, first: int | None = None) -> None:
+        self.hosts, self._more, self._slots = hosts, more, slots
         home = hosts.make_home(folder)
         self.psctl = Psctl(home.path, environment=home.env)
         self.cluster = home.path / "cluster.yaml"
-        rows = "".join(f"  - {{address: {name}, name: {name}, slots: {slots}}}\n" for name in hosts)
-        text: str = hosts.cluster_text([first], more=more)
+        self.write_cluster(first)
+
+    def write_cluster(self, first: int | None = None) -> None:
+        """Write the cluster file, with the first so many hosts."""
+        names = list(self.hosts)[:first]
+        rows = "".join(f"  - {{address: {name}, name: {name}, slots: {self._slots}}}\n" for name in names)
+        text: str = self.hosts.cluster_text(names[:1], more=self._more)
         self.cluster.write_text(text[: text.index("hosts:")] + "hosts:\n" + rows)
+        self._in_file = len(names)
 
     @property
     def leadership(self) -> dict[str, Any]:
@@ -116,7 +122,7 @@ class JobOnHosts:
 
     def train(self, *more: str, pause: float = 0.2, words_more: tuple[str, ...] = ()) -> None:
         """Start the job; it trains until it is stopped."""
-        count = len(list(self.hosts))
+        count = self._in_file
         done = self.psctl.run(
             "train", str(STEADY), "-d", "--cluster", str(self.cluster), "--servers", str(count), "--set",
             "workers={per_host: 1}", *steady_args(100_000, pause, *words_more), "--set", "replicas=1", "--set",

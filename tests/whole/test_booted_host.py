@@ -28,7 +28,7 @@ def boot(job: JobOnHosts, host: str) -> None:
     job.until(job.is_recovered, "all that was lost made good")
     up = job.psctl.run("up", str(job.cluster), timeout=DEADLINE)
     assert up.code == 0, up
-    assert f"{job.job}: psctl's agent on {host} was started again; the job may use the host" in up.err, up
+    assert f"{job.job}: its agent on {host} was started again; the job may use the host" in up.err, up
     try:
         job.until(lambda: len(job.notices(f"{host} is back")) > back, f"{host} in use", 60)
     except AssertionError as error:

@@ -11,24 +11,30 @@ from psctl.cli.shared.parameters import ClusterArgument, DryRunOption
 def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunOption = False) -> None:
     """Install psctl and its environment on the hosts of a cluster. Safe to repeat.
 
-    Running jobs go on. Where a host of theirs has booted, psctl's agent is started again, and the job may use the host.
+    Running jobs go on. They may use hosts of theirs that have booted, and hosts that are new in the cluster file: for
+    lost workers and servers, for those that `psctl scale` adds, and where `workers: {min, max}` leaves room.
     """
     import msgspec
 
     from psctl.launch.clusters import make_current
     from psctl.launch.hosts import converge
-    from psctl.launch.jobs.restart_agents import restart_agents
+    from psctl.launch.jobs.join_running_jobs import codes_of_running_jobs, join_running_jobs
     from psctl.launch.setup import cluster_setup
     from psctl.view.tables import draw_up
 
     own = Context.of(context)
     chosen = own.cluster(cluster)
-    with cluster_setup.inspect(own.home, chosen, own.connect) as reached:
+    with cluster_setup.inspect(own.home, chosen, own.connect, codes_of_running_jobs(own.home, chosen)) as reached:
         if not dry_run:
             for warning in cluster_setup.carry_out(reached, own.progress):
                 own.warn(warning)
-            for agent in restart_agents(reached):
-                own.tell(f"{agent.job}: psctl's agent on {agent.host} was started again; the job may use the host")
+            for joined in join_running_jobs(reached, own.progress):
+                if joined.problem:
+                    own.warn(f"{joined.job}: {joined.host} was not added to its hosts: {joined.problem}")
+                elif joined.new:
+                    own.tell(f"{joined.job}: {joined.host} was added to its hosts")
+                else:
+                    own.tell(f"{joined.job}: its agent on {joined.host} was started again; the job may use the host")
     rows = converge.outcomes(reached)
     if not dry_run and len(reached.failed) < len(rows):
         make_current(own.home, chosen)

@@ -99,6 +99,7 @@ class JobState:
 
         self.registered: set[int] = set()  # hosts
         self.lost_hosts: set[int] = set()
+        self.new_hosts: set[int] = set()  # lost hosts that were added, and whose agents have not registered yet
         self.returning: dict[int, set[Member]] = {}  # lost hosts whose agents are back, with processes yet to end
         self.may_serve = [host.may_serve for host in order.hosts]  # also while a host is lost
         self.refused: set[Member] = set()  # they broke the protocol; this incarnation may not connect again

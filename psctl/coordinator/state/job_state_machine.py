@@ -64,6 +64,7 @@ from psctl.job.membership_messages import (
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
     HostSample,
+    HostWanted,
     OutputLines,
     ProcessExited,
     ProcessStarted,
@@ -270,6 +271,8 @@ class JobStateMachine:
                 job.stalls.on_stacks(job, job.ranks[member], message)
             case HostSample():
                 progress.on_host_sample(job, agent, message)
+            case HostWanted():
+                returning_hosts.on_host_wanted(job, agent, message)
             case ScaleWanted():
                 scaling.on_scale_wanted(job, agent, message)
             case CheckpointCopyDone():

@@ -286,17 +286,32 @@ def bring_code(source: Shell, found: LocatedCheckpoint, sites: Mapping[str, Host
     """
     if all(site.codes.get(code) for site in sites.values()):
         return None
-    parts: list[bytes] = []
     try:
-        source.fetch(f"{found.host.workdir}/code/{code}.tar.gz", parts.append, PACKED_LIMIT)
-        data = b"".join(parts)
-        prove(data, code)
+        return fetch_code(source, found.host.workdir, code)
     except (errors.CommandFailed, errors.InvalidFile) as error:
         raise errors.NoSuchCheckpoint(
             f"{found.id}: its code is no longer on {found.host.name} as it was sent: {error.message}",
             hint="psctl checkpoint restore ... --job JOB.yaml uses another job file and its folder",
             where=found.id,
         ) from error
+
+
+def fetch_code(source: Shell, workdir: str, code: str) -> Archive:
+    """Return the archive of a job's folder from a host that ran it.
+
+    Args:
+        source: the host.
+        workdir: psctl's folder there.
+        code: its hash, by which it is proved.
+
+    Raises:
+        CommandFailed: the host does not have it any more.
+        InvalidFile: it has something else.
+    """
+    parts: list[bytes] = []
+    source.fetch(f"{workdir}/code/{code}.tar.gz", parts.append, PACKED_LIMIT)
+    data = b"".join(parts)
+    prove(data, code)
     return Archive(code, data, [], 0)
 
 

@@ -10,6 +10,6 @@ prepare: from a job file to a submission: connect, make ready, place
 script_entry: checks of the script that a job file names
 store_query: `psctl store`
 agent_start: starts the agent of a host
-restart_agents: starts agents again on hosts of running jobs that booted
+join_running_jobs: starts the agents that running jobs lack on hosts that booted or are new
 submit: makes authority, certificates and orders, and starts agents
 """

@@ -177,6 +177,11 @@ def _held(cluster: ClusterSpec, workers: int, free: int, machines: Mapping[str, 
     )
 
 
+def spare_host(host: HostSpec, machine: Machine) -> HostOrder:
+    """Return the order of a host that holds none of a job's workers yet."""
+    return _host_order(host, machine, 0)
+
+
 def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
     return HostOrder(
         name=host.name, address=machine.address, interface=machine.interface, cores=machine.cores, gpus=machine.gpus,
