@@ -292,6 +292,16 @@ class Hosts(_Ssh):
         """Return the words that, put before a command, run it on a host."""
         return ["nsenter", "-t", str(self.hosts[name].init), "-m", "-u", "-i", "-n", "-p", "--"]
 
+    def outer_pid(self, name: str, pid: int) -> int:
+        """Return the number outside the host of a process that has the number `pid` there."""
+        space = os.readlink(f"/proc/{self.hosts[name].init}/ns/pid")
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):  # it has just ended
+                found = re.search(r"^NSpid:.*\t(\d+)$", status.read_text(), re.MULTILINE)
+                if found is not None and int(found[1]) == pid and os.readlink(status.parent / "ns/pid") == space:
+                    return int(status.parent.name)
+        raise ProcessLookupError(f"{name} has no process {pid}")
+
     def path(self, name: str, path: str) -> Path:
         """Return the path of a host's file on this machine."""
         return Path(f"/proc/{self.hosts[name].init}/root{path}")

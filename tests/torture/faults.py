@@ -11,8 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tests.helpers.control_group import memory_limit
 from tests.helpers.job_on_hosts import DEADLINE
 from tests.helpers.running import STEADY, set_args
 
@@ -123,6 +124,38 @@ def kill_psctl(trial: Trial) -> None:
         assert follower.stdout is not None
         follower.stdout.readline()
         follower.kill()
+    _nothing_lost(trial, lost)
+
+
+def no_memory(trial: Trial) -> None:
+    """The kernel kills a worker or a server for lack of memory, in a control group with a limit."""
+    job = trial.job
+    kind = trial.chance.choice(["worker", "server"] if trial.strategy == "ps" else ["worker"])
+    host, pid = trial.chance.choice(job.until(lambda: job.processes(kind), f"a {kind}"))
+    before = len(job.lost())
+    with memory_limit(32 << 20) as group:
+        group.add(job.hosts.outer_pid(host, pid))
+        group.fill()
+        job.until(lambda: len(job.lost()) > before, f"the loss of a {kind} on {host} in the event log")
+    reasons = [event["reason"] for event in job.of("worker-lost", "server-lost")[before:]]
+    assert any("OutOfMemory" in reason for reason in reasons), reasons
+
+
+def two_changes(trial: Trial) -> None:
+    """Two psctl change the number of servers at the same time: one after the other, or one is refused."""
+    job, lost = trial.job, trial.job.lost()
+
+    def scale(servers: int) -> Any:
+        return job.psctl.start("scale", job.job, "--servers", str(servers))
+
+    for process in [scale(4), scale(2)]:
+        out, err = process.communicate(timeout=DEADLINE)
+        refused = process.returncode == 2 and "joining or leaving already" in err
+        assert process.returncode == 0 or refused, f"{process.args}: exit {process.returncode}\n{out}\n{err}"
+    trial.wait_for_steps()
+    job.until(
+        lambda: job.psctl.run("scale", job.job, "--servers", "3", timeout=DEADLINE).code == 0, "three servers again"
+    )
     _nothing_lost(trial, lost)
 
 
@@ -387,6 +420,8 @@ FAULTS = (
     Fault("kill-two-servers", kill_two_servers, strategies=("ps",)),
     Fault("stop-process", stop_process, 1),
     Fault("kill-agent", kill_agent, 1, costs_host=True),
+    Fault("no-memory", no_memory),
+    Fault("two-changes", two_changes, 1, strategies=("ps",)),
     Fault("kill-coordinator", kill_coordinator, 3),
     Fault("kill-psctl", kill_psctl, 1),
     Fault("power", power, 2, costs_host=True),
