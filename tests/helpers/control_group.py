@@ -15,12 +15,11 @@ ROOT = Path("/sys/fs/cgroup")
 
 EAT = """
 import pathlib, sys, time
-pathlib.Path("/proc/self/oom_score_adj").write_text("-1000")
 pathlib.Path(sys.argv[1]).write_text("0")
-bytearray(int(sys.argv[2]))
+kept = [bytearray(4096) for _ in range(int(sys.argv[2]) // 4096)]
 time.sleep(600)
 """
-"""Takes more memory than the group has; the kernel never kills it, but another process of the group."""
+"""Takes more memory than the group has, a page at a time."""
 
 
 class MemoryGroup:
@@ -36,7 +35,8 @@ class MemoryGroup:
         self._eater: subprocess.Popen[bytes] | None = None
 
     def add(self, pid: int) -> None:
-        """Move a process into the group."""
+        """Move a process into the group, of which the kernel will kill it first."""
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
         self._procs.write_text(str(pid))
 
     def fill(self) -> None:

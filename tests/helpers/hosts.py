@@ -22,6 +22,7 @@ import json
 import os
 import pwd
 import random
+import re
 import secrets
 import shutil
 import signal
