@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from psctl.agent import control_socket
@@ -17,9 +18,10 @@ from psctl.agent.control_socket import (
 )
 from psctl.agent.coordinator_link import FromCoordinator
 from psctl.job.control_answers import ControlAnswer
-from psctl.job.process_messages import ScaleAnswer
+from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.orders import AgentOrders
+from tests.helpers.orders import make_hosts
 
 
 def rows(ticket: int, shard: int) -> ReadRows:
@@ -61,6 +63,27 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
     )
     found = coordinator.questions.read("s", [], [])
     assert (found.servers, len(found.answers)) == (2, 1)
+
+
+def test_the_hosts_of_a_job_are_requested_for_the_orders_of_one() -> None:
+    (host,) = make_hosts(1)
+    coordinator = Coordinator(lambda ticket: FromCoordinator(HostAnswer(ticket, [host, host], 1)))
+    assert coordinator.questions.hosts(1, host).hosts == [host, host]
+    assert coordinator.asked == [HostWanted(1, 1, host)]
+    refuses = Coordinator(lambda ticket: FromCoordinator(HostAnswer(ticket, [], 0, "the job is ending")))
+    with pytest.raises(ControlRefused, match="the job is ending"):
+        refuses.questions.hosts(1, host)
+
+
+def test_orders_are_of_a_host_of_a_request_that_is_whole() -> None:
+    coordinator, standing = Coordinator(), AgentStatus("j", "a", None, [], "")
+    folders = {"python": "p", "code": "c", "workdir": "w", "job_dir": "j", "code_dir": "d"}
+    for wrong in ({"host": -1, "added": None, **folders}, {"host": 1, **folders}, {"host": 1, "added": 3, **folders}):
+        with pytest.raises(ControlRefused, match="host|added"):
+            answer(ControlRequest("orders", wrong), standing, lambda asked: None, coordinator.questions, no_orders)
+    with pytest.raises(ControlRefused, match="no orders for host 1"):
+        whole = {"host": 1, "added": msgspec.to_builtins(make_hosts(1)[0]), **folders}
+        answer(ControlRequest("orders", whole), standing, lambda asked: None, coordinator.questions, no_orders)
 
 
 def no_orders(wanted: OrdersWanted) -> AgentOrders:

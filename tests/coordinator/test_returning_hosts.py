@@ -13,9 +13,35 @@ from psctl.coordinator.state.instructions import (
     StartMember,
 )
 from psctl.job import events
-from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessExited, Register, StopWanted
+from psctl.job.process_messages import (
+    EndProcesses,
+    HoldSlots,
+    HostAnswer,
+    HostWanted,
+    ProcessExited,
+    Register,
+    StopWanted,
+)
 from psctl.job.training_messages import Resume
-from tests.helpers.driven_job import A0, A1, ORDER, S0, W0, W1, DrivenJob, again, appended, notices, sent
+from psctl.orders import HostOrder
+from psctl.types import Member
+from tests.helpers.driven_job import (
+    A0,
+    A1,
+    ELASTIC,
+    ORDER,
+    S0,
+    W0,
+    W1,
+    DrivenJob,
+    again,
+    appended,
+    asks,
+    notices,
+    sent,
+    training,
+)
+from tests.helpers.orders import make_hosts
 
 WAIT = 600.0
 PATIENT = replace(ORDER, restarts=3, restart_wait=WAIT)
@@ -112,3 +138,75 @@ def test_an_agent_that_is_started_again_before_its_host_is_lost_waits_until_it_i
     assert job.machine.job.lost_hosts == {1}
     job.receive(A1, Register(restarted=True))
     assert not job.machine.job.lost_hosts
+
+
+# ---- hosts that are added ------------------------------------------------------------------------------------------
+
+NEW = replace(make_hosts(1, 1, free=2).pop(), name="h2", address="10.0.0.3", workers=0, slots=2)
+A2 = Member("agent", 2)
+
+
+def wants(job: DrivenJob, place: int, host: HostOrder | None) -> HostAnswer:
+    """Ask for the orders of a host's agent; return the answer."""
+    ((member, answer),) = sent(job.receive(A0, HostWanted(7, place, host)), HostAnswer)
+    assert (member, answer.ticket) == (A0, 7)
+    return answer
+
+
+def test_a_job_that_lacks_slots_goes_on_with_a_new_host(job: DrivenJob) -> None:
+    answer = wants(job, 2, NEW)
+    assert [host.name for host in answer.hosts] == ["h0", "h1", "h2"]
+    assert (answer.added, answer.problem) == (1, "")
+    assert not answer.hosts[2].may_serve, "nothing is placed there before its agent registers"
+    assert FindRestorable() not in job.wait(5)
+    new = job.receive(A2, BACK)
+    assert "h2 was added to the job's hosts, and may be used" in notices(new)
+    assert FindRestorable() in new
+    new = job.handle(RestorableFound(AT_500))
+    assert sorted(each.host for each in new if isinstance(each, StartMember) and each.member.role == "worker") == [0, 2]
+
+
+def test_a_new_host_is_used_by_what_comes_next() -> None:
+    job = training()
+    assert wants(job, 2, NEW).problem == ""
+    assert asks(job, workers=3).problem == "3 workers do not fit: the job's hosts have 2 slots"
+    assert sent(job.receive(A2, BACK), HoldSlots) == [(A2, HoldSlots(0))]
+    new = job.handle(ConnectionLost(A1, "no sign of life for 5 s"))
+    started = {each.member.role: each.host for each in new if isinstance(each, StartMember)}
+    assert started == {"worker": 2, "server": 2}
+    job.handle(ConnectionLost(A2, "no sign of life for 5 s"))
+    assert "h2 is back, and may be used again" in notices(job.receive(A2, BACK))
+
+
+def test_a_psctl_that_was_killed_adds_its_host_again() -> None:
+    job = training()
+    wants(job, 2, NEW)
+    answer = wants(job, 2, replace(NEW, address="10.0.0.4"))
+    assert (answer.problem, answer.added, answer.hosts[2].address) == ("", 1, "10.0.0.4")
+    job.receive(A2, BACK)
+    assert wants(job, 2, NEW).problem == "the job has a host h2, which another psctl added"
+    assert wants(job, 2, None).hosts[2].may_serve, "its agent is to be started again"
+
+
+@pytest.mark.parametrize(
+    ("place", "host", "problem"),
+    [
+        (1, NEW, "the job has 2 hosts, and this psctl knows 1: another one added some"),
+        (3, NEW, "the job has 2 hosts, and this psctl knows 3: another one added some"),
+        (2, replace(NEW, name="h1"), "the job has a host h1, which another psctl added"),
+        (2, None, "the job has 2 hosts"),
+    ],
+)
+def test_a_host_that_the_job_knows_otherwise_is_refused(place: int, host: HostOrder | None, problem: str) -> None:
+    job = training()
+    answer = wants(job, place, host)
+    assert (answer.problem, answer.hosts) == (problem, [])
+    assert len(job.machine.job.order.hosts) == 2
+
+
+def test_no_host_is_added_before_all_agents_run_and_when_the_job_ends() -> None:
+    job = DrivenJob(ELASTIC)
+    assert wants(job, 2, NEW).problem == "the job's agents are being started"
+    job = training()
+    job.receive(A0, StopWanted(False, False, "Ctrl-C"))
+    assert wants(job, 2, NEW).problem == "the job is ending"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,46 @@ def test_a_new_host_takes_the_place_of_a_lost_one_and_votes(make_hosts: Callable
     job.check_clean(("h1", "h2"))
     found = job.values()
     assert found == {epoch: reference[epoch] for epoch in found}
+
+
+def test_a_host_is_added_by_the_file_and_the_psctl_of_the_job(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+    job = JobOnHosts(make_hosts(3), tmp_path / "home", slots=1, first=2)
+    job.train()
+    job.write_cluster()
+    text = job.cluster.read_text()
+    job.cluster.write_text(text.replace("  - {address: h2, name: h2, slots: 1}\n", ""))
+    up = job.psctl.run("up", str(job.cluster), timeout=DEADLINE)
+    assert up.code == 0, up
+    refusal = (
+        f"{job.job}: h3 was not added to its hosts: in the cluster file h2, where the job runs, is another machine"
+    )
+    assert refusal in up.err, up
+    for host, place, why in (
+        ("h2", 0, "h2 does not lead"),
+        ("h1", 0, "is h1 itself"),
+        ("h1", 5, "the job has 2 hosts"),
+    ):
+        assert why in ask_for_orders(job, host, place)
+    job.write_cluster()
+    add_last_host(job)
+    assert job.psctl.run("stop", job.job, timeout=DEADLINE).code == 0
+    job.check_clean()
+
+
+def ask_for_orders(job: JobOnHosts, host: str, place: int) -> str:
+    """Ask the agent of a host for the orders of another; return what it prints."""
+    folder = f"/root/.psctl/host/jobs/{job.job}/{host}"
+    agent = next(pid for where, pid in job.processes("agent") if where == host)
+    code = dict(
+        line.split("=", 1)
+        for line in job.hosts.path(host, f"/proc/{agent}/environ").read_text().split("\0")
+        if "=" in line
+    )["PYTHONPATH"]
+    asked = {"host": place, "added": None, **dict.fromkeys(("python", "code", "workdir", "job_dir", "code_dir"), "/")}
+    program = [sys.executable, "-m", "psctl.agent.control_client", folder, "orders", json.dumps(asked)]
+    done = job.hosts.exec(host, ["env", f"PYTHONPATH={code}", *program], check=False)
+    assert done.returncode != 0, done
+    return str(done.stdout + done.stderr)
 
 
 def test_an_elastic_job_grows_onto_a_new_host(make_hosts: Callable[..., Any], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def _refusal(job: JobState, wanted: HostWanted) -> str:
     if wanted.host.name in names:
         return f"the job has a host {wanted.host.name}, which another psctl added"
     if wanted.place != len(names):
-        return f"the job has {len(names)} hosts: another psctl added {', '.join(names[wanted.place :])}"
+        return f"the job has {len(names)} hosts, and this psctl knows {wanted.place}: another one added some"
     return "" if len(names) < MOST_RANKS else f"the job has {len(names)} hosts, as many as it can have"
 
 

@@ -25,7 +25,7 @@ from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.roster import spare_host
 from psctl.orders import HostOrder
 from psctl.remote.shell import Shell
-from psctl.spec.cluster import load_cluster
+from psctl.spec.cluster import ClusterSpec, load_cluster
 from psctl.types import HostName, JsonObject
 
 
@@ -117,10 +117,11 @@ class _RunningJob:
         record, spec = self._record, self._reached.chosen.spec
         if PurePosixPath(record.head.code).name != self._reached.needs.code:
             return "the job was started by another version of psctl, which must add it"
-        now = {host.name: host for host in spec.hosts}
-        before = {host.name: host for host in load_cluster(record.cluster.text, record.cluster.source).hosts}
+        now, before = _logins(spec), _logins(load_cluster(record.cluster.text, record.cluster.source))
         moved = [host.name for host in record.hosts if now.get(host.name) != before.get(host.name)]
-        return f"the cluster file has changed for {', '.join(moved)}, where the job runs" if moved else ""
+        return (
+            f"in the cluster file {', '.join(moved)}, where the job runs, is another machine or none" if moved else ""
+        )
 
     def _add(self, order: HostOrder) -> None:
         """Add a host to the job and start its agent there."""
@@ -155,6 +156,10 @@ class _RunningJob:
         hosts = [*self._record.hosts[:index], host, *self._record.hosts[index + 1 :]]
         self._record = replace(self._record, hosts=hosts)
         self._reached.home.update_record(self._record)
+
+
+def _logins(cluster: ClusterSpec) -> dict[str, tuple[str, str | None, int | None]]:
+    return {host.name: (host.address, host.user, host.port) for host in cluster.hosts}
 
 
 def _await_agent(shell: Shell, host: HostRecord, job: str) -> None:
