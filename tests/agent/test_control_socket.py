@@ -79,10 +79,10 @@ def test_orders_are_of_a_host_of_a_request_that_is_whole() -> None:
     coordinator, standing = Coordinator(), AgentStatus("j", "a", None, [], "")
     folders = {"python": "p", "code": "c", "workdir": "w", "job_dir": "j", "code_dir": "d"}
     for wrong in ({"host": -1, "added": None, **folders}, {"host": 1, **folders}, {"host": 1, "added": 3, **folders}):
-        with pytest.raises(ControlRefused, match="host|added"):
+        with pytest.raises(ControlRefused, match=r"host|added"):
             answer(ControlRequest("orders", wrong), standing, lambda asked: None, coordinator.questions, no_orders)
+    whole = {"host": 1, "added": msgspec.to_builtins(make_hosts(1)[0]), **folders}
     with pytest.raises(ControlRefused, match="no orders for host 1"):
-        whole = {"host": 1, "added": msgspec.to_builtins(make_hosts(1)[0]), **folders}
         answer(ControlRequest("orders", whole), standing, lambda asked: None, coordinator.questions, no_orders)
 
 

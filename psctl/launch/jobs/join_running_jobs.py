@@ -119,9 +119,8 @@ class _RunningJob:
             return "the job was started by another version of psctl, which must add it"
         now, before = _logins(spec), _logins(load_cluster(record.cluster.text, record.cluster.source))
         moved = [host.name for host in record.hosts if now.get(host.name) != before.get(host.name)]
-        return (
-            f"in the cluster file {', '.join(moved)}, where the job runs, is another machine or none" if moved else ""
-        )
+        names = ", ".join(moved)
+        return f"in the cluster file {names}, where the job runs, is another machine or none" if moved else ""
 
     def _add(self, order: HostOrder) -> None:
         """Add a host to the job and start its agent there."""
