@@ -56,6 +56,7 @@ class ServerConnections:
         self._errors: dict[int, ConnectionFailed] = {}
         self._used_since: dict[ServerAt, float] = {}  # monotonic time at which its connection was taken into use
         self._pauses: dict[ServerAt, float] = {}  # seconds before the next attempt, after attempts that failed
+        self._open: set[PeerConnection] = set()  # those in use, and those that are being closed
         self._closed_bytes = 0  # moved by connections that are closed
         self._closed = False
 
@@ -117,9 +118,9 @@ class ServerConnections:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes sent and received so far."""
+        """Bytes sent and received so far; never less than before."""
         with self._changed:
-            return self._closed_bytes + sum(peer.bytes_sent + peer.bytes_received for peer in self.in_use.values())
+            return self._closed_bytes + sum(peer.bytes_sent + peer.bytes_received for peer in self._open)
 
     def flush(self, patience: float) -> None:
         """Wait until all that was queued has been sent, for at most `patience` seconds."""
@@ -159,6 +160,7 @@ class ServerConnections:
             if self._closed or at is None or member_of(at) != peer.member or rank in self.in_use:
                 raise ProtocolError(f"{peer.member} is not of the newest assignment, or has a connection already")
             self.in_use[rank] = peer
+            self._open.add(peer)
             self._used_since[at] = time.monotonic()
             self._errors.pop(rank, None)
             self._changed.notify_all()
@@ -169,6 +171,7 @@ class ServerConnections:
         self._user.on_connection_lost(peer, error)
         rank = peer.member.rank
         with self._changed:
+            self._open.discard(peer)
             self._closed_bytes += peer.bytes_sent + peer.bytes_received
             if self.in_use.get(rank) is not peer:
                 return

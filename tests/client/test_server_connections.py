@@ -154,3 +154,16 @@ def test_an_assignment_drops_the_lost_incarnation_and_dials_the_new_one():
     assert town.links.is_in_use(town.of(0))
     town.links.close("over", 1.0)
     assert town.of(0).closed == "over"
+
+
+def test_the_bytes_of_a_connection_count_while_it_is_being_dropped():
+    town, counted = Town(), []
+    town.links.assign([at(0)])
+    until(lambda: town.wires and town.links.is_in_use(town.of(0)))
+    dropped = town.of(0)
+    close = dropped.close
+    dropped.close = lambda reason="": (counted.append(town.links.bytes_moved), close(reason))
+    town.links.assign([])
+    assert counted == [10], "a report that is made now must not fall behind the one before"
+    assert town.links.bytes_moved == 10
+    town.links.close("over", 1.0)
