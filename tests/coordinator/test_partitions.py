@@ -67,6 +67,19 @@ def test_the_pair_is_named_once(job: ThreeHosts) -> None:
     assert pairs == ["h1 and h2 do not reach each other, though h0 reaches both"]
 
 
+def test_a_later_partition_of_the_same_pair_is_named_again(job: ThreeHosts) -> None:
+    """A notice of the first one would otherwise be all that a person hears of the second."""
+    stand_still(job, 20)
+    job.receive(W[1], ServerUnreachable(2, 0, "timed out"))
+    for step in (1, 2):
+        for worker in W:
+            job.receive(worker, Heartbeat(step, "compute"))
+        job.wait(3.0)
+    job.receive(W[1], ServerUnreachable(2, 0, "timed out"))
+    pairs = [text for text in notices(job.instructions) if "do not reach each other" in text]
+    assert len(pairs) == 2
+
+
 def test_after_the_stall_one_side_is_replaced(job: ThreeHosts) -> None:
     assert not [each for each in stand_still(job, STALL - 5) if isinstance(each, StartMember)]
     new = stand_still(job, 10)

@@ -24,11 +24,19 @@ DETECTION = 60.0
 """Seconds before a stall in which a report belongs to it: a connection outlasts some silence before it ends."""
 
 
+APART = 5.0
+"""Seconds without a report after which the next one may be of another partition. A step reaches the coordinator about a
+second after it is done."""
+
+
 class Partitions(msgspec.Struct):
     """What members reported, and the hosts that are no longer used because of it."""
 
     reported: dict[tuple[Member, Member], float] = msgspec.field(default_factory=dict)
     """(the member, the server or worker that it does not reach) -> when it was last reported."""
+
+    last: dict[tuple[object, object], tuple[float, int]] = msgspec.field(default_factory=dict)
+    """Two members or two hosts -> when they were last reported, and the furthest step then."""
 
     given_up: set[int] = msgspec.field(default_factory=set)  # hosts
 
@@ -44,12 +52,19 @@ def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> Non
 def report(job: JobState, rank: Rank, other: Rank, reason: str) -> None:
     """A rank cannot connect to another one, which runs."""
     job.partitions.reported[rank.member, other.member] = job.now
-    text = f"{job.describe(rank)} cannot connect to {job.describe(other)}, which runs: {reason}"
-    job.notice_once(("unreachable", (rank.member, other.member)), text)
-    if rank.host != other.host:
-        pair = [job.order.hosts[index].name for index in sorted((rank.host, other.host))]
-        text = f"{pair[0]} and {pair[1]} do not reach each other, though {job.order.hosts[job.head].name} reaches both"
-        job.notice_once(("partition", frozenset(pair)), text)
+    if _is_new(job, rank.member, other.member):
+        job.notice(f"{job.describe(rank)} cannot connect to {job.describe(other)}, which runs: {reason}")
+    a, b = sorted((rank.host, other.host))
+    if a != b and _is_new(job, a, b):
+        names = [host.name for host in job.order.hosts]
+        job.notice(f"{names[a]} and {names[b]} do not reach each other, though {names[job.head]} reaches both")
+
+
+def _is_new(job: JobState, one: object, other: object) -> bool:
+    """Record a report of two that do not reach each other; return whether training continued since the last one."""
+    at, step = job.partitions.last.get((one, other), (-APART, -1))
+    job.partitions.last[one, other] = job.now, job.furthest_step
+    return job.now - at >= APART and job.furthest_step > step
 
 
 def partitioned_hosts(job: JobState, stalled_since: float) -> list[tuple[int, int]]:

@@ -226,6 +226,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.planes = PlaneEpochs()
     job.division = ExampleDivision()
     job.partitions.reported.clear()
+    job.partitions.last.clear()
     if job.tables.first and not table_placement.saved_tensors(job):
         job.notice("the contents of stores (run.store()) are lost: there is no checkpoint of them")
     job.tables = TableServers()
