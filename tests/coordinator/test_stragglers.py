@@ -6,6 +6,7 @@ import pytest
 
 from psctl.coordinator.state.stalls import ClockPace
 from psctl.job.training_messages import Heartbeat
+from psctl.types import Member
 from tests.helpers.driven_job import W0, W1, DrivenJob, notices
 
 
@@ -25,6 +26,7 @@ def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when
             W0,
             Heartbeat(11, "sync: waiting for values of clock 10 from server/0, which waits for worker/1"),
         )
+        job.receive(Member("server", 0), Heartbeat(10, ""))
         job.wait(1)
         assert bool(notices(job.instructions[before:])) == (second >= 2), "at 3 s: 2 s, and a report's interval"
     assert notices(job.instructions[before:]) == [
@@ -44,8 +46,22 @@ def test_one_that_computes_long_is_named_with_what_it_does() -> None:
     for _ in range(8):
         job.receive(W0, Heartbeat(11, "sync: waiting for server/0"))
         job.receive(W1, Heartbeat(10, "compute"))
+        job.receive(Member("server", 0), Heartbeat(10, ""))
         job.wait(0.5)
     assert notices(job.instructions[before:]) == ["step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute"]
+
+
+def test_a_server_that_is_silent_meanwhile_is_named_too() -> None:
+    """The workers' words name its primary, which waits for it."""
+    job = DrivenJob().training()
+    steps(job, 1, 10, 0.1)
+    before = len(job.instructions)
+    for _ in range(8):
+        for worker in (W0, W1):
+            job.receive(worker, Heartbeat(10, "sync: waiting for values of clock 10 from server/0"))
+        job.wait(1)
+    named = [text for text in notices(job.instructions[before:]) if "server/0 on" in text]
+    assert named == ["step 11 may wait for server/0 on h0, which is silent for 4 s"]
 
 
 def test_clocks_that_always_take_long_are_not_late() -> None:

@@ -81,17 +81,22 @@ def kill_two_servers(trial: Trial) -> None:
 
 
 def stop_process(trial: Trial) -> None:
-    """A worker or a server stands still for 20 s and is named."""
+    """A worker or a server stands still for 20 s and is named if training waits for it: a server may hold no shard."""
     job, lost = trial.job, trial.job.lost()
     kind = trial.chance.choice(["worker", "server"] if trial.strategy == "ps" else ["worker"])
     host, pid = trial.chance.choice(job.processes(kind))
-    before = len(job.notices("waits for"))
+    before = len(job.notices("wait"))
     job.signal(host, pid, "STOP")
     try:
-        _last(trial, 20)
+        time.sleep(2)
+        steps = len(job.of("progress"))
+        _last(trial, 18)
+        waited = len(job.of("progress")) == steps
     finally:
         job.signal(host, pid, "CONT")
-    job.until(lambda: job.notices("waits for")[before:], f"a notice that names the stopped {kind}")
+    assert waited or kind == "server", "training does not wait for a worker"
+    named = [text for text in job.notices("wait")[before:] if f"{kind}/" in text and f" on {host}" in text]
+    assert named or not waited, f"no notice names the {kind} on {host}, which is stopped"
     _nothing_lost(trial, lost)
 
 

@@ -181,7 +181,7 @@ def advance(job: JobState) -> ProcessFailure | None:
         cuts = []
         for cut, last in zip(known, _last_clocks(job, known), strict=True):
             if last is None:  # looked at for all before any is cut
-                text = f"{cut.worker.member} was lost together with others: shards differ in its last clock"
+                text = _why_no_cut(cut)
                 return job.failure_of(cut.worker, text, code="peer-lost")
             cuts.append((cut.worker, last))
         for worker, last in cuts:
@@ -231,6 +231,13 @@ def _last_clock(job: JobState, cut: PendingCut) -> int | None:
     if last < first or any(job.lost_workers.cuts.get(rank, first - 1) < first for rank in others):
         return last
     return first - 1 if len(versions) == 1 else None  # no worker is left to send the numbers of what was not applied
+
+
+def _why_no_cut(cut: PendingCut) -> str:
+    member = cut.worker.member
+    if member.rank == 0 and cut.rank_state_clock <= min(cut.clocks.values()):
+        return f"{member} was lost before its state at the next step's start had reached the servers"
+    return f"{member} was lost together with others: shards differ in its last clock"
 
 
 def _cut(job: JobState, lost: Rank, last: int) -> None:

@@ -129,7 +129,8 @@ def _decide(job: JobState, restart: Restart) -> None:
         job.losses.survived += 1
         ending.append_losses(job, first)
     count = f"restart {job.losses.survived} of {job.order.restarts}"
-    job.notice(f"{first.member} was lost at step {first.step}: all processes start again ({count})")
+    why = f": {first.exception}" if restart.counted else ""  # else the event of the loss says it
+    job.notice(f"{first.member} was lost at step {first.step}: all processes start again ({count}){why}")
     _end_processes(job, restart)
 
 

@@ -3,7 +3,9 @@
 A clock is done when the slowest worker has done it. A clock that takes LATE_FACTOR times the median of the last ones,
 and at least LATE_LEAST seconds, is late. The workers at the least step that do not wait for others are then named once
 a step, with their last reported activity and its age: a worker that computes sends a heartbeat every second; one that
-is stopped, or whose interpreter lock is held by a library, is silent. Only `timeouts.stall` ends a job (deadlines.py).
+is stopped, or whose interpreter lock is held by a library, is silent. So does a server; one that is silent meanwhile is
+named too, since a primary that waits for a stopped backup is what workers report. Only `timeouts.stall` ends a job
+(deadlines.py).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class ClockPace:
     def __init__(self, now: float, step: int) -> None:
         self.since = now
         self.step = step
-        self.late: set[int] = set()  # ranks that were named for this step
+        self.late: set[int] = set()  # workers that were named for this step
+        self.silent: set[int] = set()  # and servers
         self._took: deque[float] = deque(maxlen=KEPT)
 
     def reach(self, now: float, step: int) -> bool:
@@ -61,7 +64,7 @@ class ClockPace:
             return False
         if step > self.step:
             self._took.append((now - self.since) / (step - self.step))
-        self.since, self.step, self.late = now, step, set()
+        self.since, self.step, self.late, self.silent = now, step, set(), set()
         return True
 
     @property
@@ -156,6 +159,11 @@ def name_late(job: JobState) -> None:
             late.add(rank.member.rank)
             since = f"since {waited:.0f} s (usual: {pace.usual or 0.0:.2g} s)"
             job.notice(f"step {least + 1} waits for {job.describe(rank)} {since}: {last_activity(job, rank)}")
+    for rank in job.live("server"):
+        if rank.ready and rank.member.rank not in pace.silent and _is_silent(job, rank):
+            pace.silent.add(rank.member.rank)
+            seconds = job.now - rank.last_message_at
+            job.notice(f"step {least + 1} may wait for {job.describe(rank)}, which is silent for {seconds:.0f} s")
 
 
 def last_activity(job: JobState, rank: Rank) -> str:
@@ -163,8 +171,11 @@ def last_activity(job: JobState, rank: Rank) -> str:
     if not rank.decided:
         return "it is being started again"
     doing = rank.doing or "nothing that it reported"
-    silent = job.now - rank.last_message_at
-    return f"{doing}, silent for {silent:.0f} s" if silent >= SILENT else doing
+    return f"{doing}, silent for {job.now - rank.last_message_at:.0f} s" if _is_silent(job, rank) else doing
+
+
+def _is_silent(job: JobState, rank: Rank) -> bool:
+    return job.now - rank.last_message_at >= SILENT
 
 
 def blocking_ranks(job: JobState, stalled: list[Rank]) -> list[Rank]:
@@ -187,7 +198,7 @@ def blocking_ranks(job: JobState, stalled: list[Rank]) -> list[Rank]:
     if not busy:
         least = min(rank.step for rank in workers)
         busy = [rank for rank in workers if rank.step == least and rank.member not in waiting]
-    silent = [rank for rank in workers if job.now - rank.last_message_at >= SILENT]
+    silent = [rank for rank in workers if _is_silent(job, rank)]
     return busy or silent or ends or _fewest_steps(workers)
 
 
