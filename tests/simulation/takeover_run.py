@@ -12,6 +12,7 @@ end the oracle feeds the inputs of the journal to a state machine that nobody ki
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import tempfile
@@ -145,6 +146,7 @@ class TakeoverRun:
         self.now = job.now
         self.untouched = pickle.dumps(job.machine)
         self._queue: deque[Input] = deque()
+        self._cores: list[_Core] = []
         self._begin(CoordinatorState(0, job.machine, MemberSessions()))
         self.core.begin_with_journal()
 
@@ -153,13 +155,20 @@ class TakeoverRun:
     def _begin(self, state: CoordinatorState) -> None:
         """Make a coordinator's process of this state, with no connections."""
         self._queue.clear()
+        self.end_process()
         self.machine, sessions = state.machine, state.sessions
         saver: Any = None
         self.connections = CoordinatorConnections(self._queue.append, saver, sessions, lambda message: message, None)  # type: ignore[arg-type, return-value]
         self.core = _Core(self.folder, state, self._carry_out, self.connections.start_session)
+        self._cores.append(self.core)
         for member in self.members.values():
             member.peer, member.ready = None, False
         self.stale.clear()
+
+    def end_process(self) -> None:
+        """Close the journal's file, as the kernel does for a process that has ended."""
+        while self._cores:
+            self._cores.pop().close_file()
 
     def may_kill(self) -> None:
         """A step of the coordinator, at which it may be killed."""
@@ -388,6 +397,13 @@ class _Core(JournaledStateMachine):
     def begin_with_journal(self) -> None:
         self._journal = Journal(self._folder, self._state, NoCopy())
 
+    def close_file(self) -> None:
+        """Close the journal's file and leave it."""
+        files = self._journal._files if self._journal is not None else None
+        if files is not None and files.is_open:
+            os.close(files._file)
+            files._file = -1
+
 
 def _difference(found: list[Any], expected: list[Any]) -> str:
     pairs = enumerate(zip(found, expected, strict=False))
@@ -405,6 +421,7 @@ def run_takeovers(seed: int, *, traced: bool = False) -> Outcome:
         try:
             outcome = outcome_of(seed, takeovers.run)
         finally:
+            takeovers.end_process()
             Journal.append, journal.MOST_INPUTS = append, most  # type: ignore[method-assign]
     outcome.seconds, outcome.event_count = takeovers.now, len(takeovers.inputs)
     outcome.values_checked, outcome.trace = len(takeovers.events), takeovers.trace if traced else []
