@@ -74,6 +74,8 @@ class Progress(Event, frozen=True, tag="progress"):
     staleness: int
     hidden_seconds: float = 0.0
     """Of compute_seconds, those in which gradients or values were sent: synchronization that no rank waited for."""
+    total: int = 0
+    """Steps of the whole training, as far as the script's epochs or `run.report(total=)` tell; 0: unknown."""
 
 
 class CheckpointWritten(Event, frozen=True, tag="checkpoint"):

@@ -61,6 +61,7 @@ class WorkerReport(JobMessage, frozen=True):
     staleness: int = 0  # clocks that were missing from the values of the last step
     hidden_seconds: float = 0.0  # of compute_seconds: gradients or values were being sent, and the worker did not wait
     rested: int = 0  # the last step whose numbers are final: the loop is past its wait point
+    total: types.Step = 0  # steps of the whole training; 0: unknown
 
 
 class Heartbeat(JobMessage, frozen=True):

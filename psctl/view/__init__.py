@@ -12,6 +12,7 @@ live_picture: the live picture of a job for a given width and height
 live_screen: the live screen, redrawn in place
 plain_log: a followed job as plain lines
 rank_rows: many ranks in few rows
+run_summary: the summary of a run, from its events
 svg: a topology as an SVG
 svg_host: one host of the SVG
 svg_layout: sizes and positions of a host's boxes

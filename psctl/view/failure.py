@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich import box
@@ -45,6 +45,7 @@ def draw_end(
     checkpoint: CheckpointWritten | None = None,
     logs: str = "",
     uncounted: UncountedSteps | None = None,
+    summary: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Print the end of a job; the most important line is the last.
 
@@ -54,11 +55,12 @@ def draw_end(
         checkpoint: the last one written, if any.
         logs: the folder that holds the log files here; "" when they are on the hosts.
         uncounted: given when psctl did not count the job's steps.
+        summary: (label, text) of further lines for a job that did not fail.
     """
     if finished.status == "failed":
         _draw_failure(console, job, finished, checkpoint, logs)
     else:
-        say(console, *_calm_end(console, job, finished, checkpoint, logs, uncounted))
+        say(console, *_calm_end(console, job, finished, checkpoint, logs, uncounted, summary))
 
 
 def _calm_end(
@@ -68,9 +70,11 @@ def _calm_end(
     checkpoint: CheckpointWritten | None,
     logs: str,
     uncounted: UncountedSteps | None,
+    summary: Sequence[tuple[str, str]],
 ) -> Iterator[Text]:
     glyphs = Glyphs(console)
     done = finished.status == "done"
+    yield from (_field(label, one_line(text)) for label, text in summary)
     yield _field("logs", f"psctl logs {job}" + (f"   in {logs}" if logs else ""))
     if checkpoint is not None:
         written = f"{job}@{checkpoint.step} ({format_bytes(checkpoint.bytes)})"

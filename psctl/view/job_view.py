@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from psctl.view.text import one_line
 
 HISTORY = 240
 """Values of the watched metric that are kept; beyond it every second one is dropped, so the whole run stays visible."""
+
+PACE = 60.0
+"""Seconds of progress from which the time that is left is foretold."""
 
 KEPT_EVENTS = 64
 FRESH = 300.0
@@ -62,6 +66,7 @@ class JobView:
     latest: float = math.nan  # time of the newest event
     progress: kinds.Progress | None = None
     rate: float = 0.0  # steps a second, 0.0 while unknown
+    pace: deque[tuple[float, int]] = field(default_factory=deque)  # time and step of the progress of the last PACE
     metric: str = ""  # the one whose history is kept
     history: list[tuple[int, float]] = field(default_factory=list)
     stride: int = 1
@@ -125,6 +130,19 @@ class JobView:
         return sorted(fresh, key=lambda h: (-h.severity, -h.time))[:limit]
 
     @property
+    def total(self) -> int:
+        """Steps of the whole training; 0 while unknown."""
+        return self.progress.total if self.progress is not None else 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the last step at the pace of the last minute; nan while unknown."""
+        if not self.total or len(self.pace) < 2 or self.pace[-1][1] <= self.pace[0][1]:
+            return math.nan
+        (began, first), (until, last) = self.pace[0], self.pace[-1]
+        return max(0, self.total - self.step) * (until - began) / (last - first)
+
+    @property
     def step(self) -> int:
         """The last step that a worker reported. Progress comes with the script's numbers, which may be rarer."""
         reported = self.progress.step if self.progress is not None else 0
@@ -167,6 +185,10 @@ class JobView:
         self.progress = event
         if before is not None and event.time > before.time and event.step > before.step:
             self.rate = (event.step - before.step) / (event.time - before.time)
+        if not self.pace or event.step > self.pace[-1][1]:
+            self.pace.append((event.time, event.step))
+        while len(self.pace) > 2 and self.pace[1][0] < event.time - PACE:
+            self.pace.popleft()
         self.metric = self.metric or watched_metric(event.metrics)
         value = event.metrics.get(self.metric)
         if value is None or not math.isfinite(value) or (before is not None and before.step == event.step):
@@ -186,6 +208,7 @@ class JobView:
     def _on_restored(self, event: kinds.Restored) -> None:
         self.history = [entry for entry in self.history if entry[0] <= event.step]
         self.progress, self.rate = None, 0.0
+        self.pace.clear()
         for rank in self.ranks.values():
             rank.step, rank.step_time, rank.rate = event.step, math.nan, 0.0
         where = f"{event.checkpoint} (step {event.step:,})" if event.checkpoint else "its start values"

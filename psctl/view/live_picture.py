@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -49,6 +50,8 @@ def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[Ren
         yield _line("step", _startup_text(state))
     else:
         yield _line("step", _speed(state, width - _LABEL, glyphs))
+        if state.total:
+            yield _bar(state, width, glyphs)
         if progress.metrics:
             yield _metrics(state, width, glyphs)
         yield _times(state, width, glyphs)
@@ -93,7 +96,8 @@ def _startup_text(state: JobView) -> str:
 def _speed(state: JobView, width: int, glyphs: Glyphs) -> str:
     progress = state.progress
     assert progress is not None
-    parts = [f"{state.step:,}", f"epoch {progress.epoch}"]
+    of = f" of {state.total:,}" if state.total else ""
+    parts = [f"{state.step:,}{of}", f"epoch {progress.epoch}"]
     if progress.examples_per_second:
         parts.append(f"{format_count(progress.examples_per_second)} examples/s")
     if state.rate:
@@ -106,6 +110,25 @@ def _speed(state: JobView, width: int, glyphs: Glyphs) -> str:
     return between.join(parts)
 
 
+def _bar(state: JobView, width: int, glyphs: Glyphs) -> Text:
+    """Return a bar of the whole training, and the time that is left."""
+    share = min(1.0, state.step / state.total)
+    cells = max(6, min(60, width - _LABEL - 24))
+    full = min(cells, int(cells * share))
+    body = Text(style="not dim")
+    body.append(glyphs.full * full, style="green").append(glyphs.light * (cells - full), style="dim")
+    body.append(f"  {int(100 * share)}%")
+    if state.step < state.total and state.seconds_left == state.seconds_left:
+        body.append(f", {format_seconds(_rounded(state.seconds_left))} left")
+    return _line("", body)
+
+
+def _rounded(seconds: float) -> float:
+    """Round a time that is foretold: nobody needs the seconds of an hour."""
+    step = 1 if seconds < 60 else 10 if seconds < 600 else 60
+    return float(step * round(seconds / step))
+
+
 def _metrics(state: JobView, width: int, glyphs: Glyphs) -> Text:
     assert state.progress is not None
     metrics = state.progress.metrics
@@ -113,11 +136,18 @@ def _metrics(state: JobView, width: int, glyphs: Glyphs) -> Text:
     body = Text(number(metrics.get(state.metric)), style="bold")
     rest = "  ".join(others)
     columns = max(8, min(40, width - _LABEL - 10 - min(len(rest), 30)))
-    curve = sparkline(state.curve(), columns, glyphs.blocks)
+    curve = sparkline(_scaled(state.curve(), state.metric), columns, glyphs.blocks)
     body.append(f"  {curve}", style="not bold green")
     if rest:
         body.append(f"  {rest}", style="not bold")
     return _line(f"{state.metric:.{_LABEL - 1}}", body)
+
+
+def _scaled(values: list[float], name: str) -> list[float]:
+    """Return a loss on a log scale, on which its last digits are seen; other metrics as they are."""
+    if "loss" not in name.lower() or not all(value > 0 for value in values):
+        return values
+    return [math.log(value) for value in values]
 
 
 def _times(state: JobView, width: int, glyphs: Glyphs) -> Text:

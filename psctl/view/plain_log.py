@@ -102,7 +102,7 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.Progress():
             metrics = " ".join(f"{name}={number(value)}" for name, value in event.metrics.items())
             text = (
-                f"progress step={event.step} epoch={event.epoch} {metrics}"
+                f"progress step={event.step}{f'/{event.total}' if event.total else ''} epoch={event.epoch} {metrics}"
                 f" examples_per_second={event.examples_per_second:.0f}"
                 f" compute={_seconds(event.compute_seconds)} sync={_seconds(event.sync_seconds)}"
                 f" hidden={_seconds(event.hidden_seconds)}"

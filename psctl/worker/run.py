@@ -302,7 +302,7 @@ class Run:
         """
         self._prepared("run.wait").wait_exact()
 
-    def report(self, **numbers: object) -> None:
+    def report(self, *, total: int | None = None, **numbers: object) -> None:
         """Report numbers of this step: `run.report(loss=loss, accuracy=0.93)`.
 
         They become the job's metrics: for each step and name, the mean over the ranks that reported it, weighted by
@@ -310,12 +310,21 @@ class Run:
         outside of the loop (an evaluation at the end), to the last step. Cheap: values on a GPU are read later.
 
         Args:
+            total: the number of steps of the whole training, for the time that is left. Only needed where the script
+                does not use both `run.epochs` and `run.loader`.
             numbers: numbers, or tensors of one element.
 
         Raises:
-            UsageError: a value is no number; the script's fault.
+            UsageError: a value is no number, or `total` no number of steps; the script's fault.
             SystemExit: a stop was requested and the checkpoint is saved; only where the loop does not use `run.loader`.
         """
+        if total is not None:
+            if isinstance(total, bool) or not isinstance(total, int) or not 0 < total <= 1 << 48:
+                raise UsageError(
+                    f"run.report(total={total!r:.40}): expected the number of steps of the whole training, 1 or more",
+                    "report a metric of that name as another one: total_loss=",
+                )
+            self._progress.given_total = total
         step = self.step + 1 if self._progress.in_step else self.step
         self._reports.add(
             step, self.epoch, float(self._weight.own_examples if self._weight.all_examples else 1), numbers

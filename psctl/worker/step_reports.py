@@ -97,6 +97,7 @@ class ReportInterval:
                 WorkerReport(
                     progress.step, progress.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
                     self._synchronizer.staleness, max(0.0, in_flight - waited), checkpoint_step,
+                    progress.total,
                 )
             )  # fmt: skip
 

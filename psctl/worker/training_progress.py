@@ -12,6 +12,7 @@ before the next step ends, the state is captured just before that end.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
@@ -53,6 +54,8 @@ class TrainingProgress:
         self.epoch = 0
         self.examples = 0.0
         """Examples that this rank trained on."""
+        self.given_total = 0
+        """Steps of the whole training as the script reported them; 0: it did not."""
         self.in_step = False
         """Whether a batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], object] = lambda step: None
@@ -77,12 +80,19 @@ class TrainingProgress:
         self._drawn_from: Loader | None = None
         self._feeding: Loader | None = None
         self._draws = 0
+        self._step_batches = 0  # drawn in succession from one loader since the last step
+        self._foreseen = 0  # steps of the whole training, from the loop of epochs and its loader
         self._batches: dict[int, list[Batch]] = {}  # by loader: the last ones, where members may change
 
     @property
     def last_boundary(self) -> int:
         """The last step after which `between_steps` was called: the newest possible checkpoint."""
         return self._passed
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole training: as reported, else as the epochs and the loader foretell; 0 while unknown."""
+        return self.given_total or self._foreseen
 
     @property
     def step_mark(self) -> int:
@@ -137,8 +147,9 @@ class TrainingProgress:
         self.examples += self._weight.own_examples
         self._weight.mark_sent()
         self._feeding = self._drawn_from
+        self._foreseen = self._foresee()
         self.in_step = False
-        self._draws = 0
+        self._draws = self._step_batches = 0
         self.generators.end_step()
         if save:
             self.generators.mark_step_end()
@@ -158,6 +169,15 @@ class TrainingProgress:
     def _is_last(self) -> bool:
         feeding = self._drawn_from
         return self._last_epoch == self.epoch and feeding is not None and feeding.complete
+
+    def _foresee(self) -> int:
+        """Return the steps of the whole training if all take as many batches as the last one; 0 where unknown."""
+        feeding = self._feeding
+        if feeding is None or self._last_epoch is None:
+            return 0
+        each = max(1, self._step_batches)
+        left = math.ceil((len(feeding) - feeding.clock) / each)
+        return self.step + left + (self._last_epoch - self.epoch) * math.ceil(len(feeding) / each)
 
     def _reseed(self) -> None:
         reseed(self.seed, "clock", self.step, self._draws, self.rank)
@@ -200,6 +220,7 @@ class TrainingProgress:
 
     def on_batch(self, loader: Loader, own: int, total: int) -> None:
         """Handle a batch that a loader yields: `own` examples here, `total` over all ranks."""
+        self._step_batches = self._step_batches + 1 if loader is self._drawn_from else 1
         self._drawn_from = loader
         self._weight.add_batch(loader, own, total)
         self.in_step = True

@@ -12,6 +12,7 @@ end the oracle feeds the inputs of the journal to a state machine that nobody ki
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
@@ -146,7 +147,6 @@ class TakeoverRun:
         self.now = job.now
         self.untouched = pickle.dumps(job.machine)
         self._queue: deque[Input] = deque()
-        self._cores: list[_Core] = []
         self._begin(CoordinatorState(0, job.machine, MemberSessions()))
         self.core.begin_with_journal()
 
@@ -160,15 +160,16 @@ class TakeoverRun:
         saver: Any = None
         self.connections = CoordinatorConnections(self._queue.append, saver, sessions, lambda message: message, None)  # type: ignore[arg-type, return-value]
         self.core = _Core(self.folder, state, self._carry_out, self.connections.start_session)
-        self._cores.append(self.core)
         for member in self.members.values():
             member.peer, member.ready = None, False
         self.stale.clear()
 
     def end_process(self) -> None:
-        """Close the journal's file, as the kernel does for a process that has ended."""
-        while self._cores:
-            self._cores.pop().close_file()
+        """Close the files in the job's folder, as the kernel does for a process that has ended."""
+        for entry in os.scandir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of the scan itself
+                if os.readlink(entry.path).startswith(f"{self.folder}/"):
+                    os.close(int(entry.name))
 
     def may_kill(self) -> None:
         """A step of the coordinator, at which it may be killed."""
@@ -396,13 +397,6 @@ class _Core(JournaledStateMachine):
 
     def begin_with_journal(self) -> None:
         self._journal = Journal(self._folder, self._state, NoCopy())
-
-    def close_file(self) -> None:
-        """Close the journal's file and leave it."""
-        files = self._journal._files if self._journal is not None else None
-        if files is not None and files.is_open:
-            os.close(files._file)
-            files._file = -1
 
 
 def _difference(found: list[Any], expected: list[Any]) -> str:

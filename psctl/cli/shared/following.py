@@ -43,6 +43,7 @@ from psctl.types import HostName
 from psctl.view.console import say
 from psctl.view.failure import UncountedSteps, draw_end
 from psctl.view.live_screen import make_screen
+from psctl.view.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
@@ -89,9 +90,11 @@ class EventOutput:
         self.began: float | None = None  # by the head's clock
         self.base = 0  # finished steps of the job before this run
         self.step = 0  # finished steps until now
+        self.summary = RunSummary()
 
     def on_event(self, event: AnyEvent) -> None:
         """Show an event, and keep what the end of the job is described by."""
+        self.summary.apply(event)
         match event:
             case CheckpointWritten():
                 self.checkpoint = event
@@ -297,7 +300,7 @@ class JobFollower:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
                 uncounted = UncountedSteps(output.printed) if output.plan is None else None
-                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted)
+                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, output.summary.lines())
         return last.exit
 
     def _warn_of_leftovers(self) -> None:

@@ -68,6 +68,8 @@ class RankReports:
         self._first = first_step
         self.step = first_step
         self.epoch = 0
+        self.total = 0
+        """Steps of the whole training; 0: unknown."""
 
     def add(self, rank: int, report: WorkerReport) -> None:
         """Add one rank's report."""
@@ -76,6 +78,7 @@ class RankReports:
         self._rested[rank] = max(self._rested.get(rank, self._first), report.rested)
         self.step = max(self.step, report.step)
         self.epoch = max(self.epoch, report.epoch)
+        self.total = report.total or self.total
         for each in report.steps:
             self._epochs[each.step] = each.epoch
             for name, value in each.metrics.items():
@@ -216,7 +219,7 @@ class JobProgress:
                 examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
                 sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
                 staleness=max((each.staleness for each in job.live("worker")), default=0),
-                hidden_seconds=rates.hidden_seconds,
+                hidden_seconds=rates.hidden_seconds, total=self.reports.total,
             )
         )  # fmt: skip
 
