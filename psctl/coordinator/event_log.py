@@ -10,8 +10,8 @@ of omitted lines replaces them.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from psctl.job import events
@@ -31,6 +31,20 @@ LAST = 4 << 20
 
 SPREAD = 7 * 86400.0
 """Seconds over which the remainder of the second half of that limit is released."""
+
+
+class WrittenEvents:
+    """Lines of an event log, of which each stands for one event: a process may print the same twice at one time."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = Counter(lines)
+
+    def take(self, event: events.AnyEvent) -> bool:
+        """Return whether an event is there; its line stands for no further one then."""
+        line = events.to_line(event)
+        found = self._lines[line] > 0
+        self._lines[line] -= found
+        return found
 
 
 class EventLog:
@@ -68,11 +82,11 @@ class EventLog:
         self._waiting.append(events.to_line(event))
         self.flush()
 
-    def last_lines(self) -> set[bytes]:
-        """Return the last lines of the file."""
+    def last_events(self) -> WrittenEvents:
+        """Return the last events of the file."""
         with self._path.open("rb") as file:
             file.seek(max(0, self._file.size - LAST))
-            return set(file.read().splitlines(keepends=True))
+            return WrittenEvents(file.read().splitlines(keepends=True))
 
     def flush(self) -> bool:
         """Write waiting events as far as the disk has space; return whether all are written."""

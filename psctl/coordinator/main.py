@@ -224,12 +224,12 @@ class CoordinatorProcess:
         """Continue the job of a coordinator that was lost."""
         done = self._state_machine.job.checkpoints
         self._saver.ignore(done.dropped | done.committed)
-        written = self._log.last_lines()
+        written = self._log.last_events()
 
         def carry_out_again(instruction: Instruction) -> None:
             if isinstance(instruction, CloseCoordinator):
                 self._close_at = time.monotonic() + AGENTS_RETURN
-            elif not (isinstance(instruction, AppendEvent) and events.to_line(instruction.event) in written):
+            elif not (isinstance(instruction, AppendEvent) and written.take(instruction.event)):
                 self._carry_out(instruction)
 
         taken = TakenOver(os.getpid(), self._orders.host)

@@ -24,6 +24,7 @@ from typing import Any
 
 from psctl.coordinator import journal
 from psctl.coordinator.connections import CoordinatorConnections
+from psctl.coordinator.event_log import WrittenEvents
 from psctl.coordinator.journal import CoordinatorState, Journal, NoCopy, restore
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
 from psctl.coordinator.sessions import MemberSessions
@@ -39,6 +40,7 @@ from psctl.coordinator.state.instructions import (
     Tick,
 )
 from psctl.errors import PeerLost
+from psctl.job import events
 from psctl.job.membership_messages import ShardCaughtUp, ShardHandedOver
 from psctl.job.message import JobMessage
 from psctl.job.message_session import MessageSession, is_numbered
@@ -147,6 +149,7 @@ class TakeoverRun:
         self.now = job.now
         self.untouched = pickle.dumps(job.machine)
         self._queue: deque[Input] = deque()
+        self._written = WrittenEvents(())
         self._begin(CoordinatorState(0, job.machine, MemberSessions()))
         self.core.begin_with_journal()
 
@@ -199,7 +202,7 @@ class TakeoverRun:
         self.may_kill()
 
     def _carry_out_again(self, instruction: Instruction) -> None:
-        if not (isinstance(instruction, AppendEvent) and instruction.event in self.events):
+        if not (isinstance(instruction, AppendEvent) and self._written.take(instruction.event)):
             self._carry_out(instruction)
 
     def _take_over(self) -> None:
@@ -209,6 +212,7 @@ class TakeoverRun:
             self.now += 0.01
             self._log(f"the coordinator is killed, {len(self.inputs)} inputs in the journal")
             found = restore(self.folder)
+            self._written = WrittenEvents(events.to_line(event) for event in self.events)
             self._begin(found.state)
             self.kills_at = self.chance.choice([0, 0, 1, 2, 3, 8])
             try:
@@ -227,6 +231,7 @@ class TakeoverRun:
     def _handle_next(self) -> None:
         if self._queue:
             count = min(len(self._queue), self.chance.choice([1, 1, 2, 5]))
+            self.now += 1e-5  # no two records are of one moment
             self.core.handle([self._queue.popleft() for _ in range(count)], self.now)
 
     def _tick(self) -> None:
@@ -296,7 +301,9 @@ class TakeoverRun:
                 member.send(self.chance.choice([caught, given, Heartbeat(self.step, "serving")]))
             case _:
                 mine = [each for each, agent in AGENTS.items() if agent == member.member]
-                lines = OutputLines(self.chance.choice(mine), "stdout", [f"line {self.step}"])
+                lines = OutputLines(
+                    self.chance.choice(mine), "stdout", [f"line {self.step}"] * self.chance.choice([1, 2])
+                )
                 ends = ProcessExited(self.chance.choice(mine), -9)
                 scale = ScaleWanted(self.step, None, self.chance.choice([2, 3, 4]))
                 member.send(self.chance.choices([lines, ends, scale], [8, 1, 2])[0])
