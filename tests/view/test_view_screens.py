@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -348,6 +349,40 @@ def test_a_done_job_ends_in_one_line_with_its_metrics():
         "  last checkpoint: digits-3@1000 (12.1 MB) in /ck/digits-3/0000001000",
         "✓ digits-3 done: 1,204 steps in 3m12s, loss 0.021, accuracy 0.967",
     ]
+
+
+def test_the_summary_comes_before_the_outcome():
+    stream, console = pipe()
+    draw_end(console, "digits-3", ended("done"), summary=[("throughput", "640 examples/s"), ("survived", "1\x1b[2J")])
+    assert stream.getvalue().splitlines() == [
+        "  throughput:      640 examples/s",
+        "  survived:        1",
+        "  logs:            psctl logs digits-3",
+        "✓ digits-3 done: 1,204 steps in 3m12s",
+    ]
+
+
+def of_total(event, total):
+    return msgspec.structs.replace(event, total=total)
+
+
+def test_the_bar_shows_the_share_that_is_done_and_the_time_that_is_left():
+    run = [of_total(each, 4400) if isinstance(each, kinds.Progress) else each for each in RUN]
+    lines = [line.rstrip() for line in drawn(run, 100, 30)]
+    assert lines[2].startswith("step        1,100 of 4,400 · epoch 3")
+    assert lines[3] == " " * 12 + "█" * 15 + "░" * 45 + "  25%, 33 s left"
+    assert max(len(line) for line in drawn(run, 40, 30)) <= 40
+    end = [of_total(each, 1100) if isinstance(each, kinds.Progress) else each for each in RUN]
+    assert drawn(end, 100, 30)[3].rstrip().endswith("█  100%"), "no time is left"
+    assert "/1100 " in describe(of_total(progress(1.0, 7, 2.0), 1100))
+
+
+def test_a_loss_is_drawn_on_a_log_scale():
+    falling = [STARTED, PLANNED, *(progress(110.0 + i, i, 10.0**-i) for i in range(1, 9))]
+    curve = next(line for line in drawn(falling, 100, 30) if line.startswith("loss")).split()[2]
+    assert curve == "█▇▆▅▄▃▂▁"
+    crossing = [STARTED, PLANNED, *(progress(110.0 + i, i, 2.0 - i) for i in range(1, 5))]
+    assert any(line.startswith("loss") for line in drawn(crossing, 100, 30)), "a loss below zero has no logarithm"
 
 
 def test_a_stopped_job_shows_the_command_to_continue():

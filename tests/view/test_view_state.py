@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 
 from psctl.job import events as kinds
@@ -53,6 +54,20 @@ def test_states_move_ranks_and_the_job():
     assert state.state == "running"
     found = state.ranks["worker", 1]
     assert (found.state, found.pid, found.step) == ("waiting", 77, 5)
+
+
+def test_the_time_that_is_left_follows_the_pace_of_the_last_minute():
+    def at(time, step):
+        return msgspec.structs.replace(progress(time, step, loss=1.0), total=1000)
+
+    assert math.isnan(after(STARTED, at(101.0, 10)).seconds_left), "one event has no pace"
+    fast = [at(101.0 + i, 10 * i) for i in range(1, 11)]
+    assert after(STARTED, *fast).seconds_left == pytest.approx(90.0)
+    slow = [at(111.0 + 10 * i, 100 + i) for i in range(1, 20)]
+    assert after(STARTED, *fast, *slow).seconds_left == pytest.approx((1000 - 119) * 10.0, rel=0.02)
+    again = kinds.Restored(time=400.0, checkpoint="digits-3@50", step=50, lost=60)
+    assert math.isnan(after(STARTED, *fast, again, at(401.0, 51)).seconds_left), "the pace before it says nothing"
+    assert math.isnan(after(STARTED, progress(101.0, 1, loss=1.0), progress(102.0, 9, loss=1.0)).seconds_left)
 
 
 def test_a_ranks_rate_is_its_own_steps_over_its_own_time():
