@@ -37,6 +37,8 @@ class RankView:
     rate: float = 0.0
     last_error: str = ""
     step_time: float = math.nan
+    joined: bool = False  # a worker that has called psctl.init
+    prepared: bool = False  # and run.prepare
 
     @property
     def name(self) -> str:
@@ -75,9 +77,28 @@ class JobView:
     recent_events: list[RecentEvent] = field(default_factory=list)
     finished: kinds.Finished | None = None
     recovering: kinds.Recovering | None = None  # hosts that the job waits for
+    phase: str = ""  # of the start: "starting", "importing", "loading", "connecting", "training"
+    phase_since: float = math.nan
 
     def apply(self, event: kinds.AnyEvent) -> None:
         """Update the state by one event."""
+        self._apply(event)
+        phase = self._phase()
+        if phase != self.phase:
+            self.phase, self.phase_since = phase, event.time
+
+    def _phase(self) -> str:
+        """Return the phase of the slowest worker."""
+        workers = [rank for rank in self.ranks.values() if rank.role == "worker"]
+        if any(rank.state == "starting" for rank in self.ranks.values()) or not workers:
+            return "starting"
+        if not all(rank.joined for rank in workers):
+            return "importing"
+        if not all(rank.prepared for rank in workers):
+            return "loading"
+        return "connecting" if any(rank.state == "waiting" for rank in workers) else "training"
+
+    def _apply(self, event: kinds.AnyEvent) -> None:
         self.latest = event.time if math.isnan(self.latest) else max(self.latest, event.time)
         match event:
             case kinds.Started():
@@ -94,7 +115,7 @@ class JobView:
                 self._on_lost("server", event)
             case kinds.WorkerJoined():
                 found = self.rank_of("worker", event.rank, event.host)
-                found.state, found.last_error = "running", ""
+                found.state, found.last_error, found.joined = "running", "", True
                 self.note(event.time, INFO, f"{found.name} on {found.host} takes part")
             case kinds.Restored():
                 self._on_restored(event)
@@ -222,6 +243,8 @@ class JobView:
         found = self.rank_of(event.role, event.rank, event.host)
         if found.state != event.state:  # steps count from here on: steps before it ran were no training
             found.step, found.step_time = event.step, event.time
+        found.joined = found.joined and event.state != "starting"
+        found.prepared = event.state == "waiting" or (found.prepared and event.state != "starting")
         found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
         found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
         if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:

@@ -18,6 +18,7 @@ from psctl.view.text import clock_time, number, one_line, sparkline, split, wrap
 
 _SEVERITY_STYLES = {ERROR: "bold red", WARNING: "yellow"}
 _LABEL = 12  # columns of the labels at the left
+_LONG_IMPORT = 60.0  # seconds after which a script probably never calls psctl.init
 _RULE = 60  # columns of the rule on top; a terminal reflows only lines that are wider than its new width
 
 
@@ -47,7 +48,7 @@ def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[Ren
     if state.recovering is not None:
         yield _line("recovering", _recovery_text(state.recovering, state.latest + age))
     if progress is None:
-        yield _line("step", _startup_text(state))
+        yield _line("step", _startup_text(state, age))
     else:
         yield _line("step", _speed(state, width - _LABEL, glyphs))
         if state.total:
@@ -82,15 +83,30 @@ def _recovery_text(waits: Recovering, now: float) -> str:
     return f"waiting for {', '.join(map(one_line, waits.hosts))} since {since}, {left} more at most"
 
 
-def _startup_text(state: JobView) -> str:
+def _startup_text(state: JobView, age: float) -> str:
+    """Return the phase of the start, how far it is, and since when it lasts."""
     if not state.ranks:
         return "waiting for the hosts"
-    up = sum(rank.state != "starting" for rank in state.ranks.values())
-    if up < len(state.ranks):
-        return f"starting: {up} of {len(state.ranks)} processes run"
-    if state.plan is None:
-        return "not counted: the script has not called prepare"
-    return "waiting for the first report"
+    ranks = list(state.ranks.values())
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    lasts = state.latest + age - state.phase_since
+    match state.phase:
+        case "starting":
+            text = f"starting: {sum(rank.state != 'starting' for rank in ranks)} of {len(ranks)} processes run"
+        case "importing" if any(rank.joined for rank in workers):
+            text = f"importing: {sum(rank.joined for rank in workers)} of {len(workers)} workers have called psctl.init"
+        case "importing":
+            doing = "importing" if lasts < _LONG_IMPORT else "running"
+            text = f"{doing} (without psctl.init steps are not counted)"
+        case "loading":
+            ready = sum(rank.prepared for rank in workers)
+            text = f"loading data and model: {ready} of {len(workers)} workers have called prepare"
+        case "connecting":
+            ready = sum(rank.state != "waiting" for rank in workers)
+            text = f"connecting: {ready} of {len(workers)} workers have their first values"
+        case _:
+            text = "training: no step is reported yet"
+    return f"{text}, {format_seconds(float(int(lasts)))}" if lasts >= 1 else text
 
 
 def _speed(state: JobView, width: int, glyphs: Glyphs) -> str:

@@ -67,7 +67,7 @@ class RunSummary:
             parts.append(f"{format_count(self.steps / self.seconds)} steps/s")
             if self.bytes:
                 sent = f"{format_bytes(self.bytes / self.steps)} a step"
-                parts.append(f"{format_rate(self.bytes / self.seconds)} on the network ({sent})")
+                parts.append(f"{format_rate(self.bytes / self.seconds)} between processes ({sent})")
             found.append(("throughput", ", ".join(parts)))
             found.append(("a step", self._step_text()))
         if self.checkpoints:

@@ -133,12 +133,28 @@ def test_sixty_four_ranks_fit_a_small_terminal():
     assert any(line.startswith("worker/63") and "starting" in line for line in lines)
 
 
-def test_before_the_first_report_it_shows_what_is_awaited():
+def moved(role, rank, state="running", time=102.0):
+    return kinds.StateChanged(time=time, role=role, rank=rank, host="", state=state)
+
+
+def test_before_the_first_report_it_shows_the_phase_and_since_when_it_lasts():
     assert "waiting for the hosts" in drawn([], 80, 24)[2]
     assert "starting: 0 of 3 processes run" in drawn(RUN[:1], 80, 24)[2]
-    ready = [kinds.StateChanged(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
-    plan = next(event for event in RUN if isinstance(event, kinds.Planned))
-    assert "waiting for the first report" in drawn([*RUN[:3], ready[0], plan], 80, 24)[2]
+    events = [STARTED, moved("server", 0), moved("worker", 0), moved("worker", 1)]
+    assert drawn(events, 80, 24)[2].endswith(" importing (without psctl.init steps are not counted), 3 s")
+    events += [kinds.WorkerJoined(time=103.0, rank=0, host="node-b")]
+    assert drawn(events, 80, 24)[2].endswith(" importing: 1 of 2 workers have called psctl.init, 4 s")
+    events += [kinds.WorkerJoined(time=104.0, rank=1, host="node-b"), PLANNED, moved("worker", 0, "waiting", 106.0)]
+    assert drawn(events, 80, 24)[2].endswith(" loading data and model: 1 of 2 workers have called prepare, 5 s")
+    events += [moved("worker", 1, "waiting", 107.0)]
+    assert drawn(events, 80, 24)[2].endswith(" connecting: 0 of 2 workers have their first values, 3 s")
+    events += [moved("worker", i, "running", 108.0) for i in range(2)]
+    assert drawn(events, 80, 24)[2].endswith(" training: no step is reported yet, 3 s")
+    again = [*events, moved("worker", 1, "starting", 109.0)]
+    assert drawn(again, 80, 24)[2].endswith(" starting: 2 of 3 processes run, 3 s")
+    again += [moved("worker", 1, "running", 110.0)]
+    assert drawn(again, 80, 24)[2].endswith(" importing: 1 of 2 workers have called psctl.init, 3 s")
+    assert all(len(line.rstrip()) <= 40 for line in drawn(events, 40, 24))
 
 
 def test_the_live_picture_names_the_hosts_that_the_job_waits_for():
@@ -149,7 +165,8 @@ def test_the_live_picture_names_the_hosts_that_the_job_waits_for():
 
 def test_a_script_that_never_calls_prepare_shows_no_steps():
     up = [kinds.StateChanged(time=101.0, role=r.role, rank=r.rank, host="", state="running") for r in RUN[0].roles]
-    assert "not counted: the script has not called prepare" in drawn([RUN[0], *up], 80, 24)[2]
+    late = kinds.Notice(time=165.0, text="worker/0 is slow")
+    assert "running (without psctl.init steps are not counted), 1m07s" in drawn([RUN[0], *up, late], 80, 24)[2]
 
 
 def test_the_step_is_the_workers_when_they_report_rarely():
