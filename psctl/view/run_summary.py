@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from psctl.job import events as kinds
-from psctl.units import format_bytes, format_count, format_rate, format_seconds
+from psctl.units import format_count, format_rate, format_seconds
 from psctl.view.job_view import watched_metric
 from psctl.view.text import number
 
@@ -66,8 +66,7 @@ class RunSummary:
             parts = [f"{format_count(self.examples / self.seconds)} examples/s"] if self.examples else []
             parts.append(f"{format_count(self.steps / self.seconds)} steps/s")
             if self.bytes:
-                sent = f"{format_bytes(self.bytes / self.steps)} a step"
-                parts.append(f"{format_rate(self.bytes / self.seconds)} between processes ({sent})")
+                parts.append(f"{format_rate(self.bytes / self.seconds)} moved")
             found.append(("throughput", ", ".join(parts)))
             found.append(("a step", self._step_text()))
         if self.checkpoints:
@@ -82,8 +81,8 @@ class RunSummary:
     def _step_text(self) -> str:
         compute, sync, hidden = (each / self.steps for each in (self.compute, self.sync, self.hidden))
         share = sync / (compute + sync) if compute + sync > 0 else 0.0
-        text = f"compute {format_seconds(compute)}, synchronization {format_seconds(sync)} ({100 * share:.0f}%)"
-        return text + (f" and {format_seconds(hidden)} hidden behind compute" if hidden > 0 else "")
+        text = f"compute {format_seconds(compute)}, sync {format_seconds(sync)} ({100 * share:.0f}%)"
+        return text + (f" and {format_seconds(hidden)} hidden" if hidden > 0 else "")
 
     def _survived_text(self) -> str:
         counts = [f"{count:,} lost {role}{'s' if count > 1 else ''}" for role, count in sorted(self.lost.items())]

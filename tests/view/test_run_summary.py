@@ -33,8 +33,8 @@ def test_rates_are_weighted_by_the_time_and_seconds_by_the_steps() -> None:
         progress(11.0, 10, 1.0, examples_per_second=100.0, compute_seconds=0.05, sync_seconds=0.0),
         progress(14.0, 40, 1.0, examples_per_second=500.0, compute_seconds=0.01, sync_seconds=0.02, bytes_per_second=0),
     )
-    assert found["throughput"] == "400 examples/s, 10 steps/s, 250 kB/s between processes (25 kB a step)"
-    assert found["a step"] == "compute 20 ms, synchronization 15 ms (43%)"
+    assert found["throughput"] == "400 examples/s, 10 steps/s, 250 kB/s moved"
+    assert found["a step"] == "compute 20 ms, sync 15 ms (43%)"
 
 
 def test_nothing_is_told_that_is_not_known() -> None:
