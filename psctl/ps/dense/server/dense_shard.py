@@ -254,7 +254,7 @@ class DenseShard:
         return [*self._ask_again(), *self._advance()]
 
     def _drop_readers(self) -> None:
-        """Forget what ranks read that make no clock any more: one that leaves reads until its last clock is applied."""
+        """Forget what ranks read that make no clock any more and have disconnected."""
         clock = self._terms.base if self.state.version is None else self.state.version
         self._readers.keep_only(self.staging.membership.from_clock(clock))
 

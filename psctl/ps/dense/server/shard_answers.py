@@ -28,6 +28,7 @@ class VersionReaders:
     def __init__(self) -> None:
         self._landed: dict[int, int] = {}
         self._sent: dict[int, int] = {}
+        self._disconnected: set[int] = set()
 
     def may_read(self, version: int) -> bool:
         """Return whether a worker may still be receiving bytes of a version, or reading them in shared memory."""
@@ -36,6 +37,7 @@ class VersionReaders:
     def on_sent(self, rank: int, version: int) -> None:
         """Record that a version is sent to a worker."""
         self._sent[rank] = version
+        self._disconnected.discard(rank)
 
     def on_received(self, rank: int, version: int) -> None:
         """Record the version that a worker reports to hold."""
@@ -52,10 +54,11 @@ class VersionReaders:
     def on_disconnected(self, rank: int) -> None:
         """Forget a worker's reports over a connection, but not what it, or its replacement, may still read."""
         self._landed.pop(rank, None)
+        self._disconnected.add(rank)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Keep only these ranks as readers."""
-        for rank in self._sent.keys() - ranks:
+        """Keep these ranks as readers, and others that are connected: a worker that leaves reads its last values."""
+        for rank in self._sent.keys() & self._disconnected - set(ranks):
             del self._sent[rank]
 
 
