@@ -396,6 +396,23 @@ def test_under_continue_the_examples_of_two_lost_together_are_divided_once() -> 
     assert shared == [ExamplesShared(1, 8, [0], {1: 8})]
 
 
+def test_under_continue_what_a_worker_did_before_it_was_replaced_counts_as_begun() -> None:
+    """Else the examples of clock 8 that worker/1 had drawn are in no step: rank 0's next batch is that of clock 9."""
+    hosts = [replace(ORDER.hosts[0], workers=1, slots=2), replace(ORDER.hosts[1], workers=1, slots=2)]
+    job = training(replace(ELASTIC, hosts=hosts, on_worker_loss="continue"))
+    for lost, last in ((W0, 8), (W1, 7)):
+        job.killed(lost)
+        for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
+            held, applied = dict.fromkeys(shards, last), dict.fromkeys(shards, 8)
+            job.receive(server, LostWorkerClocks(lost.rank, 0, held, applied, 9 if 0 in shards else -1))
+    assert [each.clock for _, each in sent(job.instructions, CountUntil)] == [8, 8, 8, 7, 7, 7]
+    assert sent(job.instructions, Members)[0] == (S[0], Members(8, [0]))
+    job.receive(again(W0), Join(1))
+    start = len(job.instructions)
+    job.receive(again(W0), Prepare(LAYOUT, ()))
+    assert [each for _, each in sent(job.instructions[start:], ExamplesShared)] == [ExamplesShared(1, 9, [0], {1: 8})]
+
+
 def test_under_continue_rank_0_is_replaced_all_the_same() -> None:
     job = training(replace(ELASTIC, on_worker_loss="continue"))
     assert [each.member for each in job.killed(W0) if isinstance(each, StartMember)] == [again(W0)]

@@ -6,11 +6,11 @@ them. And no worker has done the batches that the lost one had drawn of the cloc
 (lost_workers.py).
 
 The division. All remaining workers report the first clock that they have not begun, and begin no clock from
-there on until they receive more (`NextClockWanted`, `NextClock`). No worker has begun the largest answer, m: from m on
-the shares are those of the new members, and the lost one's examples of clocks c*+1 .. m-1 are added to it
-(`ExamplesShared`). So every example is in exactly one batch that counts. Where a pass over the data ends before m, its
-members make one more batch of those examples; so where lost workers may not be replaced, a worker ends a pass only when
-all its clocks are applied and it waits for no message.
+there on until they receive more (`NextClockWanted`, `NextClock`). For one that is being replaced its cut answers. No
+worker has begun the largest answer, m: from m on the shares are those of the new members, and the lost one's examples
+of clocks c*+1 .. m-1 are added to it (`ExamplesShared`). So every example is in exactly one batch that counts. Where a
+pass over the data ends before m, its members make one more batch of those examples; so where lost workers may not be
+replaced, a worker ends a pass only when all its clocks are applied and it waits for no message.
 
 Why that is sure. Servers wait for the lost worker until they receive `Members`, which is sent when all answers are in.
 So a worker that has a version beyond c* has answered before, and waits for `ExamplesShared`. New workers are members
@@ -163,7 +163,8 @@ def advance(job: JobState) -> ProcessFailure | None:
 def _first_clock(job: JobState, change: DivisionChange) -> int:
     before = job.division.shared[-1].clock if job.division.shared else 0
     cut = job.checkpoints.last_cut if change.joining else None
-    return max(change.clock, before, cut.step if cut is not None else 0)
+    begun = max(job.lost_workers.cuts.values(), default=-1) + 1  # a replacement may not be there yet to answer
+    return max(change.clock, before, begun, cut.step if cut is not None else 0)
 
 
 def _are_set(job: JobState, change: DivisionChange, clock: int) -> bool:
