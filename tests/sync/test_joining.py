@@ -51,6 +51,8 @@ class Scaled:
     def _change(self, run) -> None:
         if run.rank == 0 and self.scales and run.step == self.scales[0][0]:
             _, workers = self.scales.pop(0)
+            most, self.workers = self.workers, workers  # those that leave give their numbers back when they have ended
+            until(lambda: len(self.job.machine.job.live("worker")) <= most, 10)
             until(lambda: all(one.shares for one in self.job.machine.job.live("worker")), 10)
             before = len(self.job.answers)
             self.job.scale(workers)
