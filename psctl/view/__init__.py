@@ -10,6 +10,7 @@ job_view: the state of a running job, from its events
 labels: texts for the entries of a topology document
 live_picture: the live picture of a job for a given width and height
 live_screen: the live screen, redrawn in place
+painter: rows painted in place at the bottom of a terminal
 plain_log: a followed job as plain lines
 rank_rows: many ranks in few rows
 run_summary: the summary of a run, from its events

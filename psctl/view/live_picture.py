@@ -31,15 +31,17 @@ def picture(state: JobView, width: int, height: int, age: float, hint: str, glyp
         age: seconds since the newest event arrived.
         hint: the line at the bottom: the effect of Ctrl-C.
     """
-    top = list(_top(state, width, age, glyphs))
-    news = state.recent(max(1, min(5, height // 6)))
-    bottom = [line for event in news for line in _recent_event(event, width)]
-    bottom += [Text(line, style="dim") for line in wrap(hint, width, 2) if hint]
-    free = height - 1 - len(top) - len(bottom) - 4  # the rule, blank lines and the table's head
-    parts: list[RenderableType] = [Text(glyphs.line * min(width, _RULE), style="dim", no_wrap=True), *top]
+    footer = [Text(line, style="dim") for line in wrap(hint, width, 2) if hint][:height]
+    room = height - 1 - len(footer)  # the last row stays free: some terminals scroll when it is full
+    rule = Text(glyphs.line * min(width, _RULE), style="dim", no_wrap=True)
+    top = [rule, *_top(state, width, age, glyphs)][: max(0, room)]
+    news = [line for event in state.recent(max(1, min(5, height // 6))) for line in _recent_event(event, width)]
+    news = news[: max(0, room - len(top))]
+    free = room - len(top) - len(news) - 3  # the blank lines and the table's head
+    parts: list[RenderableType] = [*top]
     if state.ranks and free > 0:
         parts += [Text(""), ranks_table(rank_rows(state, free), width), Text("")]
-    return Group(*parts, *bottom)
+    return Group(*parts, *news, *footer)
 
 
 def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:

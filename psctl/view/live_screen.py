@@ -7,15 +7,11 @@ files on the hosts have them all.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from typing import Self
 
-from rich.console import Console
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType, Segment
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from psctl.clock import Clock, SystemClock
@@ -23,6 +19,7 @@ from psctl.job import events as kinds
 from psctl.view.console import Glyphs, rank_lines
 from psctl.view.job_view import JobView
 from psctl.view.live_picture import picture
+from psctl.view.painter import Painter, TypedKeys
 from psctl.view.plain_log import PlainLog
 
 PERIOD = 0.25
@@ -56,15 +53,12 @@ class LiveScreen:
         self._lines: deque[Text] = deque(maxlen=BURST)
         self._dropped = 0
         self._latest = self._clock.now()
-        self._drawn: tuple[int, list[int]] = (0, [])  # the terminal's width and each line's, when last drawn
         self._ended = threading.Event()
-        self._live = Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+        self._painter = Painter(console.file)
+        self._keys = TypedKeys()
         self._thread = threading.Thread(target=self._run, name="psctl-live-screen", daemon=True)
 
     def __enter__(self) -> Self:
-        self._live.start()
         self._thread.start()
         return self
 
@@ -72,7 +66,8 @@ class LiveScreen:
         self._ended.set()
         self._thread.join()
         self.draw()
-        self._live.stop()
+        self._painter.close(self._console.width)
+        self._keys.show()
 
     def on_event(self, event: kinds.AnyEvent) -> None:
         """Apply an event to the picture, and queue the lines of a log event."""
@@ -102,24 +97,15 @@ class LiveScreen:
             self._dropped = 0
             age = self._clock.now() - self._latest
             drawing = picture(self.state, width, height, age, self._hint, self._glyphs)
-        self._erase_wrapped(width)
-        self._live.update(drawing)
-        rows = self._console.render_lines(drawing, self._console.options.update(width=width), pad=False)
-        self._drawn = width, [Segment.get_line_length(row) for row in rows]
         if dropped:
-            self._console.print(Text(f"… {dropped:,} lines omitted here (psctl logs prints them)", style="dim"))
-        if lines:
-            self._console.print(Text("\n").join(lines), soft_wrap=True)
-        self._live.refresh()
+            lines.insert(0, Text(f"… {dropped:,} lines omitted here (psctl logs prints them)", style="dim"))
+        rows = self._ansi(drawing, width)
+        above = self._ansi(Text("\n").join(lines), None) if lines else []
+        self._keys.hide()
+        self._painter.paint(rows, above, width, height)
 
-    def _erase_wrapped(self, width: int) -> None:
-        """Erase a picture that a narrower terminal has wrapped, and move the cursor to where its end was."""
-        before, lengths = self._drawn
-        if width >= before or not lengths:
-            return
-        wrapped = sum(max(1, math.ceil(length / width)) for length in lengths)
-        erase = Control((ControlType.CURSOR_UP, wrapped - 1), ControlType.CARRIAGE_RETURN)
-        self._console.control(erase)
-        for _ in range(wrapped - 1):
-            self._console.control(Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_DOWN, 1)))
-        self._console.control(Control((ControlType.CURSOR_UP, wrapped - len(lengths))))
+    def _ansi(self, drawing: RenderableType, width: int | None) -> list[str]:
+        """Return a drawing's rows with their styles; without a width, lines of any length."""
+        with self._console.capture() as captured:
+            self._console.print(drawing, width=width, soft_wrap=width is None)
+        return captured.get().removesuffix("\n").split("\n")
