@@ -1,6 +1,6 @@
 """Sends one command to a job's agent over its socket, and prints the answer, one JSON document.
 
-    python -m psctl.agent.control_client JOB_DIR hello|state|stop|scale|read [JSON]
+    python -m psctl.agent.control_client JOB_DIR hello|state|stop|scale|read|stacks [JSON]
 
 Exit 0 with the answer, or 1 with {"error": {"code", "message"}}; code `gone`: no agent listens there.
 """

@@ -1,7 +1,7 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-The agent answers `hello`, `state` and `stop` itself; for `scale`, `read` and `orders` it asks the coordinator, one at a
-time.
+The agent answers `hello`, `state`, `stop` and `stacks` itself; for `scale`, `read` and `orders` it asks the coordinator,
+one at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from psctl.job.control_answers import (
     ReadAnswer,
     RunningProcess,
     ServerRows,
+    StacksAnswer,
     StateAnswer,
     StopAnswer,
 )
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer, ScaleWanted, StopWanted
+from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer, ScaleWanted, Stacks, StopWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.orders import AgentOrders, HostOrder
 from psctl.types import UNDECODABLE, Address, Count, Member, Name
@@ -117,6 +118,10 @@ READ_TIMEOUT = 5.0
 """Seconds for a read; a request to stop the job waits behind it."""
 
 
+STACKS_TIMEOUT = 5.0
+"""Seconds for the stacks of all processes; stack_requests.py gives them 2."""
+
+
 class CoordinatorQueries:
     """Asks the coordinator, on the control socket's thread; the main thread passes answers to `add_answer`.
 
@@ -188,6 +193,12 @@ class StopRequested(msgspec.Struct, frozen=True):
     stop: StopWanted
 
 
+class StacksRequested(msgspec.Struct, frozen=True):
+    """A request of psctl for the stacks of the host's processes; the answers are put into the queue."""
+
+    answers: queue.SimpleQueue[Stacks]
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """The agent's state at the time of a request."""
 
@@ -231,8 +242,8 @@ class OrdersWanted(msgspec.Struct, frozen=True):
 
 
 def answer(
-    request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested], None], queries: CoordinatorQueries,
-    orders_for: Callable[[OrdersWanted], AgentOrders],
+    request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested | StacksRequested], None],
+    queries: CoordinatorQueries, orders_for: Callable[[OrdersWanted], AgentOrders],
 ) -> ControlAnswer:  # fmt: skip
     """Return the answer to one request.
 
@@ -262,10 +273,32 @@ def answer(
         case "read":
             wanted = _arguments(request, _Read)
             return queries.read(wanted.store, wanted.names, wanted.keys)
+        case "stacks":
+            return _stacks(status, put)
         case "orders":
             return OrdersAnswer(orders_for(_arguments(request, OrdersWanted)))
         case _:
             raise ControlRefused(f"unknown command: {request.command}")
+
+
+def _stacks(status: AgentStatus, put: Callable[[StacksRequested], None]) -> StacksAnswer:
+    """Return the stacks of the host's processes; of one that does not answer, the reason."""
+    answers: queue.SimpleQueue[Stacks] = queue.SimpleQueue()
+    put(StacksRequested(answers))
+    found: dict[Member, Stacks] = {}
+    missing = {member for member, _ in status.processes}
+    deadline = time.monotonic() + STACKS_TIMEOUT
+    while missing:
+        try:
+            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        found[answer.member] = answer
+        missing.discard(answer.member)
+    late = [
+        Stacks(member, (), (), f"no answer within {STACKS_TIMEOUT:.0f} s: it has ended or hangs") for member in missing
+    ]
+    return StacksAnswer(sorted([*found.values(), *late], key=lambda each: each.member))
 
 
 def _arguments(request: ControlRequest, kind: type[T]) -> T:

@@ -29,6 +29,7 @@ from psctl.agent.control_socket import (
     ControlSocket,
     CoordinatorQueries,
     OrdersWanted,
+    StacksRequested,
     StopRequested,
     answer,
 )
@@ -97,7 +98,7 @@ class SupervisorEnded(msgspec.Struct, frozen=True):
 
 AgentEvent = (
     ChildEnded | SigtermReceived | SupervisorEnded | LinkSilent | LinkGone | FromCoordinator | CoordinatorAt
-    | StoreWanted | StopRequested | Elected | LeaderFound
+    | StoreWanted | StopRequested | StacksRequested | Elected | LeaderFound
 )  # fmt: skip
 
 
@@ -228,6 +229,8 @@ class Agent:
                 self._head.start_store()
             case StopRequested(stop=stop):
                 self._request_stop(stop)
+            case StacksRequested(answers=answers):
+                self._stacks.ask(list(self._members.items()), answers.put)
             case SigtermReceived():
                 self._request_stop(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
                 self._stop_processes(self.orders.grace, "SIGTERM")

@@ -24,6 +24,7 @@ from psctl.cli.commands.jobs import jobs
 from psctl.cli.commands.logs import logs
 from psctl.cli.commands.plan import plan
 from psctl.cli.commands.scale import scale
+from psctl.cli.commands.stacks import stacks
 from psctl.cli.commands.status import status
 from psctl.cli.commands.stop import stop
 from psctl.cli.commands.store import store
@@ -50,8 +51,8 @@ class ClickFailure(Protocol):
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
 COMMANDS = (
-    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stop, scale,
-    store, checkpoint, bench,
+    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stacks, stop,
+    scale, store, checkpoint, bench,
 )  # fmt: skip
 """In the order in which a user needs them."""
 

@@ -1,10 +1,10 @@
-"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, orders. One JSON document each."""
+"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, stacks, orders; JSON documents."""
 
 from __future__ import annotations
 
 import msgspec
 
-from psctl.job.process_messages import ScaleAnswer
+from psctl.job.process_messages import ScaleAnswer, Stacks
 from psctl.job.table_server_messages import ReadRows
 from psctl.orders import AgentOrders
 from psctl.types import Address, Role
@@ -54,6 +54,12 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     answers: list[ServerRows]
 
 
+class StacksAnswer(msgspec.Struct, frozen=True):
+    """The stacks of the host's processes of the job."""
+
+    processes: list[Stacks]
+
+
 class OrdersAnswer(msgspec.Struct, frozen=True):
     """The orders of an agent that is to be started again, with its keys and the job's secrets."""
 
@@ -73,5 +79,5 @@ class ControlFailure(msgspec.Struct, frozen=True):
     error: ControlError
 
 
-ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer | OrdersAnswer
+ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer | StacksAnswer | OrdersAnswer
 """What an agent answers to a command that it takes; StateAnswer is a HelloAnswer."""

@@ -14,6 +14,7 @@ painter: rows painted in place at the bottom of a terminal
 plain_log: a followed job as plain lines
 rank_rows: many ranks in few rows
 run_summary: the summary of a run, from its events
+stacks: stacks of processes
 svg: a topology as an SVG
 svg_host: one host of the SVG
 svg_layout: sizes and positions of a host's boxes

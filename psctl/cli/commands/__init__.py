@@ -11,6 +11,7 @@ jobs: list the jobs that were started from this machine
 logs: print the output of a job's processes
 plan: predict the time of every strategy and choose one
 scale: change the number of processes of a running job
+stacks: show what the processes of a running job execute
 status: show running jobs and their hosts
 stop: end a job
 store: read keys of a running job's store

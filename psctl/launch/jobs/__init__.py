@@ -5,6 +5,7 @@ host_messages: messages of hosts, translated to paths and commands of this machi
 job_end: ends a job and checks that no process is left
 job_logs: the logs of a job's processes
 job_scale: `psctl scale`
+job_stacks: `psctl stacks`
 job_status: `psctl status` and `psctl jobs`
 prepare: from a job file to a submission: connect, make ready, place
 script_entry: checks of the script that a job file names
