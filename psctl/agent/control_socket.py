@@ -1,7 +1,7 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-The agent answers `hello`, `state`, `stop` and `stacks` itself; for `scale`, `read` and `orders` it asks the coordinator,
-one at a time.
+The agent answers `hello`, `state`, `stop` and `stacks` itself; for `scale`, `read` and `orders` it asks the
+coordinator, one at a time.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -13,6 +14,9 @@ from psctl.view.rank_rows import rank_ranges
 from psctl.view.text import one_line
 
 Frames = tuple[str, ...]
+
+_FOLDERS = re.compile(r"^/\S*?/(?:code/[0-9a-f]{40}/|site-packages/|lib/(?=python3\.\d+/(?!site-packages)))")
+"""The folder of psctl's own code on a host, of installed packages, or of Python: a reader needs what follows."""
 
 
 def draw_stacks(console: Console, document: Document, *, every: bool) -> None:
@@ -63,4 +67,8 @@ def _is_own(frames: Sequence[str]) -> bool:
 def _print_frames(console: Console, frames: Frames, indent: str) -> None:
     for place, frame in enumerate(frames):
         newest = place == len(frames) - 1
-        say(console, f"{indent}{one_line(frame)}", style="bold" if newest else "" if _is_own([frame]) else "dim")
+        say(
+            console,
+            f"{indent}{one_line(_FOLDERS.sub('', frame))}",
+            style="bold" if newest else "" if _is_own([frame]) else "dim",
+        )

@@ -37,6 +37,16 @@ def test_threads_of_libraries_are_counted_and_shown_when_asked_for():
     ]  # fmt: skip
 
 
+def test_the_folders_of_psctl_and_of_packages_are_left_out():
+    code = "/home/a/.psctl/code/" + "0f" * 20
+    frames = [f"{code}/psctl/server/main.py:4 in run", "/usr/lib/python3.11/threading.py:3 in wait",
+              "/v/lib/python3.11/site-packages/torch/x.py:2 in f", "/opt/own.py:1 in g"]  # fmt: skip
+    assert drawn(process("server/0", main=frames))[1:] == [
+        "  psctl/server/main.py:4 in run", "  python3.11/threading.py:3 in wait", "  torch/x.py:2 in f",
+        "  /opt/own.py:1 in g",
+    ]  # fmt: skip
+
+
 def test_the_reason_of_a_missing_stack_is_shown():
     assert drawn(process("worker/1", main=[], problem="the process is stopped")) == [
         "worker/1 on a", "  the process is stopped",
