@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Protocol, cast
 
 import typer
@@ -35,7 +35,7 @@ from psctl.cli.commands.use import use
 from psctl.cli.commands.validate import validate
 from psctl.cli.shared import completion
 from psctl.cli.shared.context import ReportedError, print_json, quiet_pipe
-from psctl.cli.shared.global_options import output_of, share_options
+from psctl.cli.shared.global_options import Click, output_of, share_options
 from psctl.cli.shared.signals import Terminated
 from psctl.errors import PsctlError, UsageError
 
@@ -50,17 +50,40 @@ class ClickFailure(Protocol):
 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
-COMMANDS = (
-    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stacks, stop,
-    scale, store, checkpoint, bench,
-)  # fmt: skip
-"""In the order in which a user needs them."""
+GROUPS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
+    "Begin": (init, validate),
+    "Machines": (doctor, up, down, use, clusters, topo),
+    "Predict and measure": (plan, bench),
+    "Train": (train, attach, stop, scale),
+    "Watch": (status, jobs, logs, stacks, store),
+    "Save and restore": (checkpoint,),
+}
+"""The commands by what they are for, in the order in which a user needs them."""
+
+
+class GroupedCommands(TyperGroup):
+    """The root command; its help lists the commands in groups."""
+
+    def format_commands(self, ctx: Click, formatter: Click) -> None:
+        """Write a section for each group."""
+        longest = max(map(len, self.commands))
+        for title, members in GROUPS.items():
+            names = [name_of(member) for member in members]
+            with formatter.section(title):
+                summaries = [self.commands[name].get_short_help_str(formatter.width - 6 - longest) for name in names]
+                formatter.write_dl([(name.ljust(longest), text) for name, text in zip(names, summaries, strict=True)])
+
+
+def name_of(member: Callable[..., object] | typer.Typer) -> str:
+    """Return the name of a command or of a group of commands."""
+    return str(member.info.name) if isinstance(member, typer.Typer) else member.__name__
 
 
 def make_command() -> TyperGroup:
     """Return the root command, `psctl`, with all commands below it."""
     app = typer.Typer(
         name="psctl",
+        cls=GroupedCommands,
         help="Distributed training over SSH: measures your machines, chooses how to synchronize, runs the job.\n\n"
         "Three commands from nothing to a run: pip install psctl; psctl init mine; psctl train mine/job.yaml",
         epilog="Exit codes: 0 done, 1 job failed, 2 usage, 3 unreachable, 4 host not fit, 5 timed out, 6 not found, "
@@ -71,7 +94,7 @@ def make_command() -> TyperGroup:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback()(root)
-    for verb in COMMANDS:
+    for verb in (member for members in GROUPS.values() for member in members):
         if isinstance(verb, typer.Typer):
             app.add_typer(verb, epilog=GLOBALS)
         else:

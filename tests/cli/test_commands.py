@@ -6,15 +6,18 @@ import json
 import os
 import re
 import resource
+import shlex
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from psctl.cli.app import make_command
 from tests.cli.inside import Told, psctl
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,9 +60,47 @@ def test_every_command_has_help_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("checkpoint",)])
 def test_no_summary_of_a_command_is_cut_on_a_terminal_of_80_columns(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = psctl(tmp_path, *words, "--help", COLUMNS="80")
-    listed = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    listed = [line for line in done.stdout.partition("\nOptions:\n")[2].splitlines() if re.match(r"  [a-z]+  ", line)]
     assert len(listed) >= 7
     assert not [line for line in listed if line.endswith("...") or len(line) > 80]
+
+
+def commands_of(group: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*above, name))
+        else:
+            yield (*above, name), command
+
+
+def test_every_command_has_examples_that_can_be_typed(tmp_path: Path) -> None:
+    root = make_command()
+    above = root.make_context("psctl", ["jobs"], obj=[])
+    for words, command in commands_of(root):
+        text = psctl(tmp_path, *words, "--help", COLUMNS="80").stdout
+        examples = re.findall(r"^    (psctl .*)$", text.partition("  Examples:\n")[2], re.MULTILINE)
+        assert examples, f"{words} shows no example"
+        for example in examples:
+            assert len(example) <= 76, example
+            typed = shlex.split(example)[1:]
+            assert typed[: len(words)] == list(words)
+            command.make_context(words[-1], typed[len(words) :], parent=above)  # raises for an unknown option
+
+
+def test_the_help_lists_every_command_in_one_group(tmp_path: Path) -> None:
+    shown = psctl(tmp_path, "--help").stdout
+    for verb in VERBS:
+        assert len(re.findall(rf"^  {verb} ", shown, re.MULTILINE)) == 1, verb
+    assert [line for line in shown.splitlines() if re.fullmatch(r"[A-Z].*:", line)] == [
+        "Options:", "Begin:", "Machines:", "Predict and measure:", "Train:", "Watch:", "Save and restore:",
+    ]  # fmt: skip
+
+
+def test_the_help_of_strategy_lists_its_values(tmp_path: Path) -> None:
+    for words in (["train"], ["plan"]):
+        text = " ".join(psctl(tmp_path, *words, "--help").stdout.split())
+        if "--strategy" in text:
+            assert "auto, or one of: native, root," in text and text.count("halving-doubling") == 1
 
 
 def test_help_is_fast_and_loads_neither_torch_nor_ssh(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ from psctl.cli.shared.parameters import JobArgument, OnInterruptOption
 
 
 def attach(context: typer.Context, job: JobArgument = None, on_interrupt: OnInterruptOption = None) -> int:
-    """Follow a job again, from its first event. Exit with the job's own exit code."""
+    """Follow a job again, from its first event. Exit with the job's own exit code.
+
+    \b
+    Examples:
+      psctl attach
+      psctl attach digits-3
+    """
     from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
     from psctl.launch import agent_calls
 

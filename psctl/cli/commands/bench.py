@@ -43,6 +43,11 @@ def bench(
     allreduce: each strategy sums a vector over all workers. pushpull: workers push it to parameter servers and
     pull the sum. A time is the slowest worker's, from a barrier on. --congestion then repeats the largest size under
     each congestion control that all hosts allow.
+
+    \b
+    Examples:
+      psctl bench allreduce --cluster lab --sizes 4KB:64MB
+      psctl bench pushpull --workers 4 --servers 2
     """
     from psctl.cli.shared.bench_jobs import BenchCall
     from psctl.errors import UsageError

@@ -47,7 +47,13 @@ def list_(
         typer.Argument(help="A job, or a name for all its runs; without it all jobs.", autocompletion=completion.jobs),
     ] = None,
 ) -> None:
-    """List checkpoints, oldest first; mark torn ones."""
+    """List checkpoints, oldest first; mark torn ones.
+
+    \b
+    Examples:
+      psctl checkpoint list
+      psctl checkpoint list digits-3
+    """
     from psctl.errors import Partial
     from psctl.launch.checkpoints.checkpoint_listing import list_all
     from psctl.view.tables import draw_checkpoints
@@ -75,7 +81,12 @@ def list_(
 
 @checkpoint.command()
 def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
-    """Show what a checkpoint holds."""
+    """Show what a checkpoint holds.
+
+    \b
+    Examples:
+      psctl checkpoint show digits-3@latest
+    """
     own = Context.of(context)
     with _located(own, checkpoint) as (_, found):
         own.print_result(found.brief, _draw_brief)
@@ -93,7 +104,12 @@ def verify(
         ),
     ],
 ) -> None:
-    """Compare every byte of a checkpoint with its manifest."""
+    """Compare every byte of a checkpoint with its manifest.
+
+    \b
+    Examples:
+      psctl checkpoint verify digits-3@500
+    """
     from psctl import errors
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_checkpoints
@@ -140,6 +156,11 @@ def restore(
     """Verify a checkpoint, then continue from it as a new job.
 
     The new job may have other numbers of workers and servers.
+
+    \b
+    Examples:
+      psctl checkpoint restore digits-3@best
+      psctl checkpoint restore digits-3@latest --cluster lab --workers 8
     """
     from psctl.cli.shared import launching
     from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
@@ -171,7 +192,12 @@ def export(
     checkpoint: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
 ) -> None:
-    """Write a checkpoint's model as one safetensors file. Tensors have the model's own names."""
+    """Write a checkpoint's model as one safetensors file. Tensors have the model's own names.
+
+    \b
+    Examples:
+      psctl checkpoint export digits-3@best model.safetensors
+    """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
@@ -187,7 +213,12 @@ def pull(
     checkpoint: CheckpointArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder in which to create JOB@STEP.")],
 ) -> None:
-    """Copy a checkpoint to this machine and verify it."""
+    """Copy a checkpoint to this machine and verify it.
+
+    \b
+    Examples:
+      psctl checkpoint pull digits-3@latest ./saved
+    """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
@@ -203,7 +234,12 @@ def prune(
     job: Annotated[str, typer.Argument(help="The job, such as digits-3.", autocompletion=completion.jobs)],
     keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Number of newest checkpoints to keep.")],
 ) -> None:
-    """Remove a job's older checkpoints; keep the best one too."""
+    """Remove a job's older checkpoints; keep the best one too.
+
+    \b
+    Examples:
+      psctl checkpoint prune digits-3 --keep 2
+    """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.launch.checkpoints.checkpoint_listing import rows_on
     from psctl.view.tables import draw_pruned

@@ -8,7 +8,12 @@ from psctl.cli.shared.context import Context
 
 
 def clusters(context: typer.Context) -> None:
-    """List the clusters known on this machine; contact no host."""
+    """List the clusters known on this machine; contact no host.
+
+    \b
+    Examples:
+      psctl clusters
+    """
     import msgspec
 
     from psctl.launch.clusters import cluster_rows

@@ -9,7 +9,13 @@ from psctl.cli.shared.parameters import ClusterArgument
 
 
 def doctor(context: typer.Context, cluster: ClusterArgument = None) -> None:
-    """Check every host, from its name to its network. Change nothing."""
+    """Check every host, from its name to its network. Change nothing.
+
+    \b
+    Examples:
+      psctl doctor lab
+      psctl doctor ./cluster.yaml -o json
+    """
     from psctl.launch.hosts.converge import verdict
     from psctl.launch.setup import doctor
     from psctl.view.tables import draw_doctor

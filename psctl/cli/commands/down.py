@@ -17,7 +17,13 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Remove logs and checkpoints there too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Stop running jobs first.")] = False,
 ) -> None:
-    """Undo `up`: remove psctl, code and environments from the hosts. Logs and checkpoints stay unless --purge."""
+    """Undo `up`: remove psctl, code and environments from the hosts. Logs and checkpoints stay unless --purge.
+
+    \b
+    Examples:
+      psctl down lab
+      psctl down lab --purge
+    """
     import msgspec
 
     from psctl.launch.clusters import shown_path

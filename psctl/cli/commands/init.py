@@ -31,7 +31,13 @@ def init(
         typer.Option("--from-hostfile", metavar="F", help="Take the hosts from an MPI or DeepSpeed hostfile."),
     ] = None,
 ) -> None:
-    """Copy a job template and a cluster file into DIR. Nothing is overwritten without --yes."""
+    """Copy a job template and a cluster file into DIR. Nothing is overwritten without --yes.
+
+    \b
+    Examples:
+      psctl init mine
+      psctl init mine --template ddp
+    """
     from psctl.launch import scaffold
     from psctl.view.tables import draw_fields
 

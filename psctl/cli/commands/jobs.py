@@ -8,7 +8,12 @@ from psctl.cli.shared.context import Context
 
 
 def jobs(context: typer.Context) -> None:
-    """List every job that was started from this machine."""
+    """List every job that was started from this machine.
+
+    \b
+    Examples:
+      psctl jobs
+    """
     from psctl.launch.jobs.job_status import refresh
     from psctl.view.tables import draw_jobs
 

@@ -47,6 +47,12 @@ def logs(
 
     Without -f and --since it reads the log files of the hosts, which hold the newest lines of each rank up to
     `logs: {max}` of the job file; with them it reads the job's event log, in the order of time.
+
+    \b
+    Examples:
+      psctl logs digits -f
+      psctl logs digits-3 -r worker:0-3 --tail 20
+      psctl logs digits --since 5m --grep "loss|error"
     """
     from psctl.launch.jobs.job_logs import RankSelector
 

@@ -31,7 +31,13 @@ def plan(
         int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may be servers.")
     ] = None,
 ) -> None:
-    """Predict the time of every strategy. Print which is chosen and why; change nothing."""
+    """Predict the time of every strategy. Print which is chosen and why; change nothing.
+
+    \b
+    Examples:
+      psctl plan --cluster lab --size 160MB
+      psctl plan mine/job.yaml --world 16
+    """
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
     from psctl.launch.hosts.converge import inspect

@@ -18,7 +18,13 @@ def scale(
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
     servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
 ) -> None:
-    """Change the numbers of workers and servers of a job under ps."""
+    """Change the numbers of workers and servers of a job under ps.
+
+    \b
+    Examples:
+      psctl scale digits --workers 6
+      psctl scale digits --servers 3
+    """
     import msgspec
 
     from psctl.errors import NoSuchJob, UsageError

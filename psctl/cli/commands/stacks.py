@@ -30,6 +30,11 @@ def stacks(
     Workers and servers on all hosts write the stacks of their threads, also while a library holds the interpreter
     lock; training goes on. Processes with equal stacks are joined. Of a process that writes none within seconds the
     reason is shown. Threads of libraries are counted; -v shows them too.
+
+    \b
+    Examples:
+      psctl stacks digits
+      psctl stacks digits -r worker:1
     """
     import msgspec
 

@@ -17,7 +17,13 @@ def status(
         typer.Argument(help="One job; without it all running jobs, else the newest.", autocompletion=completion.jobs),
     ] = None,
 ) -> None:
-    """Show running jobs rank by rank, and their cluster's hosts."""
+    """Show running jobs rank by rank, and their cluster's hosts.
+
+    \b
+    Examples:
+      psctl status
+      psctl status digits-3 -o json
+    """
     from psctl.launch.jobs import job_status
     from psctl.view.tables import draw_status
 

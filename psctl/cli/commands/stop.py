@@ -20,7 +20,13 @@ def stop(
         bool, typer.Option("--force", help="Kill the processes now, without a request to the job.")
     ] = False,
 ) -> None:
-    """End a job; verify that none of its processes is left."""
+    """End a job; verify that none of its processes is left.
+
+    \b
+    Examples:
+      psctl stop digits --save
+      psctl stop digits-3 --force
+    """
     import msgspec
 
     from psctl.errors import UsageError

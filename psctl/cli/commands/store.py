@@ -20,7 +20,13 @@ def store(
     name: Annotated[str, typer.Option("--store", metavar="NAME", help="Name of the store in run.store().")] = "default",
     file: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="More keys, one a line.")] = None,
 ) -> None:
-    """Read keys of a running job's run.store(). Change nothing and delay no worker."""
+    """Read keys of a running job's run.store(). Change nothing and delay no worker.
+
+    \b
+    Examples:
+      psctl store counts
+      psctl store counts 17 42
+    """
     import msgspec
 
     from psctl.clock import SystemClock

@@ -33,7 +33,14 @@ def topo(
         ),
     ] = None,
 ) -> None:
-    """Show devices, links and rates of the hosts. Suggest the strategy that suits them."""
+    """Show devices, links and rates of the hosts. Suggest the strategy that suits them.
+
+    \b
+    Examples:
+      psctl topo
+      psctl topo lab --measure
+      psctl topo lab -o svg
+    """
     from psctl.errors import UsageError
 
     own = Context.of(context)

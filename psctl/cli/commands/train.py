@@ -54,6 +54,12 @@ def train(
     """Run a job on a cluster, with live progress.
 
     Hosts that are not ready are made ready first, as `psctl up` would. Without a cluster it runs on this machine.
+
+    \b
+    Examples:
+      psctl train mine/job.yaml
+      psctl train mine/job.yaml --cluster lab --workers 8 --strategy ring
+      psctl train mine/job.yaml -d --set seed=1
     """
     from psctl.cli.shared import launching
     from psctl.cli.shared.following import check_on_interrupt

@@ -13,6 +13,11 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
 
     Running jobs go on. They may use hosts of theirs that have booted, and hosts that are new in the cluster file: for
     lost workers and servers, for those that `psctl scale` adds, and where `workers: {min, max}` leaves room.
+
+    \b
+    Examples:
+      psctl up ./cluster.yaml --dry-run
+      psctl up lab
     """
     import msgspec
 

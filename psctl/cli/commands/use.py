@@ -21,7 +21,12 @@ def use(
         ),
     ],
 ) -> None:
-    """Make a cluster the default of all commands; contact no host."""
+    """Make a cluster the default of all commands; contact no host.
+
+    \b
+    Examples:
+      psctl use lab
+    """
     import msgspec
 
     from psctl.launch import clusters

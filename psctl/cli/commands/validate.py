@@ -29,6 +29,11 @@ def validate(
     """Check cluster and job files and the job's script.
 
     Every error is printed with line, column and the nearest valid name.
+
+    \b
+    Examples:
+      psctl validate mine/job.yaml cluster.yaml
+      psctl validate --schema
     """
     from psctl.errors import UsageError
     from psctl.spec.schema import cluster_schema, job_schema

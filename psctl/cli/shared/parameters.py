@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from psctl.cli.shared import completion
+from psctl.types import STRATEGIES
 
 ClusterArgument = Annotated[
     str | None,
@@ -40,7 +41,10 @@ ServersOption = Annotated[str | None, typer.Option("--servers", metavar="N", hel
 StrategyOption = Annotated[
     str | None,
     typer.Option(
-        "--strategy", metavar="NAME", help="Strategy of synchronization.", autocompletion=completion.strategies
+        "--strategy",
+        metavar="NAME",
+        help=f"auto, or one of: {', '.join(STRATEGIES)}.",
+        autocompletion=completion.strategies,
     ),
 ]
 SettingsOption = Annotated[
