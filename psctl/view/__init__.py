@@ -3,6 +3,7 @@
 canvas: an SVG page of boxes, texts, lines and labels
 console: consoles for stdout and stderr
 device_tree: a host of a topology document as a tree of devices with cables
+doctor_table: the result of `doctor`
 dot: a topology as text for graphviz
 drawing_styles: colours and line widths of drawings
 failure: the end of a job, and errors

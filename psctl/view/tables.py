@@ -15,7 +15,7 @@ from rich.text import Text
 
 from psctl.types import Document
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
-from psctl.view.console import STATE_STYLES, Glyphs, say
+from psctl.view.console import STATE_STYLES, say
 from psctl.view.text import clock_time, date_time, number, one_line
 
 LAST = 20
@@ -102,29 +102,6 @@ def _message(error: object) -> str:
     inner = error.get("error", error)
     hint = inner.get("hint")
     return f"{inner.get('message')}" + (f" ({hint})" if hint else "")
-
-
-def draw_doctor(console: Console, document: Document) -> None:
-    """Draw the result of `doctor`: every check of every host; at a terminal the passed ones are one line a host."""
-    glyphs = Glyphs(console)
-    rows: list[list[Cell]] = []
-    for host in document["hosts"]:
-        right = [check for check in host["checks"] if check["ok"]]
-        if console.is_terminal and right:
-            passed = ", ".join(f"{check['check']} {_text(check['detail'])}" for check in right)
-            rows.append(
-                [host["name"], (glyphs.done, "green"), f"{len(right)} check{'s' if len(right) > 1 else ''}", passed]
-            )
-            right = []
-        for check in [*right, *(check for check in host["checks"] if not check["ok"])]:
-            sign: Cell = (
-                ("ok", "green") if check["ok"] else (glyphs.failed if console.is_terminal else "failed", "bold red")
-            )
-            cure = f" -> {check['cure']}" if check.get("cure") and not check["ok"] else ""
-            rows.append([host["name"], sign, check["check"], f"{_text(check['detail'])}{cure}"])
-    draw_table(
-        console, ("host", "", "check", "detail") if console.is_terminal else ("host", "ok", "check", "detail"), rows
-    )
 
 
 def draw_status(console: Console, document: Document) -> None:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from psctl.view import tables
 from psctl.view.console import make_console
+from psctl.view.doctor_table import draw_doctor
 from psctl.view.text import clock_time
 
 
@@ -133,7 +134,7 @@ def test_up_in_a_pipe():
 
 
 def test_doctor_in_a_pipe_has_every_check_and_the_cure():
-    assert piped(tables.draw_doctor, DOCTOR) == [
+    assert piped(draw_doctor, DOCTOR) == [
         ["host", "ok", "check", "detail"],
         ["a", "ok", "python", "3.11.9"],
         ["a", "failed", "torch", "none found -> psctl up"],
@@ -141,10 +142,39 @@ def test_doctor_in_a_pipe_has_every_check_and_the_cure():
 
 
 def test_doctor_at_a_terminal_folds_what_is_right():
-    text = shown(tables.draw_doctor, DOCTOR)
+    text = shown(draw_doctor, DOCTOR)
     assert "1 check " in text
     assert "python 3.11.9" in text
     assert "none found -> psctl up" in text
+
+
+SEVERAL = {
+    "hosts": [
+        {
+            "name": name,
+            "checks": [
+                {"check": "ssh", "ok": True, "detail": f"10.0.0.{place}", "cure": ""},
+                {"check": "torch", "ok": True, "detail": "2.13.0", "cure": ""},
+                {"check": "disk", "ok": name != "b", "detail": "2 GB left", "cure": "" if name != "b" else "free 8 GB"},
+            ][: 1 if name == "c" else 3],
+        }
+        for place, name in enumerate(("a", "b", "c", "d"))
+    ]
+}
+
+
+def test_doctor_of_several_hosts_is_a_grid_with_failures_beneath():
+    lines = [" ".join(line.split()) for line in shown(draw_doctor, SEVERAL).splitlines() if line.strip()]
+    assert lines[0] == "host ssh torch disk"
+    assert lines[2:] == ["a ✓ ✓ ✓", "b ✓ ✓ ✗", "c ✓ - -", "d ✓ ✓ ✓", "✗ b: disk: 2 GB left", "→ free 8 GB"]
+    two = {"hosts": SEVERAL["hosts"][:2]}
+    assert "on all hosts: torch 2.13.0" in shown(draw_doctor, two)
+
+
+def test_doctor_has_no_grid_where_it_does_not_fit_or_details_are_wanted():
+    for text in (shown(draw_doctor, SEVERAL, 20),
+                 shown(lambda console, document: draw_doctor(console, document, details=True), SEVERAL)):  # fmt: skip
+        assert "10.0.0.3" in text and "free 8 GB" in " ".join(text.split())
 
 
 def test_status_in_a_pipe():
@@ -216,11 +246,11 @@ def test_nothing_to_show_is_reported():
 
 
 ALL = [
-    (tables.draw_up, UP), (tables.draw_doctor, DOCTOR), (tables.draw_status, STATUS), (tables.draw_jobs, STATUS),
+    (tables.draw_up, UP), (draw_doctor, DOCTOR), (draw_doctor, SEVERAL), (tables.draw_status, STATUS), (tables.draw_jobs, STATUS),
     (tables.draw_checkpoints, CHECKPOINTS), (tables.draw_plan, PLAN),
     (tables.draw_dry_run, DRY),
 ]  # fmt: skip
-NAMES = ["up", "doctor", "status", "jobs", "checkpoints", "plan", "dry-run"]
+NAMES = ["up", "doctor", "grid", "status", "jobs", "checkpoints", "plan", "dry-run"]
 
 
 @pytest.mark.parametrize(("draw", "document"), ALL, ids=NAMES)
@@ -230,10 +260,7 @@ def test_at_a_terminal_no_table_is_cut(draw, document, width):
     assert "…" not in text
     seen = "".join(text.split())
     for row in piped(draw, document):
-        if (
-            row[0] not in ("job", "host", "file", "process", "strategy", "checkpoint")
-            and draw is not tables.draw_doctor
-        ):
+        if row[0] not in ("job", "host", "file", "process", "strategy", "checkpoint") and draw is not draw_doctor:
             assert all("".join(cell.split()) in seen for cell in row)
 
 
