@@ -44,7 +44,7 @@ from psctl.agent.elections import Elected, Elections, LeaderFound, first_configu
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
-from psctl.agent.resource_usage import CpuUsage
+from psctl.agent.resource_usage import CpuUsage, memory_bytes
 from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
@@ -62,6 +62,7 @@ from psctl.job.process_messages import (
     ProcessExited,
     ProcessFailure,
     ProcessStarted,
+    ProcessUsage,
     Register,
     RenewStore,
     ScaleAnswer,
@@ -495,7 +496,12 @@ class Agent:
         self._processes.update_memory_kills()
         busy = self._cpu_usage.busy_sessions(child.pid for child in self._members)
         members = [member for child, member in self._members.items() if child.pid in busy]
-        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members))
+        memory = memory_bytes({child.pid for child in self._members})
+        usage = [
+            ProcessUsage(member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0))
+            for child, member in self._members.items()
+        ]
+        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage))
 
     def _log(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.mask_text(text)}"

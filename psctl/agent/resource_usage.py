@@ -1,4 +1,4 @@
-"""Processor time of the agent's processes, and evidence that the kernel killed one for lack of memory.
+"""Processor time and memory of the agent's processes, and evidence that the kernel killed one for lack of memory.
 
 For memory, the counter of the process's own control group is read first: it counts kills of its processes only,
 whichever process exhausted the memory. Where there is none, the counter of the whole machine is read.
@@ -19,6 +19,7 @@ SHARE = 0.01
 """Share of one core below which a process is idle: threads that only wake to look at a timer use less."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class CpuUsage:
@@ -27,12 +28,20 @@ class CpuUsage:
     def __init__(self) -> None:
         self._at = time.monotonic()
         self._used: dict[int, float] = {}
+        self.percent: dict[int, int] = {}
+        """Of one core, by session, between the last two calls; sessions that were new in the last one are not here."""
 
     def busy_sessions(self, sessions: Iterable[int]) -> set[int]:
         """Return the sessions that used the processor since the last call; new ones count as busy."""
         now, used = time.monotonic(), processor_seconds(set(sessions))
         least = max(SHARE * (now - self._at), 1 / _TICKS)
         found = {each for each, total in used.items() if abs(total - self._used.get(each, -1.0)) > least}
+        elapsed = max(now - self._at, 1 / _TICKS)
+        self.percent = {
+            each: round(100 * max(0.0, total - self._used[each]) / elapsed)
+            for each, total in used.items()
+            if each in self._used
+        }
         self._at, self._used = now, used
         return found
 
@@ -48,6 +57,20 @@ def processor_seconds(sessions: set[int]) -> dict[int, float]:
             session = int(stat[3])
             if session in found:
                 found[session] += sum(int(each) for each in stat[11:15]) / _TICKS
+    return found
+
+
+def memory_bytes(sessions: set[int]) -> dict[int, int]:
+    """Return the resident memory of all processes of each session; pages that they share count for each."""
+    found = dict.fromkeys(sessions, 0)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has just ended
+            stat = stat_fields(int(entry.name))
+            session = int(stat[3])
+            if session in found:
+                found[session] += int(stat[21]) * _PAGE
     return found
 
 

@@ -149,6 +149,9 @@ class StateChanged(Event, frozen=True, tag="state"):
     step: int = 0
     last_error: str = ""
     staleness: int = 0  # clocks that were missing from the values of a worker's last step
+    cpu: int = 0  # percent of one core
+    memory: int = 0  # bytes that the process and its children hold
+    sync: int = 0  # percent of a worker's time that it waits for synchronization
 
 
 class Recovering(Event, frozen=True, tag="recovering"):

@@ -81,12 +81,21 @@ class Stacks(JobMessage, frozen=True):
     problem: types.Name = ""
 
 
+class ProcessUsage(msgspec.Struct, frozen=True):
+    """What a process and its children used: percent of one core since the last sample, and bytes of memory now."""
+
+    member: Member
+    cpu: types.Size
+    memory: types.Size
+
+
 class HostSample(JobMessage, frozen=True):
     """The load of a host: the share of its memory that is used, 0..1, and the processes that used the processor since
     the last sample."""
 
     memory: float
     busy: list[Member]
+    usage: list[ProcessUsage] = msgspec.field(default_factory=list)
 
 
 class StopWanted(JobMessage, frozen=True):

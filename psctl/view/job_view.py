@@ -35,6 +35,9 @@ class RankView:
     step: int = 0
     staleness: int = 0
     rate: float = 0.0
+    cpu: int = 0  # percent of one core
+    memory: int = 0  # bytes
+    sync: int = 0  # percent of its time
     last_error: str = ""
     step_time: float = math.nan
     joined: bool = False  # a worker that has called psctl.init
@@ -247,6 +250,7 @@ class JobView:
         found.prepared = event.state == "waiting" or (found.prepared and event.state != "starting")
         found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
         found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
+        found.cpu, found.memory, found.sync = event.cpu, event.memory, event.sync
         if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
             found.rate = (event.step - found.step) / (event.time - found.step_time)
         if event.step != found.step or math.isnan(found.step_time):

@@ -197,6 +197,7 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
     errors = any(row.error for row in rows)
     stale = any(row.staleness for row in rows)
     pids = width >= 80 and any(row.pid for row in rows)
+    usage = width >= 80 and any(row.memory for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
     table.add_column("rank", no_wrap=True, min_width=9)
     table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
@@ -205,6 +206,9 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
     table.add_column("steps/s", no_wrap=True, justify="right")
     if stale:
         table.add_column("stale", no_wrap=True, justify="right")
+    if usage:
+        for head in ("cpu", "memory", "sync"):
+            table.add_column(head, no_wrap=True, justify="right")
     if pids:
         table.add_column("pid", no_wrap=True, justify="right")
     if errors:
@@ -219,6 +223,12 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
             Text(format_count(row.rate) if row.rate else "-"),
         ]
         cells += [Text(f"{row.staleness:,}" if row.staleness else "-")] if stale else []
+        if usage:
+            cells += [
+                Text(f"{row.cpu}%" if row.memory else "-"),
+                Text(format_bytes(row.memory) if row.memory else "-"),
+                Text(f"{row.sync}%" if "worker" in row.rank else "-"),
+            ]
         cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
         cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []
         table.add_row(*cells)

@@ -23,6 +23,9 @@ class RankRow:
     pid: int
     error: str
     staleness: int = 0
+    cpu: int = 0  # percent of one core; the mean of several
+    memory: int = 0  # bytes; the most of several
+    sync: int = 0  # percent of the time; the most of several
 
 
 def rank_rows(state: JobView, rows: int) -> list[RankRow]:
@@ -50,8 +53,9 @@ def _single(state: JobView, rank: RankView) -> RankRow:
     step = state.step_of(rank)
     steps = (step, step)
     return RankRow(
-        rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness
-    )
+        rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness,
+        rank.cpu, rank.memory, rank.sync,
+    )  # fmt: skip
 
 
 def _group(state: JobView, ranks: list[RankView]) -> RankRow:
@@ -71,6 +75,9 @@ def _group(state: JobView, ranks: list[RankView]) -> RankRow:
         pid=0,
         error=(errors or [behind])[0],
         staleness=max(rank.staleness for rank in ranks),
+        cpu=round(sum(rank.cpu for rank in ranks) / len(ranks)),
+        memory=max(rank.memory for rank in ranks),
+        sync=max(rank.sync for rank in ranks),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psctl.agent.processes import AgentChild
-from psctl.agent.resource_usage import FRESH, MemoryKills, counter_files, first_counter
+from psctl.agent.resource_usage import FRESH, CpuUsage, MemoryKills, counter_files, first_counter, memory_bytes
 from psctl.agent.spawn import Files, account
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
@@ -148,3 +148,23 @@ def test_a_process_killed_for_memory_is_distinguished_from_one_killed_by_a_signa
     assert first.startswith("-9 oom_kill in "), done.stderr
     assert first.endswith("rose from 0 to 1")
     assert second == "-9 "
+
+
+BUSY = "import sys\nheld = bytearray(60_000_000)\nprint('held', flush=True)\nwhile True: pass\n"
+
+
+def test_the_processor_and_memory_of_a_session_are_those_of_its_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            usage = CpuUsage()
+            assert usage.busy_sessions([child.pid]) == {child.pid}
+            assert usage.percent == {}, "it was not known before"
+            while usage.busy_sessions([child.pid]) != {child.pid} or not usage.percent[child.pid]:
+                pass
+            assert usage.percent[child.pid] <= 150  # one thread, and the clock's tick
+            assert 60_000_000 < memory_bytes({child.pid})[child.pid] < 200_000_000
+        finally:
+            child.kill()
+    assert memory_bytes({child.pid}) == {child.pid: 0}

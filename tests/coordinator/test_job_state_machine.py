@@ -46,11 +46,22 @@ from psctl.job.process_messages import (
     ProcessExited,
     ProcessFailure,
     ProcessStarted,
+    ProcessUsage,
     Register,
     StopProcesses,
     StopWanted,
 )
-from psctl.job.training_messages import Decision, Go, Heartbeat, Join, Leave, MemberReady, Prepare, ScriptFinished
+from psctl.job.training_messages import (
+    Decision,
+    Go,
+    Heartbeat,
+    Join,
+    Leave,
+    MemberReady,
+    Prepare,
+    ScriptFinished,
+    WorkerReport,
+)
 from psctl.types import Address, Member, ServerAt
 from tests.helpers.driven_job import (
     A0,
@@ -300,6 +311,19 @@ def test_a_plain_script_may_run_as_long_as_it_likes() -> None:
         job.wait(100)
         job.receive(A0, HostSample(0.1, [W0]))
     assert job.machine.state == "running"
+
+
+def test_what_a_process_uses_is_in_its_next_state() -> None:
+    job = DrivenJob().training()
+    job.receive(A0, HostSample(0.1, [W0], [ProcessUsage(W0, 150, 10**9), ProcessUsage(W1, 7, 7)]))  # W1: another host
+    report = WorkerReport(1, 0, [], 8.0, 3.0, 1.0, 100)
+    job.receive(W0, report)
+    job.receive(W1, replace(report, sync_seconds=float("nan")))
+    job.wait(30)
+    found = [each.event for each in job.instructions if isinstance(each, AppendEvent)]
+    states = {each.rank: each for each in found if isinstance(each, events.StateChanged) and each.role == "worker"}
+    assert (states[0].cpu, states[0].memory, states[0].sync) == (150, 10**9, 25)
+    assert (states[1].cpu, states[1].memory, states[1].sync) == (0, 0, 0)
 
 
 def test_a_rank_that_ends_before_prepare_is_noticed_at_once() -> None:

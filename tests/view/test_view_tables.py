@@ -246,7 +246,8 @@ def test_nothing_to_show_is_reported():
 
 
 ALL = [
-    (tables.draw_up, UP), (draw_doctor, DOCTOR), (draw_doctor, SEVERAL), (tables.draw_status, STATUS), (tables.draw_jobs, STATUS),
+    (tables.draw_up, UP), (draw_doctor, DOCTOR), (draw_doctor, SEVERAL),
+    (tables.draw_status, STATUS), (tables.draw_jobs, STATUS),
     (tables.draw_checkpoints, CHECKPOINTS), (tables.draw_plan, PLAN),
     (tables.draw_dry_run, DRY),
 ]  # fmt: skip

@@ -46,6 +46,16 @@ class Rank(msgspec.Struct):
     appended_step: int = 0  # in the last state event
     doing: str = ""
     staleness: int = 0  # of the values that its last step was computed from, in clocks
+    cpu: int = 0
+    """Percent of one core, at the last sample of its host."""
+    memory: int = 0
+    """Bytes, at the last sample of its host."""
+    sync: int = 0
+    """Percent of its time before its last appended state that it waited for synchronization."""
+    computed: float = 0.0
+    """Seconds since its last appended state."""
+    waited: float = 0.0
+    """For synchronization, seconds since its last appended state."""
     moved_at: float = 0.0  # when its step last changed
     last_message_at: float = 0.0
     active_at: float = 0.0  # when it last printed a line or used the processor
@@ -304,9 +314,13 @@ class JobState:
     def append_state(self, rank: Rank, error: str = "") -> None:
         """Append a rank's state, with its step, to the log."""
         rank.appended_step = rank.step
+        if rank.computed + rank.waited > 0:
+            rank.sync = round(100 * rank.waited / (rank.computed + rank.waited))
+            rank.computed = rank.waited = 0.0
         self.append_event(
             events.StateChanged(
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
+                cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
             )
         )  # fmt: skip

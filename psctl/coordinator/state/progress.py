@@ -254,6 +254,9 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     """Take a worker's numbers."""
     record_step(job, rank, message.step)
     rank.staleness = message.staleness
+    if math.isfinite(message.compute_seconds + message.sync_seconds):
+        rank.computed += max(0.0, message.compute_seconds)
+        rank.waited += max(0.0, message.sync_seconds)
     job.progress.reports.add(rank.member.rank, message)
 
 
@@ -297,6 +300,10 @@ def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
         rank = job.ranks.get(member)
         if rank is not None and rank.host == agent.rank:
             rank.active_at = job.now
+    for usage in message.usage:
+        rank = job.ranks.get(usage.member)
+        if rank is not None and rank.host == agent.rank:
+            rank.cpu, rank.memory = usage.cpu, usage.memory
     if message.memory >= MEMORY_FULL:
         name = job.order.hosts[agent.rank].name
         job.notice_once(("memory", name), f"{name}: {message.memory:.0%} of the memory is used")
