@@ -106,7 +106,7 @@ $(VENV)/installed-dev: pyproject.toml psctl/constraints.txt | $(VENV)/bin/python
 # without root tests use what is there and say so.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox" "tcsh tcsh" "zsh zsh" "fish fish"; do \
+	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox" "tcsh tcsh" "zsh zsh" "fish fish" "chromium chromium"; do \
 	    set -- $$need; \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
 	  done; \

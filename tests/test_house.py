@@ -39,6 +39,7 @@ FLOORS = (
     ("launch.bench",),
     ("", "nn"),
     ("view",),
+    ("page",),
     ("cli.shared",),
     ("cli.commands",),
     ("cli",),

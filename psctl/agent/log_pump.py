@@ -2,8 +2,8 @@
 
 The processes write into pipes, so that secrets are masked before output is written to a disk. A full disk does not stop
 the job: lines that cannot be written are counted, the problem is reported once, and training continues. Forwarding is
-limited to RATE lines per second and process; lines over the limit are counted and are in the file only. The size of the
-files is limited too (log_files.py).
+limited to RATE lines per second and process; lines over the limit are counted and are in the file only, except the last
+TAIL before the process ends: they tell how it ended. The size of the files is limited too (log_files.py).
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class _Stream:
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.lines: list[str] = []
         self.dropped = 0
+        self.held: deque[str] = deque(maxlen=TAIL)
+        """Last lines over the limit, since one was forwarded: forwarded if the process ends now."""
         self.allowed = 2.0 * RATE
         self.since = time.monotonic()
         self.unwritten = 0
@@ -103,7 +105,7 @@ class LogPump:
             mine = [stream for stream in self._streams if stream.member == member]
             for stream in mine:
                 self._read(stream)
-                self._forward(stream)
+                self._forward_last(stream)
             tails = {stream.name: list(stream.tail) for stream in mine}
         return tails.get("stderr") or tails.get("stdout") or []
 
@@ -113,7 +115,7 @@ class LogPump:
             for stream in [stream for stream in self._streams if stream.member == member]:
                 self._read(stream)
                 self._close_source(stream)
-                self._forward(stream)
+                self._forward_last(stream)
                 stream.log.close()
                 self._streams.remove(stream)
 
@@ -172,8 +174,13 @@ class LogPump:
             stream.since = now
         shown = min(int(stream.allowed), len(lines))
         stream.allowed -= shown
+        if shown:  # what was held is older
+            stream.dropped += len(stream.held)
+            stream.held.clear()
         stream.lines.extend(_text(line) for line in lines[:shown])
-        stream.dropped += len(lines) - shown
+        over = len(stream.held) + len(lines) - shown
+        stream.held.extend(_text(line) for line in lines[shown:][-TAIL:])
+        stream.dropped += over - len(stream.held)
         stream.tail.extend(_text(line) for line in lines[-TAIL:])
 
     def _write(self, stream: _Stream, data: bytes, lines: int) -> None:
@@ -189,6 +196,13 @@ class LogPump:
             message = OutputLines(stream.member, stream.name, stream.lines, stream.dropped, stream.unwritten)
             stream.lines, stream.dropped, stream.unwritten = [], 0, 0
             self._deliver(message)
+
+    def _forward_last(self, stream: _Stream) -> None:
+        """Forward the rest of an ended process's lines, and the last ones over the limit."""
+        self._forward(stream)
+        stream.lines.extend(stream.held)
+        stream.held.clear()
+        self._forward(stream)
 
 
 def _text(line: bytes) -> str:

@@ -78,6 +78,7 @@ class JobView:
     checkpoint: kinds.CheckpointWritten | None = None
     plan: kinds.Planned | None = None
     recent_events: list[RecentEvent] = field(default_factory=list)
+    kept_events: int = KEPT_EVENTS
     finished: kinds.Finished | None = None
     recovering: kinds.Recovering | None = None  # hosts that the job waits for
     phase: str = ""  # of the start: "starting", "importing", "loading", "connecting", "training"
@@ -195,7 +196,7 @@ class JobView:
             last.time, last.count = time, last.count + 1
             return
         self.recent_events.append(RecentEvent(time, severity, text))
-        del self.recent_events[:-KEPT_EVENTS]
+        del self.recent_events[: -self.kept_events]
 
     def _on_started(self, event: kinds.Started) -> None:
         self.job, self.hosts, self.started = one_line(event.job), [one_line(host) for host in event.hosts], event.time

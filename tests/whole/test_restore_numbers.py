@@ -30,7 +30,8 @@ def test_a_server_is_killed_and_a_checkpoint_resumes_with_other_numbers_of_worke
     assert [event["rank"] for event in run.of("server-lost")] == [0]
     assert not run.of("restored")
     assert_near(found, expected)
-    assert {24, 48, 96, 100} <= {each["step"] for each in run.of("checkpoint")}, "one may have fallen to the death"
+    saved = {each["step"] for each in run.of("checkpoint")}
+    assert {24, 48} <= saved and len(saved) >= 4, "of 24, 48, 72, 96 and 100 one may be given up at the recovery"
 
     run, found = exact.restore("exact-1@48", 1, 1)
     assert run.of("restored")[0]["checkpoint"] == "exact-1@48"

@@ -73,15 +73,20 @@ class GlobalOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_options(root: TyperGroup) -> None:
-    """Let every command below `root` accept the options of `root` too; their help does not repeat them."""
+    """Let every command below `root` accept the options of `root` too; their help does not repeat them.
+
+    A flag that a command has itself (`report -o FILE`) keeps its meaning there.
+    """
     shared = [option for option in root.params if isinstance(option, TyperOption) and option.expose_value]
     for command in _commands(root):
-        command.params = [*command.params, *map(_hidden, shared)]
+        own = {flag for option in command.params for flag in option.opts}
+        command.params = [*command.params, *(_hidden(option, own) for option in shared)]
 
 
-def _hidden(option: TyperOption) -> TyperOption:
-    """Return an option that sets the value of the same option of the root."""
+def _hidden(option: TyperOption, taken: set[str]) -> TyperOption:
+    """Return an option that sets the value of the same option of the root, by the flags that are not `taken`."""
     twin = copy.copy(option)
+    twin.opts = [flag for flag in option.opts if flag not in taken]
     twin.hidden, twin.expose_value, twin.envvar = True, False, None
     inner = option.callback
 
@@ -119,12 +124,14 @@ def output_of(root: TyperGroup, arguments: Sequence[str], environment: Mapping[s
         name, equals, value = word.partition("=")
         if word == "--":
             break
+        given = ""
         if word in ("-o", "--output"):
-            found = next(words, found)
+            given = next(words, "")
         elif name == "--output" and equals:
-            found = value
+            given = value
         elif word.startswith("-o"):
-            found = word[2:].removeprefix("=")
+            given = word[2:].removeprefix("=")
         elif word in valued:
             next(words, None)
+        found = given if given in (*FORMATS, *PICTURES) else found  # else it is a file, or refused
     return found if found in FORMATS else "table"

@@ -1,0 +1,67 @@
+"""Reads the event logs of jobs for a page."""
+
+from __future__ import annotations
+
+import contextlib
+
+from psctl import errors
+from psctl.cli.shared.context import Context, head_of
+from psctl.clock import SystemClock
+from psctl.job.events import Finished
+from psctl.launch import leader_search
+from psctl.launch.home import JobRecord
+from psctl.launch.jobs.event_stream import EventReader
+from psctl.page.board import Board
+from psctl.page.history import JobHistory
+from psctl.remote.shell import Shell
+
+
+def history_of(record: JobRecord) -> JobHistory:
+    """Return the empty history of a job."""
+    return JobHistory(record.job, record.cluster.name)
+
+
+def follow_on(board: Board, context: Context, record: JobRecord, *, to_end: bool) -> None:
+    """Add a job's events to a board, which shows the job.
+
+    Args:
+        board: the board.
+        context: the call.
+        record: the job.
+        to_end: go on until the job has ended; else return when everything up to now was read.
+
+    Raises:
+        PsctlError: the host that leads the job cannot be reached, or the log there cannot be read.
+    """
+    with contextlib.ExitStack() as fleets:
+        fleet, record = fleets.enter_context(context.head_fleet(record))
+
+        def find_leader() -> JobRecord:
+            nonlocal record
+            record = leader_search.find(context.home, record, context.connect)
+            return record
+
+        def connect() -> Shell:
+            chosen = context.cluster_of(record)
+            return head_of(fleets.enter_context(context.connect(chosen, [record.head.name])), record)
+
+        def on_connection(text: str) -> None:
+            board.set_problem(record.job, "" if text.endswith(" is back") else text)
+
+        reader = EventReader(record, connect, SystemClock(), on_connection, head_of(fleet, record), find_leader)
+        for event in reader.events():
+            if event is None:
+                if not to_end:
+                    return
+                continue
+            board.apply(record.job, event)
+            if isinstance(event, Finished):
+                return
+
+
+def follow_in_thread(board: Board, context: Context, record: JobRecord) -> None:
+    """Follow a job to its end; show on the board why that failed."""
+    try:
+        follow_on(board, context, record, to_end=True)
+    except errors.PsctlError as error:
+        board.set_problem(record.job, f"{error.message}. {error.hint}" if error.hint else error.message)

@@ -1,0 +1,205 @@
+"""What a page shows of one job, from its events. Pure: times are those of the events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from psctl.job import events as kinds
+from psctl.types import Document
+from psctl.view.job_view import JobView
+from psctl.view.run_summary import RunSummary
+from psctl.view.text import one_line, sanitize
+
+POINTS = 2000
+"""Values of a series that are kept; beyond it every second one is dropped, so the whole run stays visible."""
+
+SPANS = 400
+"""Changes of a process that are kept; beyond it every second one that only changes its load is dropped."""
+
+LINES = 2000
+"""Printed lines that are kept, at least; twice as many before the oldest are dropped."""
+
+NOTES = 500
+CHECKPOINTS = 500
+
+WORST_FIRST = ("", "info", "warning", "error")
+
+
+class Series:
+    """Values of one quantity over steps and time."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.times: list[float] = []
+        self.values: list[float] = []
+        self._stride = 1
+
+    def add(self, step: int, time: float, value: float) -> None:
+        """Add a value, unless it is not finite or nearer to the last one than the kept ones are to each other."""
+        if not math.isfinite(value) or (self.steps and step < self.steps[-1] + self._stride):
+            return
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value)
+        if len(self.steps) > POINTS:
+            for each in (self.steps, self.times, self.values):
+                del each[1::2]
+            self._stride = max(1, (self.steps[-1] - self.steps[0]) // (len(self.steps) - 1))
+
+    def cut(self, step: int) -> None:
+        """Remove what came after a step: training continues from there."""
+        kept = sum(each <= step for each in self.steps)
+        for each in (self.steps, self.times, self.values):
+            del each[kept:]
+
+    def document(self, began: float) -> Document:
+        """Return the series as JSON values; seconds count from `began`."""
+        seconds = [round(time - began, 3) for time in self.times]
+        return {"steps": list(self.steps), "seconds": seconds, "values": list(self.values)}
+
+
+class JobHistory:
+    """What is known of a job; `apply` adds an event.
+
+    Args:
+        job: its name.
+        cluster: its cluster's name.
+    """
+
+    def __init__(self, job: str, cluster: str) -> None:
+        self.job = job
+        self._cluster = one_line(cluster)
+        self._view = JobView(kept_events=NOTES)
+        self._summary = RunSummary()
+        self._metrics: dict[str, Series] = {}
+        self._rates: dict[str, Series] = {}
+        self._spans: dict[str, list[tuple[float, str, int]]] = {}
+        self._checkpoints: list[kinds.CheckpointWritten] = []
+        self._lines: list[tuple[float, str, str, str]] = []
+        self._dropped = 0
+
+    def apply(self, event: kinds.AnyEvent) -> None:
+        """Add an event."""
+        self._view.apply(event)
+        self._summary.apply(event)
+        match event:
+            case kinds.Progress():
+                self._on_progress(event)
+            case kinds.Restored():
+                for series in (*self._metrics.values(), *self._rates.values()):
+                    series.cut(event.step)
+            case kinds.CheckpointWritten():
+                self._checkpoints = [*self._checkpoints[1 - CHECKPOINTS :], event]
+            case kinds.StateChanged() if event.role != "job":
+                self._add_span(f"{event.role}/{event.rank}", event.time, event.state, event.sync)
+            case kinds.WorkerLost():
+                self._add_span(f"worker/{event.rank}", event.time, "lost", 0)
+            case kinds.ServerLost():
+                self._add_span(f"server/{event.rank}", event.time, "lost", 0)
+            case kinds.Log():
+                self._lines.append((event.time, one_line(event.rank), event.stream, sanitize(event.text)))
+                if len(self._lines) > 2 * LINES:
+                    self._dropped += len(self._lines) - LINES
+                    del self._lines[:-LINES]
+
+    def document(self) -> Document:
+        """Return everything as JSON values, text sanitized; seconds count from the job's start."""
+        view = self._view
+        began = 0.0 if math.isnan(view.started) else view.started
+        last = began if math.isnan(view.latest) else view.latest
+        left = view.seconds_left
+        return {
+            "job": self.job,
+            "cluster": self._cluster,
+            "hosts": list(view.hosts),
+            "state": one_line(view.state),
+            "phase": view.phase,
+            "started": began,
+            "seconds": round(last - began, 3),
+            "step": view.step,
+            "total": view.total,
+            "left": None if math.isnan(left) or view.finished else round(left, 1),
+            "summary": [[label, one_line(text)] for label, text in self._summary.lines()],
+            "metrics": {one_line(name): series.document(began) for name, series in self._metrics.items()},
+            "rates": {name: series.document(began) for name, series in self._rates.items()},
+            "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
+            "plan": self._plan(),
+            "checkpoints": [
+                {"step": each.step, "at": round(each.time - began, 3), "bytes": each.bytes, "seconds": each.seconds,
+                 "path": one_line(each.path)}
+                for each in self._checkpoints
+            ],
+            "notes": [
+                {"at": round(each.time - began, 3), "level": WORST_FIRST[each.severity + 1], "text": each.text,
+                 "count": each.count}
+                for each in view.recent_events
+            ],
+            "lines": [[round(time - began, 3), rank, stream, text] for time, rank, stream, text in self._lines],
+            "dropped": self._dropped,
+            "failure": harmless(view.finished.failure) if view.finished and view.finished.failure else None,
+        }  # fmt: skip
+
+    def _rank(self, name: str, began: float) -> Document:
+        role, _, index = name.partition("/")
+        rank, view = self._view.ranks[role, int(index)], self._view
+        return {
+            "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
+            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "error": rank.last_error,
+            "spans": [[round(time - began, 3), state, sync] for time, state, sync in self._spans.get(name, [])],
+        }  # fmt: skip
+
+    def _plan(self) -> Document | None:
+        plan, summary = self._view.plan, self._summary
+        if plan is None:
+            return None
+        candidates = [
+            {
+                "strategy": one_line(each.strategy),
+                "params": ", ".join(f"{one_line(key)} {_text_of(value)}" for key, value in each.params.items()),
+                "seconds": each.seconds, "bytes": each.bytes_per_rank, "bottleneck": one_line(each.bottleneck or ""),
+                "why_not": one_line(each.why_not or ""),
+            }
+            for each in plan.candidates
+        ]  # fmt: skip
+        measured = (summary.sync + summary.hidden) / summary.steps if summary.steps else None
+        return {
+            "chosen": one_line(plan.chosen), "reason": one_line(plan.reason), "size": plan.size, "world": plan.world,
+            "sums": one_line(plan.sums), "candidates": candidates, "measured": measured,
+        }  # fmt: skip
+
+    def _on_progress(self, event: kinds.Progress) -> None:
+        for name, value in event.metrics.items():
+            self._metrics.setdefault(name, Series()).add(event.step, event.time, value)
+        rates = {
+            "examples_per_second": event.examples_per_second, "bytes_per_second": event.bytes_per_second,
+            "compute": event.compute_seconds, "sync": event.sync_seconds, "hidden": event.hidden_seconds,
+        }  # fmt: skip
+        for name, value in rates.items():
+            self._rates.setdefault(name, Series()).add(event.step, event.time, value)
+
+    def _add_span(self, rank: str, time: float, state: str, sync: int) -> None:
+        spans = self._spans.setdefault(rank, [])
+        state = one_line(state)
+        if spans and spans[-1][1:] == (state, sync):
+            return
+        spans.append((time, state, sync))
+        if len(spans) > SPANS:
+            load = [i for i in range(1, len(spans)) if spans[i][1] == spans[i - 1][1]]
+            for index in reversed(load[::2] or [0]):
+                del spans[index]
+
+
+def _text_of(value: object) -> str:
+    return one_line(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def harmless(value: object) -> object:
+    """Return a JSON value with all of its text sanitized."""
+    if isinstance(value, str):
+        return sanitize(value)
+    if isinstance(value, Mapping):
+        return {one_line(key): harmless(each) for key, each in value.items()}
+    return [harmless(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,89 @@
+"""The history of a job: what it keeps, what it drops, and that text of other machines is harmless in it."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from psctl.job import events
+from psctl.page.history import CHECKPOINTS, LINES, POINTS, SPANS, JobHistory, Series
+from tests.page.sample import HOSTILE, failed, job_events
+
+
+def history(found: list[events.AnyEvent]) -> JobHistory:
+    made = JobHistory("mine-1", "lab")
+    for event in found:
+        made.apply(event)
+    return made
+
+
+def test_a_jobs_events_become_series_ranks_plan_checkpoints_notes_and_lines() -> None:
+    document = history(job_events("mine-1")).document()
+    assert document["metrics"]["loss"]["steps"] == list(range(1, 41))
+    assert document["metrics"]["loss"]["seconds"][:2] == [4, 5]
+    assert document["metrics"]["loss"]["values"][9] == 0.1
+    assert set(document["rates"]) == {"examples_per_second", "bytes_per_second", "compute", "sync", "hidden"}
+    assert (document["step"], document["total"], document["state"]) == (40, 40, "starting")
+    worker = document["ranks"]["worker/1"]
+    assert (worker["host"], worker["cpu"], worker["memory"]) == ("node-1", 80, 10**8)
+    assert worker["spans"][:3] == [[1, "starting", 0], [4, "running", 10], [5, "running", 20]]
+    assert [18, "lost", 0] in worker["spans"]
+    assert document["plan"]["measured"] == pytest.approx(0.005)
+    assert [each["strategy"] for each in document["plan"]["candidates"]] == ["ring", "ps", "native"]
+    assert document["plan"]["candidates"][1]["params"] == 'servers 1, hosts ["node-0"]'
+    assert [each["step"] for each in document["checkpoints"]] == [10, 20, 30, 40]
+    assert [each["level"] for each in document["notes"]] == ["error", "info"]
+    assert document["lines"][0] == [4, "worker/0", "stdout", "step 1 "]
+    assert document["failure"] is None
+    assert msgspec.json.decode(msgspec.json.encode(document)) == json.loads(json.dumps(document))
+
+
+def test_a_job_that_has_not_begun_has_a_document() -> None:
+    document = JobHistory("mine-1", "lab").document()
+    assert (document["step"], document["seconds"], document["left"], document["plan"]) == (0, 0, None, None)
+    json.dumps(document, allow_nan=False)
+
+
+def test_steps_that_are_repeated_replace_those_before() -> None:
+    made = history(job_events("mine-1"))
+    made.apply(events.Restored(time=1_700_000_050.0, checkpoint="mine-1@20", step=20, lost=20))
+    assert made.document()["metrics"]["loss"]["steps"] == list(range(1, 21))
+    for event in job_events("mine-1", began=1_700_000_060.0):
+        if isinstance(event, events.Progress) and event.step > 20:
+            made.apply(event)
+    assert made.document()["metrics"]["loss"]["steps"] == list(range(1, 41))
+
+
+def test_a_long_series_keeps_the_whole_run() -> None:
+    series = Series()
+    for step in range(1, 100_001):
+        series.add(step, float(step), step / 2)
+    series.add(200_000, 200_000.0, float("nan"))
+    document = series.document(0.0)
+    assert POINTS / 2 <= len(document["steps"]) <= POINTS
+    assert document["steps"][0] == 1
+    assert document["steps"][-1] > 99_000
+    assert all(value == step / 2 for step, value in zip(document["steps"], document["values"], strict=True))
+
+
+def test_what_is_kept_of_a_long_job_is_limited() -> None:
+    made = history(job_events("mine-1", 20_000))
+    document = made.document()
+    assert LINES <= len(document["lines"]) <= 2 * LINES
+    assert document["dropped"] + len(document["lines"]) == 20_000
+    assert len(document["checkpoints"]) == CHECKPOINTS
+    assert document["checkpoints"][-1]["step"] == 20_000
+    spans = document["ranks"]["worker/1"]["spans"]
+    assert len(spans) <= SPANS
+    assert [18, "lost", 0] in spans, "a state is kept before a change of load"
+
+
+def test_text_of_other_machines_has_no_control_sequences() -> None:
+    made = history(job_events("mine-1", hostile=HOSTILE))
+    made.apply(failed("mine-1", 40, hostile=HOSTILE))
+    text = json.dumps(made.document(), ensure_ascii=False)
+    for hidden in ("\x1b", "\\u001b", "\\u0007", "\u2028", "[31m"):
+        assert hidden not in text
+    assert made.document()["failure"]["exception"].startswith("ValueError: </script>")

@@ -1,0 +1,136 @@
+"""The page in a real browser: everything is drawn, hostile text stays text, and every control is reached by keys."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psctl.page.board import Board
+from psctl.page.history import JobHistory
+from psctl.page.render import render
+from psctl.page.server import PageServer
+from tests.helpers.browser import CHROMIUM, Browser
+from tests.page.sample import HOSTILE, job_events
+from tests.page.test_render import page
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium; as root, make system installs it"),
+    pytest.mark.xdist_group("browser"),
+]
+
+ACTIVE = """(() => {
+    const a = document.activeElement;
+    return a.tagName + ' ' + (a.hash || a.type || a.getAttribute('aria-label') || '');
+})()"""
+"""The name of the element that has the keyboard."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
+    assert made.problems == []
+
+
+def written(folder: Path, *names: str, hostile: str = "") -> str:
+    (folder / "page.html").write_text(render(page(*names, hostile=hostile), title="psctl", live=False))
+    return f"file://{folder}/page.html"
+
+
+def test_everything_is_drawn_and_hostile_text_stays_text(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, "mine-1", "mine-2", hostile=HOSTILE))
+    assert browser.value("document.title") == "psctl", "the text did not run"
+    assert browser.value("document.querySelectorAll('#page img, #page script').length") == 0
+    text = browser.value("document.getElementById('page').textContent")
+    assert "step 40 </script><script>document.title = 'OWNED'</script><img src=x onerror=" in text
+    for expected in (
+        "mine-2",
+        "examples/s",
+        "worker/1",
+        "ring, measured",
+        "/data/mine-1",
+        "killed by signal 9",
+        "Value",
+    ):
+        assert expected in text, expected
+    assert browser.value("document.querySelectorAll('.uplot').length") == 2 + 2 + 2, "metrics, rates, seconds of a step"
+    assert browser.value("document.querySelectorAll('canvas.lanes').length") == 2
+    sections = browser.value("[...document.querySelectorAll('section')].map((each) => each.id)")
+    assert sections == ["overview", "metrics", "throughput", "processes", "plan", "checkpoints", "events", "logs"]
+    assert sections == browser.value("[...document.querySelectorAll('nav a')].map((each) => each.hash.slice(1))")
+    drawn = (
+        "[...document.querySelectorAll('canvas')].every((each) => each.getContext('2d').getImageData(0, 0, each.width, "
+    )
+    assert browser.value(drawn + "each.height).data.some((value) => value > 0))"), "no canvas is empty"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 900, 2000])
+def test_it_fits_windows_of_every_width_in_light_and_dark(
+    browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    browser.open(written(tmp_path, "mine-1"), width=width, scheme=scheme)
+    assert browser.value("innerWidth") == width
+    assert browser.value("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
+    back = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(251, 251, 250)") == (scheme == "light")
+    frames = "[...document.querySelectorAll('.uplot')].every((each) => "
+    browser.until(frames + "Math.abs(each.parentNode.clientWidth - each.clientWidth) <= 1)")
+    shot = browser.screenshot()
+    assert struct.unpack(">II", shot[16:24]) == (width, 900)
+
+
+def test_every_control_is_reached_and_used_by_keys(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, "mine-1", "mine-2"))
+    controls = browser.value("document.querySelectorAll('a, select, input, [tabindex]').length")
+    seen = set()
+    for _ in range(controls + 2):
+        browser.press("Tab")
+        active = browser.value(ACTIVE)
+        seen.add(active)
+        if active == "INPUT checkbox":
+            before = browser.value("document.querySelector('input[type=checkbox]').checked")
+            browser.press(" ")
+            assert browser.value("document.querySelector('input[type=checkbox]').checked") != before
+    assert {"A #overview", "INPUT radio", "INPUT checkbox", "INPUT text", "DIV printed lines"} <= seen, seen
+    assert "DIV processes of mine-2" in seen
+
+
+def test_lines_are_filtered(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, "mine-1"))
+    browser.value("(() => { const f = document.querySelector('input[type=text]'); f.value = 'STEP 4'; "
+                  "f.dispatchEvent(new Event('input')); })()")  # fmt: skip
+    assert browser.value("document.querySelectorAll('.log div').length") == 2, "step 4 and step 40"
+
+
+def test_a_live_page_shows_what_comes_after_it_was_opened(browser: Browser) -> None:
+    board = Board()
+    board.add(JobHistory("mine-1", "lab"))
+
+    def open_job(name: str) -> bool:
+        return board.add(JobHistory(name, "lab"))
+
+    server = PageServer(board, 0, open_job)
+    serving = threading.Thread(target=server.serve)
+    serving.start()
+    try:
+        browser.open(server.url)
+        browser.until("document.querySelector('[role=status]').textContent === 'live'")
+        for event in job_events("mine-1"):
+            board.apply("mine-1", event)
+        browser.until("document.querySelector('.log').textContent.includes('step 40')")
+        assert browser.value("document.querySelectorAll('.uplot').length") == 5
+        board.set_known([{"job": "other-1", "state": "running"}])
+        browser.until("[...document.querySelectorAll('option')].some((each) => each.value === 'other-1')")
+        browser.value("(() => { const s = document.querySelector('header select'); s.value = 'other-1'; "
+                      "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+        browser.until("document.querySelector('#overview').textContent.includes('other-1')")
+    finally:
+        browser.call("Page.navigate", url="about:blank")
+        server.stop()
+        serving.join()
