@@ -39,7 +39,7 @@ FLOORS = (
     ("launch.bench",),
     ("", "nn"),
     ("view",),
-    ("page",),
+    ("page", "view.pictures"),
     ("cli.shared",),
     ("cli.commands",),
     ("cli",),

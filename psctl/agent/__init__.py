@@ -1,6 +1,7 @@
 """The agent: psctl's process on a host for one job. It starts, watches and ends the job's processes there.
 
 main: the agent itself: its events, and what it does on each
+step_rings: the memory for the times of steps
 supervisor: its parent, which ends the processes that remain when the agent has ended
 spawn: command lines, environments, orders and files of the processes that it starts
 processes: its children: start, watch, end

@@ -1,12 +1,13 @@
 """Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
 
-The agent answers `hello`, `state`, `stop` and `stacks` itself; for `scale`, `read` and `orders` it asks the
-coordinator, one at a time.
+The agent answers `hello`, `state`, `stop`, `stacks`, `spans` and `profile` itself; for `scale`, `read` and `orders` it
+asks the coordinator, one at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import socket
@@ -22,21 +23,33 @@ import msgspec
 from psctl.agent import supervisor
 from psctl.agent.control_client import SOCKET
 from psctl.agent.coordinator_link import FromCoordinator
+from psctl.agent.step_rings import StepRings
 from psctl.job.control_answers import (
     ControlAnswer,
     ControlError,
     ControlFailure,
     HelloAnswer,
     OrdersAnswer,
+    ProfileAnswer,
     ReadAnswer,
     RunningProcess,
     ServerRows,
+    SpansAnswer,
     StacksAnswer,
     StateAnswer,
     StopAnswer,
 )
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer, ScaleWanted, Stacks, StopWanted
+from psctl.job.process_messages import (
+    ClockIs,
+    ClockWanted,
+    HostAnswer,
+    HostWanted,
+    ScaleAnswer,
+    ScaleWanted,
+    Stacks,
+    StopWanted,
+)
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.orders import AgentOrders, HostOrder
 from psctl.types import UNDECODABLE, Address, Count, Member, Name
@@ -122,6 +135,11 @@ STACKS_TIMEOUT = 5.0
 """Seconds for the stacks of all processes; stack_requests.py gives them 2."""
 
 
+CLOCK_QUESTIONS = 16
+CLOCK_TIMEOUT = 1.0
+"""Seconds for one question."""
+
+
 class CoordinatorQueries:
     """Asks the coordinator, on the control socket's thread; the main thread passes answers to `add_answer`.
 
@@ -171,6 +189,29 @@ class CoordinatorQueries:
             if len(found) == asked:
                 break
         return ReadAnswer(asked, found)
+
+    def clock(self) -> tuple[int, int] | None:
+        """Return what to add to this host's monotonic clock to get the coordinator's, and the most by which that is
+        wrong, in nanoseconds; None when the coordinator does not answer.
+
+        Of several questions the one that was answered fastest counts: the coordinator's time lies between question and
+        answer.
+        """
+        best: tuple[int, int] | None = None
+        for _ in range(CLOCK_QUESTIONS):
+            sent = time.monotonic_ns()
+            try:
+                answers = list(itertools.islice(self._ask(ClockWanted, CLOCK_TIMEOUT), 1))
+            except ControlRefused:
+                break
+            for answer in answers:
+                if isinstance(answer.message, ClockIs):
+                    error = (answer.at - sent) // 2
+                    if best is None or error < best[1]:
+                        best = answer.message.time - sent - error, error
+            if not answers:
+                break
+        return best
 
     def _ask(self, make: Callable[[int], JobMessage], patience: float) -> Iterator[FromCoordinator]:
         """Send a question and yield its answers until the time is over."""
@@ -226,6 +267,17 @@ class _Read(msgspec.Struct):
     keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
 
 
+class _Spans(msgspec.Struct):
+    first: int = 1
+    last: int = 0
+    clock: bool = False
+
+
+class _Profile(msgspec.Struct):
+    rank: Count
+    steps: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+
+
 class OrdersWanted(msgspec.Struct, frozen=True):
     """A request for the orders of the agent of another host (its index), which is to be started; its folders.
 
@@ -243,7 +295,8 @@ class OrdersWanted(msgspec.Struct, frozen=True):
 
 def answer(
     request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested | StacksRequested], None],
-    queries: CoordinatorQueries, orders_for: Callable[[OrdersWanted], AgentOrders],
+    queries: CoordinatorQueries, orders_for: Callable[[OrdersWanted], AgentOrders], rings: StepRings,
+    profile_of: Callable[[int], str],
 ) -> ControlAnswer:  # fmt: skip
     """Return the answer to one request.
 
@@ -253,6 +306,8 @@ def answer(
         put: takes events for the agent's main thread.
         queries: sends requests to the coordinator.
         orders_for: makes the orders of another host's agent.
+        rings: the times of steps.
+        profile_of: returns the file to which a worker writes its profile.
 
     Raises:
         ControlRefused: the request is unknown or invalid.
@@ -275,6 +330,14 @@ def answer(
             return queries.read(wanted.store, wanted.names, wanted.keys)
         case "stacks":
             return _stacks(status, put)
+        case "spans":
+            steps = _arguments(request, _Spans)
+            offset, error = (queries.clock() if steps.clock else None) or (0, None)
+            return SpansAnswer(rings.read(steps.first, steps.last), offset, error)
+        case "profile":
+            profile = _arguments(request, _Profile)
+            runs = rings.request_profile(profile.rank, profile.steps)
+            return ProfileAnswer(profile_of(profile.rank) if runs else "")
         case "orders":
             return OrdersAnswer(orders_for(_arguments(request, OrdersWanted)))
         case _:

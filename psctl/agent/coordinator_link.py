@@ -136,6 +136,7 @@ class FromCoordinator(msgspec.Struct, frozen=True):
 
     message: JobMessage
     payload: bytes = b""
+    at: int = 0  # nanoseconds of this host's monotonic clock
 
 
 class CoordinatorLink(ConnectionHandler[JobMessage]):
@@ -288,7 +289,8 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 if reply is not None:
                     peer.send(reply, urgent=True)
             case _:
-                self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
+                at = time.monotonic_ns()
+                self._put(FromCoordinator(message, b"" if payload is None else bytes(payload), at))
                 if is_numbered(message):
                     self._session.received += 1
                     peer.send(MessagesReceived(self._session.received), urgent=True)

@@ -48,12 +48,14 @@ from psctl.agent.resource_usage import CpuUsage, memory_bytes
 from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
+from psctl.agent.step_rings import StepRings
 from psctl.agent.torch_store import MasterPort
 from psctl.errors import HostUnreachable, MessageRefused, PsctlError
 from psctl.job.control_answers import ControlAnswer
 from psctl.job.leadership_messages import Configuration, has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
+    ClockIs,
     EndProcesses,
     HoldSlots,
     HostAnswer,
@@ -124,6 +126,7 @@ class Agent:
         self._segments = SegmentBroker()
         self._cpu_usage = CpuUsage()
         self._stacks = StackDumps(orders.code_dir, self._secrets)
+        self._rings = StepRings()
         self._kill_times: dict[AgentChild, float] = {}  # when a child that was ordered to end is killed
         self._coordinator: Address | None = orders.coordinator
         self._stopping = ""
@@ -217,7 +220,7 @@ class Agent:
                 self._lead(configuration)
             case LeaderFound(configuration=configuration, coordinator=coordinator):
                 self._follow(configuration, coordinator)
-            case FromCoordinator(message=ScaleAnswer() | HostAnswer() | ReadBy() | ReadRows()):
+            case FromCoordinator(message=ScaleAnswer() | HostAnswer() | ReadBy() | ReadRows() | ClockIs()):
                 self._queries.add_answer(event)
             case FromCoordinator(message=message):
                 self._on_coordinator_message(message)
@@ -261,17 +264,26 @@ class Agent:
             if why := spawn.refusal_of(self.orders, start, len(self._members)):
                 raise MessageRefused(why, where=str(member))
             assert self._coordinator is not None, "orders to start processes are sent by the coordinator"
-            with self._segments.opened(member) as segments, self._stacks.opened(member) as dump:
-                data = spawn.process_orders(self.orders, start, self._coordinator, self.files, segments, dump)
+            with (
+                self._segments.opened(member) as segments,
+                self._stacks.opened(member) as dump,
+                self._rings.opened(member) as ring,
+            ):
+                data = spawn.process_orders(self.orders, start, self._coordinator, self.files, (segments, dump, ring))
                 with sealed_memory.holding(data) as orders:
-                    child = self._spawn(start, [segments, dump, orders])
+                    child = self._spawn(start, [segments, dump, ring, orders])
         except (PsctlError, OSError) as error:
-            self._segments.ended(member)
-            self._stacks.ended(member)
+            self._release(member)
             self._link.send(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
             return
         self._members[child] = member
         self._link.send(ProcessStarted(member, child.pid))
+
+    def _release(self, member: Member) -> None:
+        """Release the memory of a child that has ended or could not be started."""
+        self._segments.ended(member)
+        self._stacks.ended(member)
+        self._rings.ended(member)
 
     def _spawn(self, start: StartProcess, descriptors: list[int]) -> AgentChild:
         given = {**start.environment, **self._master_port.environment(start)}
@@ -301,8 +313,7 @@ class Agent:
             return
         member = self._members.pop(child)
         self._kill_times.pop(child, None)
-        self._segments.ended(member)
-        self._stacks.ended(member)
+        self._release(member)
         tail = self._pump.drain(member)
         failure = None
         if status:
@@ -474,7 +485,10 @@ class Agent:
         """Answer a psctl command; called on the control socket's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
         status = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
-        return answer(request, status, self._queue.put, self._queries, self._orders_for)
+        return answer(
+            request, status, self._queue.put, self._queries, self._orders_for, self._rings,
+            lambda rank: str(self.files.profile(rank)),
+        )  # fmt: skip
 
     def _orders_for(self, wanted: OrdersWanted) -> AgentOrders:
         """Return the orders of the agent of another host, which has booted or is new."""

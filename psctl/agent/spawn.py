@@ -30,7 +30,7 @@ from psctl.types import UNDECODABLE, Address, Member
 SERVERS = 64
 """Servers that may run on one host at once."""
 
-LOGS, ERRORS = "logs", "errors"
+LOGS, ERRORS, PROFILES = "logs", "errors", "profiles"
 
 MEMORY_CURE = "smaller batches, fewer loader processes, or fewer workers there (`slots:` in the cluster file)"
 
@@ -63,6 +63,10 @@ class Files:
     def error(self, member: Member) -> Path:
         """Return the file to which a process writes its failure."""
         return self.job_dir / ERRORS / f"{member.role}-{member.rank}.json"
+
+    def profile(self, rank: int) -> Path:
+        """Return the file to which a worker writes the profile of some steps."""
+        return self.job_dir / PROFILES / f"worker-{rank}.json"
 
     def named(self, member: Member, descriptor: int) -> str:
         """Return the value of a process's PSCTL_ORDERS (sealed_memory.py)."""
@@ -140,13 +144,17 @@ def environment_of(
 
 
 def process_orders(
-    orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files, segments: int, stacks: int
+    orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files, inherited: tuple[int, int, int]
 ) -> bytes:
     """Return the orders of a worker or server, and remove the failure file of an earlier start.
+
+    Args:
+        inherited: descriptors: of the socket for shared memory, of the memory for stacks and for the times of steps.
 
     Raises:
         OSError: the file cannot be removed.
     """
+    segments, stacks, spans = inherited
     files.error(start.member).unlink(missing_ok=True)
     host = orders.job.hosts[orders.host]
     made = ProcessOrders(
@@ -154,6 +162,7 @@ def process_orders(
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
         authority=start.authority, certificate=start.certificate, key=start.key, preauth_secret=orders.preauth_secret,
         congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
+        spans=spans, profile=str(files.profile(start.member.rank)),
         folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
         leader_dir=orders.job_dir if has_standby(orders.job) else None,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from psctl.cli.commands.init import init
 from psctl.cli.commands.jobs import jobs
 from psctl.cli.commands.logs import logs
 from psctl.cli.commands.plan import plan
+from psctl.cli.commands.profile import profile
 from psctl.cli.commands.report import report
 from psctl.cli.commands.scale import scale
 from psctl.cli.commands.stacks import stacks
@@ -30,6 +31,7 @@ from psctl.cli.commands.status import status
 from psctl.cli.commands.stop import stop
 from psctl.cli.commands.store import store
 from psctl.cli.commands.topo import topo
+from psctl.cli.commands.trace import trace
 from psctl.cli.commands.train import train
 from psctl.cli.commands.ui import ui
 from psctl.cli.commands.up import up
@@ -57,7 +59,7 @@ GROUPS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Machines": (doctor, up, down, use, clusters, topo),
     "Predict and measure": (plan, bench),
     "Train": (train, attach, stop, scale),
-    "Watch": (status, jobs, logs, stacks, store, ui, report),
+    "Watch": (status, jobs, logs, stacks, trace, profile, store, ui, report),
     "Save and restore": (checkpoint,),
 }
 """The commands by what they are for, in the order in which a user needs them."""

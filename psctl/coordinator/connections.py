@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBeg
 from psctl.job.leadership_messages import LeadershipAccepted, ReplicaStored
 from psctl.job.message import JobMessage
 from psctl.job.message_session import is_numbered
-from psctl.job.process_messages import Register
+from psctl.job.process_messages import ClockIs, ClockWanted, Register
 from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
 from psctl.job.silence import TOLERANCE
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
@@ -207,6 +208,8 @@ class CoordinatorConnections:
                 self._ask_servers(peer, message)
             case ReadRows():
                 self._answer_reader(peer, message, payload)
+            case ClockWanted(ticket=ticket):
+                peer.send(ClockIs(ticket, time.monotonic_ns()), urgent=True)
             case MessagesReceived(count=count):
                 self._take_acknowledgement(peer, count)
             case LeadershipAccepted() | ReplicaStored():

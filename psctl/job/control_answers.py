@@ -1,4 +1,7 @@
-"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, stacks, orders; JSON documents."""
+"""Answers of an agent to the commands of psctl: hello, state, stop, scale, read, stacks, spans, profile, orders.
+
+They are JSON documents.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,34 @@ class StacksAnswer(msgspec.Struct, frozen=True):
     processes: list[Stacks]
 
 
+class RankSpans(msgspec.Struct, frozen=True):
+    """The times of a worker's steps: the steps that it holds and has finished, and the spans of those that were asked
+    for: kind (process/step_ring.py), step, begin, end; nanoseconds of its host's monotonic clock."""
+
+    rank: int
+    first: int  # 0: none
+    last: int
+    spans: list[tuple[str, int, int, int]]
+
+
+class SpansAnswer(msgspec.Struct, frozen=True):
+    """The times of steps of the host's workers.
+
+    `offset`: what to add to the host's clock to get the coordinator's, in nanoseconds; `clock_error`: the most by
+    which that is wrong; None: the coordinator did not answer.
+    """
+
+    workers: list[RankSpans]
+    offset: int = 0
+    clock_error: int | None = None
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True):
+    """The worker was asked for a profile, which it will write to `path`; "": it does not run on this host."""
+
+    path: str
+
+
 class OrdersAnswer(msgspec.Struct, frozen=True):
     """The orders of an agent that is to be started again, with its keys and the job's secrets."""
 
@@ -79,5 +110,7 @@ class ControlFailure(msgspec.Struct, frozen=True):
     error: ControlError
 
 
-ControlAnswer = HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer | StacksAnswer | OrdersAnswer
+ControlAnswer = (
+    HelloAnswer | StopAnswer | ScaleAnswer | ReadAnswer | StacksAnswer | SpansAnswer | ProfileAnswer | OrdersAnswer
+)
 """What an agent answers to a command that it takes; StateAnswer is a HelloAnswer."""

@@ -22,14 +22,14 @@ from psctl.job import checkpoint_messages as checkpoint
 from psctl.job import leadership_messages as leadership
 from psctl.job import table_server_messages as tables
 from psctl.job import training_messages as training
-from psctl.job.process_messages import HostSample, NewCertificate, Register, StopWanted
+from psctl.job.process_messages import ClockIs, ClockWanted, HostSample, NewCertificate, Register, StopWanted
 from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
 from psctl.permits import WireMessage
 
 T = TypeVar("T")
 
 REPLACED = (training.Join, Register, ResumeSession, SessionResumed, MessagesReceived, training.Heartbeat, HostSample,
-            NewCertificate)  # fmt: skip
+            NewCertificate, ClockWanted, ClockIs)  # fmt: skip
 """Messages of one connection, or that a later one replaces."""
 
 BULK = (

@@ -89,6 +89,19 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     memory: types.Size
 
 
+class ClockWanted(JobMessage, frozen=True):
+    """An agent asks for the coordinator's time; answered at once by ClockIs."""
+
+    ticket: types.Count
+
+
+class ClockIs(JobMessage, frozen=True):
+    """Answer to ClockWanted: nanoseconds of the monotonic clock of the coordinator's host."""
+
+    ticket: types.Count
+    time: types.Size
+
+
 class HostSample(JobMessage, frozen=True):
     """The load of a host: the share of its memory that is used, 0..1, and the processes that used the processor since
     the last sample."""

@@ -91,7 +91,7 @@ def call(
     Args:
         shell: the host.
         host: the job's part there.
-        command: hello | stop | state | scale | read | stacks | orders.
+        command: hello | stop | state | scale | read | stacks | spans | profile | orders.
         answer: decoder of the answer, made at import as those of `run_program`.
         arguments: of the command.
 

@@ -30,6 +30,8 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     error_file: str  # where a worker writes its exception, for its agent to read
     segments: int | None  # descriptor of the socket on which it requests shared memory from its agent
     stacks: int | None = None  # descriptor to which it writes its stacks at a signal (stack_dump.py)
+    spans: int | None = None  # descriptor of the memory for the times of steps (step_ring.py)
+    profile: str = ""  # where a worker writes the profile of some steps
     folder: str = ""  # the job's own folder on this host
     secrets: tuple[str, ...] = ()  # values that are masked in the report of a failure
     leader_dir: str | None = None  # folder with the leader's file; None: the coordinator stays where it is

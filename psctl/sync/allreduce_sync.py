@@ -17,6 +17,7 @@ from torch import nn
 
 from psctl.client.server_waits import InFlightTimer
 from psctl.clock import Clock
+from psctl.process.step_ring import StepRecorder
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.replacement_state import ReplacementState
@@ -51,14 +52,16 @@ class AllReduceSync(Synchronizer):
         clock: measures waits.
         replacement: the state for workers that are replaced while this one trains; None: none are.
         on_end: called at the end of the script, when no sum will be made any more.
+        spans: records the times of steps.
     """
 
     def __init__(
         self, name: str, trainable: dict[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight, clock: Clock,
         trace: GradientTrace | None = None, replacement: ReplacementState | None = None,
-        on_end: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object] = lambda: None, spans: StepRecorder | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, list(trainable.values()), reducer)
+        self._spans = spans or StepRecorder()
         self._replacement, self._on_end = replacement, on_end
         self.recovers_sums = replacement is not None
         self._names = list(trainable)
@@ -105,6 +108,7 @@ class AllReduceSync(Synchronizer):
         self._reducer.close(reason, failed=failed)
 
     def _on_gradient(self, index: int) -> None:
+        self._spans.gradient()
         if self._trace is not None:
             self._trace("gradient", clock=self._rounds, parameter=self._names[index])
 
@@ -117,7 +121,7 @@ class AllReduceSync(Synchronizer):
         """Average the gradients that are not averaged yet: a backward's, or accumulated ones."""
         if not self._hooks.outstanding:
             return
-        began = self._clock.now()
+        began, at = self._clock.now(), self._spans.now()
         for bucket in reversed(range(len(self._reducer.buckets))):
             if bucket not in self._sent:
                 self._send(bucket)
@@ -129,5 +133,6 @@ class AllReduceSync(Synchronizer):
         self._weight.mark_sent()
         self._rounds += 1
         self._sync_seconds += self._clock.now() - began
+        self._spans.synchronized(at)
         if self._trace is not None:
             self._trace.flush()

@@ -21,6 +21,7 @@ from psctl.collectives.data_plane import DataPlane
 from psctl.errors import UsageError
 from psctl.job.membership_messages import ExamplesShared, Reassign
 from psctl.job.training_messages import Decision, Resume, WorkersAt
+from psctl.process.step_ring import StepRecorder
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.shards import offsets
 from psctl.schedule.algorithms import catalog
@@ -74,6 +75,8 @@ class Tools(NamedTuple):
     trace: GradientTrace | None
     outer: OptimizerFactory | None = None
     """Makes the optimizer that steps at the ends of periods."""
+    spans: StepRecorder | None = None
+    """Records the times of steps."""
 
 
 def build_synchronizer(parts: TrainingParts, decision: Decision, tools: Tools) -> Synchronizer:
@@ -181,7 +184,15 @@ def _recoverable(
     if replaces:
         reducer.take_state()
     return AllReduceSync(
-        decision.strategy, trainable, reducer, tools.weight, tools.clock, tools.trace, state, on_end=session.end_sums
+        decision.strategy,
+        trainable,
+        reducer,
+        tools.weight,
+        tools.clock,
+        tools.trace,
+        state,
+        on_end=session.end_sums,
+        spans=tools.spans,
     )
 
 
@@ -214,7 +225,9 @@ def _steps_locally(decision: Decision, tools: Tools) -> bool:
 def _stepping_on_workers(parts: TrainingParts, reducer: Reducer, decision: Decision, tools: Tools) -> Synchronizer:
     """Return the synchronizer of workers that step: with the averaged gradient, or alone between ends of periods."""
     if not _steps_locally(decision, tools):
-        return AllReduceSync(decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace)
+        return AllReduceSync(
+            decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace, spans=tools.spans
+        )
     if parts.optimizer is None:
         raise UsageError(
             f"period: {decision.period} is requested, and run.prepare was given no optimizer, whose steps are counted",
@@ -224,6 +237,7 @@ def _stepping_on_workers(parts: TrainingParts, reducer: Reducer, decision: Decis
     synchronizer = LocalSgdSync(
         decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, period=decision.period,
         step=resume.step if resume else 0, world=tools.world, outer=tools.outer, trace=tools.trace,
+        spans=tools.spans,
     )  # fmt: skip
     if resume is not None:
         names = [each.name for each in resume.tensors if each.name.startswith(f"{PREFIX}/")]
@@ -251,7 +265,7 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
     else:
         assert parts.optimizer is not None, "checked above"
         synchronizer = ParameterServerSync(
-            parts.model, list(trainable), parts.optimizer, client, flat, tools.weight, tools.trace,
+            parts.model, list(trainable), parts.optimizer, client, flat, tools.weight, tools.trace, tools.spans,
             asynchronous=decision.staleness is None,
             on_unfit=tools.session.report_unfit if decision.auto and decision.staleness == 0 else None,
         )  # fmt: skip

@@ -26,6 +26,7 @@ from torch import nn
 
 from psctl.clock import Clock
 from psctl.errors import UsageError
+from psctl.process.step_ring import StepRecorder
 from psctl.sync.allreduce_sync import Reducer
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ExampleWeight, NoByteMover, Synchronizer, relative_weight
@@ -73,10 +74,11 @@ class LocalSgdSync(Synchronizer):
     def __init__(
         self, name: str, trainable: Mapping[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight,
         clock: Clock, *, period: int, step: int, world: int, outer: OptimizerFactory | None = None,
-        trace: GradientTrace | None = None,
+        trace: GradientTrace | None = None, spans: StepRecorder | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, list(trainable.values()), reducer)
         self.period = period
+        self._spans = spans or StepRecorder()
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
         self._step, self._world = step, world
         self._own_examples = self._all_examples = 0  # of this period
@@ -110,7 +112,7 @@ class LocalSgdSync(Synchronizer):
         load_state(self._outer, self._shared, plain, tensors, PREFIX)
 
     def _end_period(self) -> None:
-        began = self._clock.now()
+        began, at = self._clock.now(), self._spans.now()
         own = [parameter.grad for parameter in self._parameters]
         shared = list(self._shared.values())
         with torch.no_grad():
@@ -134,6 +136,7 @@ class LocalSgdSync(Synchronizer):
         self._own_examples = self._all_examples = 0
         self._open = False
         self._sync_seconds += self._clock.now() - began
+        self._spans.synchronized(at)
         if self._trace is not None:
             self._trace.flush()
 

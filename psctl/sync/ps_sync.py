@@ -23,6 +23,7 @@ from torch import nn
 
 from psctl.client.dense_client import ParameterClient
 from psctl.errors import UsageError
+from psctl.process.step_ring import StepRecorder
 from psctl.ps.dense.server.aggregation import square
 from psctl.ps.server_optimizers import fit_name, numbers
 from psctl.sync.flat_parameters import FlatParameters
@@ -45,10 +46,11 @@ class PendingParameters:
     Args:
         client: after `start`; it calls this object with new values.
         flat: copies values into parameters.
+        spans: records the times of waits.
     """
 
-    def __init__(self, client: ParameterClient, flat: FlatParameters) -> None:
-        self._client, self._flat = client, flat
+    def __init__(self, client: ParameterClient, flat: FlatParameters, spans: StepRecorder) -> None:
+        self._client, self._flat, self._spans = client, flat, spans
         self._lock = threading.RLock()
         self._version = client.base
         self._pending: set[int] = set()
@@ -94,9 +96,11 @@ class PendingParameters:
                 self._wait_for_client(shards, exact=True)
 
     def _wait_for_client(self, shards: list[int], *, exact: bool = False) -> None:
+        began = self._spans.now()
         self._flat.finish_pushes()
         self._flat.finish_reads()
         self._client.wait(self._version, shards, exact=exact)
+        self._spans.synchronized(began)
 
     def _take(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
         """Copy a shard's values into the wanted parameters; return whether all of the shard's parameters have them."""
@@ -134,6 +138,7 @@ class ParameterServerSync(Synchronizer):
         client: after `start`.
         flat: where parameters lie in the client's buffers.
         weight: of this rank's gradient.
+        spans: records the times of steps.
         asynchronous: asp: servers apply this rank's gradient alone.
         on_unfit: called with the step and the problem when servers cannot take the first step; does not return. None:
             the script gets an error.
@@ -144,7 +149,8 @@ class ParameterServerSync(Synchronizer):
 
     def __init__(
         self, model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, client: ParameterClient,
-        flat: FlatParameters, weight: ExampleWeight, trace: GradientTrace | None = None, *,
+        flat: FlatParameters, weight: ExampleWeight, trace: GradientTrace | None = None,
+        spans: StepRecorder | None = None, *,
         asynchronous: bool = False, on_unfit: Callable[[int, str], NoReturn] | None = None,
     ) -> None:  # fmt: skip
         super().__init__("ps", flat.parameters, client)
@@ -156,7 +162,8 @@ class ParameterServerSync(Synchronizer):
         self._pushed: set[int] = set()
         self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # parameter -> gradient and its version then
         self._members = _members(optimizer)
-        self._pending = PendingParameters(client, flat)
+        self._spans = spans or StepRecorder()
+        self._pending = PendingParameters(client, flat, self._spans)
         self._wait_hooks = ForwardHooks(
             [(module, ValueWaitHook(self._pending, indices)) for module, indices in wait_points(model, flat.parameters)]
         )
@@ -239,6 +246,7 @@ class ParameterServerSync(Synchronizer):
         self._client.close(reason)
 
     def _on_gradient(self, index: int) -> None:
+        self._spans.gradient()
         if self._trace is not None:
             self._trace("gradient", clock=self._clock, parameter=self._names[index])
         if self._scale is not None:

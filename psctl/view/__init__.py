@@ -1,10 +1,8 @@
 """Everything that psctl draws: tables, the live screen, errors, and pictures of machines.
 
-canvas: an SVG page of boxes, texts, lines and labels
 console: consoles for stdout and stderr
 device_tree: a host of a topology document as a tree of devices with cables
 doctor_table: the result of `doctor`
-dot: a topology as text for graphviz
 drawing_styles: colours and line widths of drawings
 failure: the end of a job, and errors
 job_view: the state of a running job, from its events
@@ -12,14 +10,12 @@ labels: texts for the entries of a topology document
 live_picture: the live picture of a job for a given width and height
 live_screen: the live screen, redrawn in place
 painter: rows painted in place at the bottom of a terminal
+pictures: a package: pictures of a topology, as SVG and for graphviz
 plain_log: a followed job as plain lines
 rank_rows: many ranks in few rows
 run_summary: the summary of a run, from its events
 stacks: stacks of processes
-svg: a topology as an SVG
-svg_host: one host of the SVG
-svg_layout: sizes and positions of a host's boxes
-svg_network: the network between hosts in the SVG
+step_times: the times of steps as a table
 tables: results as tables
 text: sanitizing of foreign text; numbers, times and curves as text
 topo: a topology on a terminal

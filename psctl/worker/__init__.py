@@ -7,6 +7,7 @@ loader: the loader of a run: batches by seed, epoch and clock, shared by the ran
 coordinator_session: the session with the coordinator: requests, answers and waits
 plane_connections: the data plane of a worker: its connections to other workers, also after a loss
 standalone: the session of a run without a coordinator, and its lines of progress
+step_profiler: profiles some steps when the agent requests it
 step_reports: numbers that the script reported, and the thread that sends them and heartbeats
 bench_script: the script of `psctl bench`
 bench_patterns: vectors with known sums, to check what `bench` measures

@@ -26,6 +26,7 @@ from psctl.process.coordinator_connection import CoordinatorConnection
 from psctl.process.leader_file import CoordinatorAddress
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
+from psctl.process.step_ring import StepRecorder, StepRing
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.sync.gradient_trace import from_environment
 from psctl.transport.connect import dial
@@ -129,17 +130,10 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         sharing = SharedBuffers(segments)
         together = any(orders.member.rank in group for group in decision.hosts)
         return ParameterClient(
-            orders.member,
-            orders.world,
-            decision,
-            dialler(PARAMETERS),
-            clock,
-            QUERY_TIMEOUT,
+            orders.member, orders.world, decision, dialler(PARAMETERS), clock, QUERY_TIMEOUT,
             (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock)) if trace is not None else None,
-            session.send,
-            sharing,
-            HostAggregation(orders.member, folder, sharing) if together else None,
-        )
+            session.send, sharing, HostAggregation(orders.member, folder, sharing) if together else None,
+        )  # fmt: skip
 
     def links() -> StoreServers:
         servers = RemoteServers(
@@ -151,7 +145,10 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
         session.follow_tables(servers.assign)
         return servers
 
-    return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
+    return Run(
+        session, connect, clock, links=links, trace=trace, folder=orders.folder,
+        spans=StepRecorder(StepRing(orders.spans)) if orders.spans is not None else None, profile=orders.profile,
+    )  # fmt: skip
 
 
 def _dial_coordinator(

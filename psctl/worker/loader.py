@@ -73,13 +73,16 @@ class Loader:
         fetching: Iterator[Minibatch] | None = None
         ranks: tuple[int, ...] = ()
         try:
+            spans = self._progress.spans
             while (batch := self._next(epoch)) is not None:
+                began = spans.now()
                 self._progress.generators.begin_step()  # it includes the fetch
                 if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
                     fetching, ranks = iter(self._fetching(batch)), batch.ranks
                 found = next(fetching)
                 self.clock, self._late = self.clock + 1, False
                 self._progress.remember_batch(self, batch)
+                spans.loaded(began)
                 self._progress.on_batch(self, sum(map(len, batch.of(self._progress.rank))), batch.size)
                 yield found
                 self._progress.on_batch_wanted(self)

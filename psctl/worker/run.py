@@ -18,6 +18,7 @@ from psctl.job.training_messages import Decision, Heartbeat, Resume
 from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
 from psctl.kv.store_connections import LocalServer, StoreServers
+from psctl.process.step_ring import StepRecorder
 from psctl.sync.bucket_allreduce import local_device
 from psctl.sync.build_synchronizer import Tools, build_synchronizer
 from psctl.sync.gradient_hooks import GradientHooks
@@ -29,6 +30,7 @@ from psctl.train_state.random_generators import reseed, step_hooks
 from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
 from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.standalone import ProgressLines
+from psctl.worker.step_profiler import StepProfiler
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
 from psctl.worker.training_progress import Session, TrainingProgress
 
@@ -69,13 +71,17 @@ class Run:
         trace: GradientTrace | None = None,
         lines: ProgressLines | None = None,
         folder: str = "",
+        spans: StepRecorder | None = None,
+        profile: str = "",
     ) -> None:
         self._session, self._connect, self._clock, self._trace, self._lines = session, connect, clock, trace, lines
         self._welcome = welcome = session.join()
         self._weight = ExampleWeight(welcome.world)
         self._tracked = TrackedState()
         self._reports = StepReports()
-        self._progress = TrainingProgress(session, welcome, self._weight, self._tracked)
+        self._spans = spans or StepRecorder()
+        self._profiler = StepProfiler(self._spans, profile)
+        self._progress = TrainingProgress(session, welcome, self._weight, self._tracked, self._spans)
         self._stores = Stores(session.me.rank, welcome.world, links or LocalServer, self._progress, folder)
         self._progress.on_save = self._on_save
         self._synchronizer: Synchronizer | None = None
@@ -190,7 +196,7 @@ class Run:
         decision = self._session.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._resume_from(decision.resume)
-        tools = Tools(self._session, self._welcome.world, self._connect, self._weight, self._clock, self._trace, outer)
+        tools = self._tools(outer)
         synchronizer = build_synchronizer(parts, decision, tools)
         self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         self._strategy = decision.strategy
@@ -385,6 +391,12 @@ class Run:
 
     # ---- internals ----
 
+    def _tools(self, outer: OptimizerFactory | None) -> Tools:
+        return Tools(
+            self._session, self._welcome.world, self._connect, self._weight, self._clock, self._trace, outer,
+            self._spans,
+        )  # fmt: skip
+
     def _prepared(self, what: str) -> Synchronizer:
         if self._synchronizer is None:
             raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
@@ -393,6 +405,7 @@ class Run:
     def _step(self, original: Callable[[], object]) -> object:
         synchronizer = self._prepared("optimizer.step()")
         result = self._progress.end_step(lambda save: synchronizer.step(original, save))
+        self._profiler.after_step()
         if self._lines is not None:
             self._lines.step(self.step, self.epoch, self._weight.own_examples, self._reports.line)
         return result

@@ -21,6 +21,7 @@ import torch
 from psctl.job.examples import step_mark
 from psctl.job.membership_messages import ExamplesShared
 from psctl.job.training_messages import Resume, Welcome
+from psctl.process.step_ring import StepRecorder
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import Batch, DataPosition, members_after, position_from
@@ -46,11 +47,15 @@ class TrainingProgress:
         welcome: the coordinator's answer to joining the job.
         weight: counts the examples of every batch.
         tracked: objects given to `run.track`.
+        spans: records the times of steps.
     """
 
-    def __init__(self, session: Session, welcome: Welcome, weight: ExampleWeight, tracked: TrackedState) -> None:
+    def __init__(
+        self, session: Session, welcome: Welcome, weight: ExampleWeight, tracked: TrackedState, spans: StepRecorder
+    ) -> None:  # fmt: skip
         self.rank, self.world, self.seed = session.me.rank, welcome.world, welcome.seed
         self.step = 0
+        self.spans = spans
         self.epoch = 0
         self.examples = 0.0
         """Examples that this rank trained on."""
@@ -141,7 +146,9 @@ class TrainingProgress:
         actions = self._session.begin_step_end(step)
         save = actions.save or self._due(step) or self._is_last()
         self._actions = StepActions(save, actions.stop)
+        began = self.spans.now()
         result = act(save)
+        self.spans.updated(began)
         self.step = step
         self._session.finish_step_end(step)
         self.examples += self._weight.own_examples
@@ -157,6 +164,7 @@ class TrainingProgress:
 
     def on_forward(self) -> None:
         """Handle a forward in training: a step begins, unless a loader's batch has begun it."""
+        self.spans.forward()
         if not self.generators.in_step:
             self.generators.begin_step()
             self._reseed()
@@ -292,7 +300,9 @@ class TrainingProgress:
             return
         self._passed = self.step
         if self._actions.save:
+            began = self.spans.now()
             self._save(position or self._here(), late=late)
+            self.spans.saved(began)
         self._store_rank_state(position or self._here())
         if self._actions.stop:
             self._stop()
@@ -316,6 +326,7 @@ class TrainingProgress:
 
     def _continue_at(self, step: int, position: DataPosition) -> None:
         self.step = self._passed = self._saved = step
+        self.spans.continue_after(step)
         self._begin = position
         self.epoch = position.epoch
         self._resuming = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,6 +12,7 @@ import pytest
 
 from psctl.agent import control_socket
 from psctl.agent.control_socket import (
+    CLOCK_QUESTIONS,
     AgentStatus,
     ControlRefused,
     ControlRequest,
@@ -17,10 +21,13 @@ from psctl.agent.control_socket import (
     answer,
 )
 from psctl.agent.coordinator_link import FromCoordinator
-from psctl.job.control_answers import ControlAnswer
-from psctl.job.process_messages import HostAnswer, HostWanted, ScaleAnswer
+from psctl.agent.step_rings import StepRings
+from psctl.job.control_answers import ControlAnswer, ProfileAnswer, RankSpans, SpansAnswer
+from psctl.job.process_messages import ClockIs, HostAnswer, HostWanted, ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.orders import AgentOrders
+from psctl.process.step_ring import KINDS, ProfileRequest, StepRing
+from psctl.types import Member
 from tests.helpers.orders import make_hosts
 
 
@@ -80,14 +87,63 @@ def test_orders_are_of_a_host_of_a_request_that_is_whole() -> None:
     folders = {"python": "p", "code": "c", "workdir": "w", "job_dir": "j", "code_dir": "d"}
     for wrong in ({"host": -1, "added": None, **folders}, {"host": 1, **folders}, {"host": 1, "added": 3, **folders}):
         with pytest.raises(ControlRefused, match=r"host|added"):
-            answer(ControlRequest("orders", wrong), standing, lambda asked: None, coordinator.questions, no_orders)
+            answer(ControlRequest("orders", wrong), standing, lambda asked: None, coordinator.questions, *REST)
     whole = {"host": 1, "added": msgspec.to_builtins(make_hosts(1)[0]), **folders}
     with pytest.raises(ControlRefused, match="no orders for host 1"):
-        answer(ControlRequest("orders", whole), standing, lambda asked: None, coordinator.questions, no_orders)
+        answer(ControlRequest("orders", whole), standing, lambda asked: None, coordinator.questions, *REST)
 
 
 def no_orders(wanted: OrdersWanted) -> AgentOrders:
     raise ControlRefused(f"no orders for host {wanted.host}")
+
+
+RINGS = StepRings()
+REST = (no_orders, RINGS, lambda rank: f"/profiles/{rank}")
+
+
+def test_the_coordinators_clock_is_compared_by_the_fastest_answer() -> None:
+    ahead, now = 5_000_000_000, time.monotonic_ns
+
+    def answered_after(slow: float) -> Callable[[int], FromCoordinator]:
+        def make(ticket: int) -> FromCoordinator:
+            asked = now()
+            return FromCoordinator(ClockIs(ticket, asked + ahead), at=asked + round(slow * 1e9))
+
+        return make
+
+    coordinator = Coordinator(answered_after(0.5))
+    found = coordinator.questions.clock()
+    assert found is not None
+    offset, error = found
+    assert abs(offset - ahead) <= error
+    assert 0.25e9 <= error < 0.3e9
+    assert len(coordinator.asked) == CLOCK_QUESTIONS
+
+
+def test_times_of_steps_and_a_profile_are_those_of_workers_here() -> None:
+    coordinator, standing = Coordinator(), AgentStatus("j", "a", None, [], "")
+
+    def ask(command: str, arguments: dict[str, Any]) -> ControlAnswer:
+        return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions, *REST)
+
+    with RINGS.opened(Member("worker", 3)) as descriptor, RINGS.opened(Member("server", 0)):
+        assert ask("spans", {}) == SpansAnswer([RankSpans(3, 0, 0, [])])
+        ring = StepRing(os.dup(descriptor))
+        for step in range(1, 6):
+            ring.add(KINDS.index("step"), step, 10 * step, 10 * step + 9)
+        assert ask("spans", {"first": 2, "last": 3}) == SpansAnswer(
+            [RankSpans(3, 1, 5, [("step", 2, 20, 29), ("step", 3, 30, 39)])]
+        )
+        assert ask("profile", {"rank": 1, "steps": 5}) == ProfileAnswer("")
+        assert ring.profile_request().ticket == 0
+        assert ask("profile", {"rank": 3, "steps": 5}) == ProfileAnswer("/profiles/3")
+        assert ask("profile", {"rank": 3, "steps": 5}) == ProfileAnswer("/profiles/3")
+        assert ring.profile_request() == ProfileRequest(2, 5), "another request, not the same one"
+        for wrong in ({"rank": 3, "steps": 0}, {"rank": -1, "steps": 1}, {}):
+            with pytest.raises(ControlRefused):
+                ask("profile", wrong)
+    RINGS.ended(Member("worker", 3))
+    assert ask("spans", {}) == SpansAnswer([])
 
 
 def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None:
@@ -95,9 +151,7 @@ def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None
     standing = AgentStatus("j", "a", None, [], "")
 
     def ask(command: str, arguments: dict[str, Any]) -> ControlAnswer:
-        return answer(
-            ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions, no_orders
-        )
+        return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions, *REST)
 
     assert ask("scale", {"servers": 2}) == ScaleAnswer(1, 2, 1, "no", "because")
     for wrong in (

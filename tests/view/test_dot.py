@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from psctl.view.dot import dot, quoted
 from psctl.view.drawing_styles import RING_COLOURS
+from psctl.view.pictures.dot import dot, quoted
 from tests.view.machines import HOSTILE, TWO_RINGS, alone, cube_mesh, hostile, one_switch, racks, switched, three_hosts
 
 EDGE = re.compile(r'^ +"((?:[^"\\]|\\.)*)" -- "((?:[^"\\]|\\.)*)" \[(.*)\]$', re.MULTILINE)

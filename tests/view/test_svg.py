@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from psctl.view.canvas import Area, fold_text, text_width
 from psctl.view.drawing_styles import RING_COLOURS
-from psctl.view.svg import svg
+from psctl.view.pictures.canvas import Area, fold_text, text_width
+from psctl.view.pictures.svg import svg
 from tests.view.machines import (
     TWO_RINGS,
     accelerated,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from psctl.errors import UsageError
+from psctl.process.step_ring import StepRecorder
 from psctl.train_state.random_generators import RandomGenerators
 from psctl.worker.loader import Loader
 from tests.hypothesis_profile import examples
@@ -20,6 +21,7 @@ class Consumer:
     """A run that only counts."""
 
     def __init__(self, rank=0, world=1, seed=0, epoch=0, start=0) -> None:
+        self.spans = StepRecorder()
         self.rank, self.world, self.seed, self.epoch, self.start = rank, world, seed, epoch, start
         self.shares: list[tuple[int, int]] = []
         self.ends = 0

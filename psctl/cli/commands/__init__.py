@@ -10,6 +10,7 @@ init: make a folder with a job and a cluster file
 jobs: list the jobs that were started from this machine
 logs: print the output of a job's processes
 plan: predict the time of every strategy and choose one
+profile: profile some steps of a worker
 report: write the page of a job to a file
 scale: change the number of processes of a running job
 stacks: show what the processes of a running job execute
@@ -17,6 +18,7 @@ status: show running jobs and their hosts
 stop: end a job
 store: read keys of a running job's store
 topo: show machines and links
+trace: write the times of some steps of all workers
 train: run a job
 ui: serve a live page of jobs
 up: make the hosts of a cluster ready

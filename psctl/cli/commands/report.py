@@ -32,36 +32,22 @@ def report(
       psctl report digits -o report.html
       psctl report digits-1 digits-2 -o compared.html
     """
-    from psctl.cli.shared.global_options import FORMATS, PICTURES
+    from psctl.cli.shared.output_file import output_file, write_whole
     from psctl.cli.shared.page_jobs import follow_on, history_of
-    from psctl.errors import UsageError
     from psctl.page.board import Board
     from psctl.page.render import render
 
     own = Context.of(context)
     records = [own.home.job(job) for job in jobs]
     names = list(dict.fromkeys(record.job for record in records))
-    target = out if out is not None else Path(f"{'-'.join(names)}.html")
-    if str(target) in (*FORMATS, *PICTURES):
-        raise UsageError(
-            f"-o {target}: report writes a file", hint=f"-o {target}.html, or --output json for the result"
-        )
-    if not target.parent.is_dir() or target.is_dir():
-        raise UsageError(f"{target} cannot be written: {'it' if target.is_dir() else target.parent} is "
-                         f"{'a folder' if target.is_dir() else 'no folder'}", hint="-o report.html")  # fmt: skip
+    target = output_file(out, f"{'-'.join(names)}.html")
     board = Board()
     for record in records:
         if board.add(history_of(record)):
             follow_on(board, own, record, to_end=False)
     _, document = board.document()
     text = render(document, title=f"psctl: {', '.join(names)}", live=False)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="-o names another file") from error
+    write_whole(target, text.encode())
     from psctl.units import format_bytes
 
     result = {"jobs": names, "path": str(target), "bytes": len(text.encode())}

@@ -85,9 +85,9 @@ def _show(own: Context, document: ClusterDocument, matrix: bool, error: PsctlErr
     if error is not None and all(host.get("error") for host in document["hosts"]):
         raise error
     if own.options.output == "dot":
-        from psctl.view.dot import dot as draw
+        from psctl.view.pictures.dot import dot as draw
     else:
-        from psctl.view.svg import svg as draw
+        from psctl.view.pictures.svg import svg as draw
     sys.stdout.flush()
     sys.stdout.buffer.write(draw(document).encode())
     if error is not None:

@@ -7,6 +7,7 @@ following: follows a job and acts on Ctrl-C
 global_options: the options that every command accepts
 interrupts: the effect of Ctrl-C and SIGTERM while a job is followed
 launching: from a job file to a followed job
+output_file: the file that a command writes, which is whole or absent
 page_jobs: the event logs of jobs, read for a page
 parameters: arguments and options that several commands have
 signals: SIGTERM as an exception

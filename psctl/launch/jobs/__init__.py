@@ -9,6 +9,9 @@ job_stacks: `psctl stacks`
 job_status: `psctl status` and `psctl jobs`
 prepare: from a job file to a submission: connect, make ready, place
 script_entry: checks of the script that a job file names
+step_profile: a profile of some steps of a worker
+step_times: the times of some steps from all workers
+step_trace: times of steps on one clock, the critical path, and the trace file
 store_query: `psctl store`
 agent_start: starts the agent of a host
 join_running_jobs: starts the agents that running jobs lack on hosts that booted or are new

@@ -14,8 +14,8 @@ import msgspec
 
 from psctl.types import Document
 from psctl.view import labels
-from psctl.view.canvas import Area, fold_text, text_width
 from psctl.view.device_tree import INNER, DeviceNode
+from psctl.view.pictures.canvas import Area, fold_text, text_width
 from psctl.view.text import one_line
 
 LINE_HEIGHT = 1.35

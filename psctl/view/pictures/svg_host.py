@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from psctl.grouping import grouped
 from psctl.types import Document
 from psctl.view import labels
-from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, fold_text, text_width
 from psctl.view.device_tree import INNER, DeviceTree, device_tree
 from psctl.view.drawing_styles import DEVICE_COLOURS, LineWidths, link_colour, ring_colour
-from psctl.view.svg_layout import (
+from psctl.view.pictures.canvas import FAINT, INK, Area, Canvas, Point, fold_text, text_width
+from psctl.view.pictures.svg_layout import (
     DROP,
     GAP,
     LEVEL,

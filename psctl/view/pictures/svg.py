@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from psctl.types import Document
 from psctl.view import labels
-from psctl.view.canvas import FAINT, INK, Canvas, fold_text, text_width
 from psctl.view.device_tree import CLOSED, OPEN, is_edge, locate_member, ring_steps, rings_of
 from psctl.view.drawing_styles import LineWidths, line_widths, link_colour, ring_colour
-from psctl.view.svg_host import HostPanel
-from psctl.view.svg_layout import LINE_HEIGHT
-from psctl.view.svg_network import LANE, NetworkDrawing
+from psctl.view.pictures.canvas import FAINT, INK, Canvas, fold_text, text_width
+from psctl.view.pictures.svg_host import HostPanel
+from psctl.view.pictures.svg_layout import LINE_HEIGHT
+from psctl.view.pictures.svg_network import LANE, NetworkDrawing
 from psctl.view.text import one_line
 
 MARGIN, GAP = 20.0, 18.0

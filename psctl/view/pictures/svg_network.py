@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from psctl.types import Document
 from psctl.view import labels
-from psctl.view.canvas import INK, Area, Canvas, text_width
 from psctl.view.drawing_styles import DEVICE_COLOURS, LineWidths, link_colour
+from psctl.view.pictures.canvas import INK, Area, Canvas, text_width
 from psctl.view.text import one_line
 
 LANE, TRACK_HEIGHT, BAR = 11.0, 22.0, 24.0
