@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from psctl.errors import PsctlError, TimedOut
 from psctl.remote.local import LocalShell
-from psctl.remote.shell import Shell
+from psctl.remote.shell import Shell, TransferMeter
 from psctl.remote.target import Target, resolve
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.types import HostName
@@ -72,6 +72,7 @@ class Fleet:
         timeout: float | None = None,
         config: Path | None = None,
         names: Iterable[str] | None = None,
+        meter: TransferMeter | None = None,
     ) -> Fleet:
         """Connect to the hosts, many at once.
 
@@ -81,6 +82,7 @@ class Fleet:
             timeout: seconds for each host, beside connect_timeout of each hop; None: no other limit.
             config: another file than ~/.ssh/config.
             names: these hosts only.
+            meter: shows the progress of files that are transferred.
 
         Returns:
             A fleet with a shell or an error for each host; nothing is raised for a host that cannot be reached.
@@ -92,6 +94,7 @@ class Fleet:
 
         def reach(host: HostSpec) -> Shell:
             shell = _reach(cluster, host, gates, config, timeout)
+            shell.meter = meter
             made.append(shell)
             if given_up.is_set():
                 shell.close()

@@ -6,6 +6,7 @@ streams in both directions do not block each other.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shlex
@@ -18,7 +19,7 @@ from typing import Protocol
 
 from psctl.errors import CommandFailed, DiskFull, LoginShellFailed, PsctlError, TimedOut
 from psctl.remote import scripts
-from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, expand, printable
+from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, TransferMeter, expand, printable
 from psctl.units import format_bytes
 
 _CHUNK = 1 << 18
@@ -150,6 +151,7 @@ class PosixShell:
 
     name: str
     home: str
+    meter: TransferMeter | None = None
     patience = 30.0
     """Seconds in which a command must have started, once it was sent to the host."""
 
@@ -186,9 +188,8 @@ class PosixShell:
         pipe, opening = self._start_script(scripts.GUARD, str(len(stdin)), *argv)
         output = _Collector(self.name, shown, limit)
         try:
-            status, errors = self._finish(
-                pipe, opening, [stdin] if stdin else [], output.add, timeout, shown, end=False
-            )
+            with self._counted(_pieces_of(stdin), len(stdin)) as source:
+                status, errors = self._finish(pipe, opening, source, output.add, timeout, shown, end=False)
         except LoginShellFailed:
             raise  # there is no command to end
         except BaseException:
@@ -304,14 +305,35 @@ class PosixShell:
         if isinstance(data, Path):
             size, source = data.stat().st_size, _chunks_of(data)
         else:
-            size, source = len(data), iter([data] if data else [])
-        self._script(scripts.PUT, target, f"{mode:o}", str(size), shown=shown, source=source, timeout=None)
+            size, source = len(data), _pieces_of(data)
+        with self._counted(source, size) as counted:
+            self._script(scripts.PUT, target, f"{mode:o}", str(size), shown=shown, source=counted, timeout=None)
+
+    @contextlib.contextmanager
+    def _counted(self, source: Iterator[bytes], size: int) -> Iterator[Iterator[bytes]]:
+        """Give a source of `size` bytes whose progress the meter shows."""
+        if self.meter is None or not size:
+            yield source
+            return
+        with self.meter.transfer(self.name, size) as count:
+            yield _counting(source, count)
 
     def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
         target = expand(path, self.home)
         shown = f"read {target}"
-        sized = _SizedStream(take, limit, lambda why: CommandFailed(self.name, shown, 1, why))
-        self._script(scripts.FETCH, target, shown=shown, sink=sized.add, timeout=None)
+        with contextlib.ExitStack() as counting:
+            count: Callable[[int], object] | None = None
+
+            def take_counted(data: bytes) -> None:
+                nonlocal count
+                take(data)
+                if self.meter is not None:
+                    if count is None:
+                        count = counting.enter_context(self.meter.transfer(self.name, sized.size or 0))
+                    count(len(data))
+
+            sized = _SizedStream(take_counted, limit, lambda why: CommandFailed(self.name, shown, 1, why))
+            self._script(scripts.FETCH, target, shown=shown, sink=sized.add, timeout=None)
         if sized.size is None or sized.received < sized.size:
             raise CommandFailed(self.name, shown, 1, f"{sized.received} of {sized.size} bytes arrived")
         return sized.received
@@ -419,6 +441,17 @@ class _SizedStream:
             raise self._error(f"it has {max(self.size, self.received)} bytes, expected {self._limit} at most")
         if data:
             self._take(data)
+
+
+def _pieces_of(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
+
+
+def _counting(chunks: Iterable[bytes], count: Callable[[int], object]) -> Iterator[bytes]:
+    """Yield chunks; count each when the next one is taken, because it has been sent then."""
+    for chunk in chunks:
+        yield chunk
+        count(len(chunk))
 
 
 def _chunks_of(path: Path) -> Iterator[bytes]:

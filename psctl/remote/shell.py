@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -63,11 +64,20 @@ class Tail(Protocol):
     ) -> None: ...
 
 
+class TransferMeter(Protocol):
+    """Shows how much of the files on their way has been moved; used by several threads at once."""
+
+    def transfer(self, host: str, size: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Return a context for one file; it gives what is called with each number of bytes that has been moved."""
+
+
 class Shell(Protocol):
     """Runs commands and transfers files on one host. Safe to use from several threads at once."""
 
     name: str
     home: str
+    meter: TransferMeter | None
+    """Shows the progress of `put` and `fetch`."""
 
     def run(
         self,

@@ -21,4 +21,5 @@ text: sanitizing of foreign text; numbers, times and curves as text
 topo: a topology on a terminal
 topo_matrix: a host's matrix as a table
 topo_rows: a topology as tab-separated rows
+transfer_bar: a bar for files on their way to or from hosts
 """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
     from psctl.remote.shell import Shell
     from psctl.view.console import Console
+    from psctl.view.transfer_bar import TransferBar
 
 
 class ReportedError(Exception):
@@ -83,6 +84,13 @@ class Context:
 
         return make_console(sys.stderr, no_color=self.options.no_color)
 
+    @cached_property
+    def _bar(self) -> TransferBar | None:
+        """The bar of files that are transferred, in the output for people."""
+        from psctl.view.transfer_bar import TransferBar
+
+        return None if self.options.quiet or self.options.machine else TransferBar(self.err)
+
     # ---- output --------------------------------------------------------------------------------------------------
 
     def print_result(self, document: Document, draw: Callable[[Console, Document], None]) -> None:
@@ -112,6 +120,8 @@ class Context:
         if not (self.options.quiet or self.options.machine):
             from psctl.view.console import say
 
+            if self._bar is not None:
+                self._bar.erase()
             say(self.err, *lines)
 
     def detail(self, *lines: str) -> None:
@@ -211,7 +221,7 @@ class Context:
         from psctl.remote.fleet import Fleet
 
         before = time.monotonic()
-        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names)
+        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names, meter=self._bar)
         took = time.monotonic() - before
         self.detail(*(f"{name}: connected after {took:.2f} s at most" for name in fleet.shells))
         self.detail(*(f"{name}: {error.message}" for name, error in fleet.failed.items()))
