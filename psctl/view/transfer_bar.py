@@ -71,7 +71,8 @@ class TransferBar:
         with self._lock:
             self._moved += count
             now = self._now()
-            if self._console.is_terminal and self._total >= LEAST and now - self._drawn_at >= PACE:
+            due = now - self._drawn_at >= PACE
+            if self._console.is_terminal and self._total >= LEAST and (due or self._moved >= self._total):
                 self._drawn_at, self._drawn = now, True
                 self._console.file.write("\r\x1b[2K" + clip(self._text(now), self._console.width - 1))
                 self._console.file.flush()

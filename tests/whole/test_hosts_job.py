@@ -37,6 +37,11 @@ def test_a_job_survives_its_psctl_and_is_restored_on_another_number_of_hosts(lab
     assert {("worker", 0), ("worker", 1), ("server", 0)} <= set(ranks)
     assert len({rank["host"] for key, rank in ranks.items() if key[0] == "worker"}) == 2
 
+    traced = psctl.run("trace", job, "-o", str(tmp_path / "trace.json"), "--output", "json")
+    assert traced.code == 0, traced
+    assert set(traced.document["hosts"].values()) == {"h1", "h2"}
+    assert all(error is not None and error < 0.1 for error in traced.document["clocks"].values()), traced.document
+
     with psctl.start("attach", job, "-o", "jsonl") as follower:
         assert next_event(follower, "started")["job"] == job
         saved = next_event(follower, "checkpoint")

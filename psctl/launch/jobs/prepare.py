@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch.archive import Archive, pack_folder
+from psctl.launch.archive import Archive, pack_folder, walk
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.home import Home, JobRecord
@@ -27,11 +27,16 @@ from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
 from psctl.types import JsonObject
+from psctl.units import format_bytes
 
 Warn = Callable[[str], None]
 
 NOTE = "# psctl train "
 """The beginning of a comment line that records an option of the command line in a job file's text."""
+
+
+LARGE = 20_000_000
+"""Bytes of a folder that takes so long to pack that it is said."""
 
 
 class RequestedJob(msgspec.Struct, frozen=True):
@@ -65,7 +70,7 @@ def request_of(
     """
     job, archive = wanted.job, None
     if code is None:
-        archive = _pack(wanted)
+        archive = _pack(wanted, progress)
         code = archive.hash
         if archive.warning:
             progress("", archive.warning + "; `exclude:` leaves data out")
@@ -76,10 +81,13 @@ def request_of(
     )  # fmt: skip
 
 
-def _pack(wanted: RequestedJob) -> Archive:
+def _pack(wanted: RequestedJob, progress: Progress) -> Archive:
     job, where = wanted.job, script_entry.position(wanted.text, wanted.source, "script")
     if error := script_entry.missing(job.script, wanted.folder, where):
         raise error
+    size = sum(path.lstat().st_size for _, path in walk(wanted.folder, job.exclude))
+    if size >= LARGE:
+        progress("", f"packing the job's folder ({format_bytes(size)})")
     archive = pack_folder(wanted.folder, job.exclude)
     if job.script is not None and job.script not in archive.files:
         raise errors.InvalidFile(
