@@ -152,6 +152,7 @@ class StateChanged(Event, frozen=True, tag="state"):
     cpu: int = 0  # percent of one core
     memory: int = 0  # bytes that the process and its children hold
     sync: int = 0  # percent of a worker's time that it waits for synchronization
+    traffic: float = 0.0  # bytes a second that a worker sends and receives
 
 
 class Recovering(Event, frozen=True, tag="recovering"):

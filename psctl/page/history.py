@@ -147,7 +147,8 @@ class JobHistory:
         rank, view = self._view.ranks[role, int(index)], self._view
         return {
             "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
-            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "error": rank.last_error,
+            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "traffic": rank.traffic,
+            "error": rank.last_error,
             "spans": [[round(time - began, 3), state, sync] for time, state, sync in self._spans.get(name, [])],
         }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Times of the parts of a worker's steps, in memory that its agent reads while the worker runs, hangs or is stopped.
 
 The worker writes spans into a ring: the newest replace the oldest. Writing takes a microsecond and no system call, so
-it is always on. The agent copies the memory and leaves out the span that may have been half written then. In the other
+it is always on. The agent copies the memory and leaves out spans that may have been overwritten meanwhile. In the other
 direction the memory carries one request: to profile the next steps (worker/step_profiler.py).
 
 Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
@@ -80,12 +80,15 @@ def request_profile(descriptor: int, steps: int) -> None:
 def read_spans(descriptor: int) -> list[StepSpan]:
     """Return, at the agent's end, the spans that are held, oldest first; none when the worker has not begun."""
     data = os.pread(descriptor, SIZE, 0)
-    return list(_spans_in(data)) if len(data) == SIZE and data.startswith(MAGIC) else []
+    if len(data) != SIZE or not data.startswith(MAGIC):
+        return []
+    written = _WRITTEN.unpack(os.pread(descriptor, 8, 8))[0]  # spans that were overwritten meanwhile may be torn
+    return list(_spans_in(data, written - SPANS + 1))
 
 
-def _spans_in(data: bytes) -> Iterator[StepSpan]:
-    written = _WRITTEN.unpack_from(data, 8)[0]
-    for index in range(max(0, written - SPANS + 1), written):  # the oldest one may be in the making
+def _spans_in(data: bytes, first: int) -> Iterator[StepSpan]:
+    """Yield the spans of a copy, from span number `first` on."""
+    for index in range(max(0, first), _WRITTEN.unpack_from(data, 8)[0]):
         begin, end, step, kind = _SPAN.unpack_from(data, _START + index % SPANS * _SPAN.size)
         if kind < len(KINDS) and begin <= end:
             yield StepSpan(KINDS[kind], step, begin, end)

@@ -38,6 +38,7 @@ class RankView:
     cpu: int = 0  # percent of one core
     memory: int = 0  # bytes
     sync: int = 0  # percent of its time
+    traffic: float = 0.0  # bytes a second
     last_error: str = ""
     step_time: float = math.nan
     joined: bool = False  # a worker that has called psctl.init
@@ -251,7 +252,7 @@ class JobView:
         found.prepared = event.state == "waiting" or (found.prepared and event.state != "starting")
         found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
         found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
-        found.cpu, found.memory, found.sync = event.cpu, event.memory, event.sync
+        found.cpu, found.memory, found.sync, found.traffic = event.cpu, event.memory, event.sync, event.traffic
         if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
             found.rate = (event.step - found.step) / (event.time - found.step_time)
         if event.step != found.step or math.isnan(found.step_time):

@@ -198,6 +198,7 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
     stale = any(row.staleness for row in rows)
     pids = width >= 80 and any(row.pid for row in rows)
     usage = width >= 80 and any(row.memory for row in rows)
+    traffic = width >= 100 and any(row.traffic for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
     table.add_column("rank", no_wrap=True, min_width=9)
     table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
@@ -209,6 +210,8 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
     if usage:
         for head in ("cpu", "memory", "sync"):
             table.add_column(head, no_wrap=True, justify="right")
+    if traffic:
+        table.add_column("traffic", no_wrap=True, justify="right")
     if pids:
         table.add_column("pid", no_wrap=True, justify="right")
     if errors:
@@ -229,6 +232,7 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
                 Text(format_bytes(row.memory) if row.memory else "-"),
                 Text(f"{row.sync}%" if "worker" in row.rank else "-"),
             ]
+        cells += [Text(format_rate(row.traffic) if row.traffic else "-")] if traffic else []
         cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
         cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []
         table.add_row(*cells)

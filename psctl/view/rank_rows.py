@@ -26,6 +26,7 @@ class RankRow:
     cpu: int = 0  # percent of one core; the mean of several
     memory: int = 0  # bytes; the most of several
     sync: int = 0  # percent of the time; the most of several
+    traffic: float = 0.0  # bytes a second; the sum of several
 
 
 def rank_rows(state: JobView, rows: int) -> list[RankRow]:
@@ -54,7 +55,7 @@ def _single(state: JobView, rank: RankView) -> RankRow:
     steps = (step, step)
     return RankRow(
         rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness,
-        rank.cpu, rank.memory, rank.sync,
+        rank.cpu, rank.memory, rank.sync, rank.traffic,
     )  # fmt: skip
 
 
@@ -78,6 +79,7 @@ def _group(state: JobView, ranks: list[RankView]) -> RankRow:
         cpu=round(sum(rank.cpu for rank in ranks) / len(ranks)),
         memory=max(rank.memory for rank in ranks),
         sync=max(rank.sync for rank in ranks),
+        traffic=sum(rank.traffic for rank in ranks),
     )
 
 

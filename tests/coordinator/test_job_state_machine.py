@@ -323,6 +323,7 @@ def test_what_a_process_uses_is_in_its_next_state() -> None:
     found = [each.event for each in job.instructions if isinstance(each, AppendEvent)]
     states = {each.rank: each for each in found if isinstance(each, events.StateChanged) and each.role == "worker"}
     assert (states[0].cpu, states[0].memory, states[0].sync) == (150, 10**9, 25)
+    assert states[0].traffic == 25.0, "100 bytes in 4 seconds"
     assert (states[1].cpu, states[1].memory, states[1].sync) == (0, 0, 0)
 
 

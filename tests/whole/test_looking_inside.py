@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -66,7 +67,10 @@ def test_the_newest_steps_are_traced(running: Psctl, tmp_path: Path) -> None:
 
 
 def test_steps_that_come_are_waited_for(running: Psctl, tmp_path: Path) -> None:
-    first = _step(running) + 1500
+    began, before = time.monotonic(), _step(running)
+    now = _step(running)
+    rate = (now - before) / (time.monotonic() - began)
+    first = now + 50 + round(4 * rate)  # later than the next psctl can ask
     done = running.run("trace", "digits", "--steps", f"{first}:{first + 2}", "-o", str(tmp_path / "t.json"))
     assert done.code == 0, done
     assert f"waiting for step {first + 2:,}" in done.err

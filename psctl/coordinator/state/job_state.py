@@ -52,10 +52,14 @@ class Rank(msgspec.Struct):
     """Bytes, at the last sample of its host."""
     sync: int = 0
     """Percent of its time before its last appended state that it waited for synchronization."""
+    traffic: float = 0.0
+    """Bytes a second that it sent and received before its last appended state."""
     computed: float = 0.0
     """Seconds since its last appended state."""
     waited: float = 0.0
     """For synchronization, seconds since its last appended state."""
+    bytes_moved: int = 0
+    """Since its last appended state."""
     moved_at: float = 0.0  # when its step last changed
     last_message_at: float = 0.0
     active_at: float = 0.0  # when it last printed a line or used the processor
@@ -316,11 +320,13 @@ class JobState:
         rank.appended_step = rank.step
         if rank.computed + rank.waited > 0:
             rank.sync = round(100 * rank.waited / (rank.computed + rank.waited))
-            rank.computed = rank.waited = 0.0
+            rank.traffic = rank.bytes_moved / (rank.computed + rank.waited)
+            rank.computed, rank.waited, rank.bytes_moved = 0.0, 0.0, 0
         self.append_event(
             events.StateChanged(
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
                 cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
+                traffic=rank.traffic,
             )
         )  # fmt: skip

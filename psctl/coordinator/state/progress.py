@@ -257,6 +257,7 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     if math.isfinite(message.compute_seconds + message.sync_seconds):
         rank.computed += max(0.0, message.compute_seconds)
         rank.waited += max(0.0, message.sync_seconds)
+        rank.bytes_moved += message.bytes_moved
     job.progress.reports.add(rank.member.rank, message)
 
 

@@ -244,11 +244,11 @@
       if (!laneBoxes.has(job.job)) laneBoxes.set(job.job, el("div", {}));
       const rows = Object.entries(job.ranks).map(([name, rank]) => ({cells: [name, rank.host, rank.state, count(rank.step),
         rank.rate ? count(rank.rate) : "-", rank.memory ? rank.cpu + "%" : "-", rank.memory ? bytes(rank.memory) : "-",
-        name.startsWith("worker") ? rank.sync + "%" : "-", rank.error]}));
+        name.startsWith("worker") ? rank.sync + "%" : "-", rank.traffic ? bytes(rank.traffic) + "/s" : "-", rank.error]}));
       return titled(job, el("figcaption", {}, key("compute", "running"), key("sync", "of it synchronization"),
         key("idle", "starting, waiting or finished"), key("lost", "lost or failed"), key("ink", "checkpoint")),
         laneBoxes.get(job.job),
-        table({title: `processes of ${job.job}`, columns: columns("process", "host", "state", "#step", "#steps/s", "#cpu", "#memory", "#sync", "*")}, rows));
+        table({title: `processes of ${job.job}`, columns: columns("process", "host", "state", "#step", "#steps/s", "#cpu", "#memory", "#sync", "#traffic", "*")}, rows));
     });
   }
 
