@@ -47,6 +47,8 @@ class PsctlError(Exception):
 
     code = "internal"
     exit = 1
+    cure = "Report it, with the output of --debug: it is a defect of psctl."
+    """What to do about this kind of error; `hint` is about one."""
 
     def __init__(self, message: str, hint: str = "", where: str = "") -> None:
         super().__init__(message)
@@ -69,12 +71,17 @@ class UsageError(PsctlError):
     """The command line is wrong; nothing was changed."""
 
     code, exit = "usage", 2
+    cure = "Read the hint; `psctl COMMAND --help` has the options and examples."
 
 
 class InvalidFile(PsctlError, ValueError):
     """A file that a user wrote is wrong; `where` is file:line:column."""
 
     code, exit = "invalid-file", 2
+    cure = (
+        "Correct the line that the message names; `psctl validate FILE` finds all mistakes at once, `psctl "
+        "explain KEY` has each key."
+    )
 
 
 class NotInThisVersion(UsageError):
@@ -95,6 +102,9 @@ class HostUnreachable(PsctlError):
     """No connection to a host's sshd: name unknown, refused, no route or no answer."""
 
     code, exit = "host-unreachable", 3
+    cure = (
+        "`ssh HOST` shows the same from your terminal; `psctl doctor` tells which step fails: name, TCP, key or login."
+    )
 
 
 class LoginShellFailed(HostUnreachable):
@@ -105,96 +115,130 @@ class AuthFailed(PsctlError):
     """A host's sshd answered and refused the login."""
 
     code, exit = "auth-failed", 3
+    cure = (
+        "Log in once by `ssh HOST`; give `ssh: {user:, identity_file:}` in the cluster file, or load the key "
+        "with ssh-add."
+    )
 
 
 class PythonMissing(PsctlError):
     """A host has no usable Python, or lacks packages that psctl needs and may not install."""
 
     code, exit = "python-missing", 4
+    cure = (
+        "Install Python 3.11 or newer there, name it under `runtime: {python:}`, or let psctl install "
+        "packages by `environment: managed`."
+    )
 
 
 class DiskFull(PsctlError):
     """A host's disk has no space for the files that must be written."""
 
     code, exit = "disk-full", 4
+    cure = "Free space there, or put `runtime: {workdir:}` on another disk."
 
 
 class VersionMismatch(PsctlError):
     """Two hosts have versions (Python, torch, psctl) that do not work together."""
 
     code, exit = "version-mismatch", 4
+    cure = "`psctl up` brings hosts to one version; `runtime: {torch:}` in the cluster file pins torch."
 
 
 class TimedOut(PsctlError):
     """A deadline passed; the message names the process that did not answer."""
 
     code, exit = "timed-out", 5
+    cure = (
+        "`psctl stacks JOB` and `psctl logs JOB` show what the process does; `timeouts:` in the job file "
+        "gives it more time."
+    )
 
 
 class NoSuchCluster(PsctlError):
     """No cluster of that name was seen by `up`."""
 
     code, exit = "no-such-cluster", 6
+    cure = "`psctl clusters` lists the known ones; `psctl up FILE` makes one known."
 
 
 class NoSuchJob(PsctlError):
     """No job of that name is known on this machine."""
 
     code, exit = "no-such-job", 6
+    cure = "`psctl jobs` lists the jobs that were started from this machine."
 
 
 class NoSuchCheckpoint(PsctlError):
     """The job has no such checkpoint."""
 
     code, exit = "no-such-checkpoint", 6
+    cure = "`psctl checkpoint list JOB` lists those that exist."
 
 
 class JobRunning(PsctlError):
     """A running job holds slots, hosts or files that are needed."""
 
     code, exit = "job-running", 7
+    cure = "`psctl status` shows the job that holds the slots; wait, or `psctl stop JOB`."
 
 
 class PortTaken(PsctlError):
     """No free port in the range that the cluster file allows; the message names the holder where it can be seen."""
 
     code, exit = "port-taken", 7
+    cure = "End the process that holds the port, or name others by `network: {ports:}` (`psctl ui --port`)."
 
 
 class HostKeyUnknown(PsctlError):
     """A host (or jump host) is not in known_hosts and the policy is strict."""
 
     code, exit = "host-key-unknown", 8
+    cure = "Log in once by `ssh HOST` and compare the key, or set `ssh: {host_key_policy: accept-new}`."
 
 
 class HostKeyChanged(PsctlError):
     """A host (or jump host) shows another key than known_hosts has for it."""
 
     code, exit = "host-key-changed", 8
+    cure = (
+        "If the host was installed anew: `ssh-keygen -R HOST`, then log in once. If not, somebody may be in "
+        "between: ask its owner."
+    )
 
 
 class CheckpointIncomplete(PsctlError):
     """A checkpoint lacks its manifest or a file that the manifest names."""
 
     code, exit = "checkpoint-incomplete", 9
+    cure = (
+        "Use an older one (`psctl checkpoint list JOB`); a checkpoint that was being written when all was "
+        "lost is never complete."
+    )
 
 
 class CheckpointCorrupt(PsctlError):
     """A checkpoint's bytes do not match its manifest."""
 
     code, exit = "checkpoint-corrupt", 9
+    cure = "`psctl checkpoint verify` names the damaged file; use the copy on another host, or an older checkpoint."
 
 
 class Partial(PsctlError):
     """Some hosts are done and some are not; the results name each."""
 
     code, exit = "partial", 10
+    cure = (
+        "The results name the hosts that failed, each with its cause; correct them and repeat the command, "
+        "which is safe."
+    )
 
 
 class JobFailed(PsctlError):
     """The job ended because user code failed or more was lost than the job may lose."""
 
     code, exit = "job-failed", 1
+    cure = "The box at the end has your code's frames; after a loss `psctl checkpoint restore JOB@latest` continues."
 
 
 class CommandFailed(PsctlError):
@@ -209,6 +253,7 @@ class CommandFailed(PsctlError):
     """
 
     code, exit = "host-command-failed", 1
+    cure = "The message has the command and its last line; `--debug` has all of it."
 
     def __init__(self, host: str, command: str, status: int, tail: str, hint: str = "") -> None:
         last = tail.strip().splitlines()[-1] if tail.strip() else "no output"
@@ -220,12 +265,14 @@ class ConnectionFailed(PsctlError):
     """A data-plane connection ended; `where` names the peer."""
 
     code = "connection-failed"
+    cure = "`psctl logs JOB` has more of both ends; such an error by itself ends no job."
 
 
 class ProtocolError(ConnectionFailed):
     """The peer violated the protocol: its connection is closed; nothing else is affected."""
 
     code = "protocol"
+    cure = "Report it, with `psctl logs JOB`; a member that is not of the job is refused in this way too."
 
 
 class MessageRefused(ProtocolError):
@@ -236,6 +283,9 @@ class PeerLost(ConnectionFailed):
     """The peer ended, closed without a farewell message, or its link was cut."""
 
     code = "peer-lost"
+    cure = (
+        "The job replaces the process or restarts by itself (`restart:` in the job file); `psctl status JOB` shows it."
+    )
 
 
 class PeerLeft(PeerLost):

@@ -19,6 +19,7 @@ from psctl.cli.commands.checkpoint import checkpoint
 from psctl.cli.commands.clusters import clusters
 from psctl.cli.commands.doctor import doctor
 from psctl.cli.commands.down import down
+from psctl.cli.commands.explain import explain
 from psctl.cli.commands.init import init
 from psctl.cli.commands.jobs import jobs
 from psctl.cli.commands.logs import logs
@@ -55,7 +56,7 @@ class ClickFailure(Protocol):
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
 GROUPS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
-    "Begin": (init, validate),
+    "Begin": (init, validate, explain),
     "Machines": (doctor, up, down, use, clusters, topo),
     "Predict and measure": (plan, bench),
     "Train": (train, attach, stop, scale),

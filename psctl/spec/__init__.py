@@ -7,6 +7,7 @@ hosts: ranges of hosts and hostfiles
 job: job.yaml
 kinds: whether a file is a cluster file or a job file
 nearest: the valid name nearest to a misspelt one
+key_reference: every key of both files with its meaning, values, default and an example
 schema: JSON schemas of both files
 yaml_nodes: YAML text parsed into nodes with places
 """

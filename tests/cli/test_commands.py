@@ -22,8 +22,8 @@ from tests.cli.inside import Told, psctl
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = (
-    "init", "validate", "doctor", "up", "down", "use", "clusters", "topo", "plan", "train", "attach", "logs", "status",
-    "jobs", "stacks", "trace", "profile", "ui", "report", "stop", "scale", "store", "checkpoint", "bench",
+    "init", "validate", "explain", "doctor", "up", "down", "use", "clusters", "topo", "plan", "train", "attach", "logs",
+    "status",    "jobs", "stacks", "trace", "profile", "ui", "report", "stop", "scale", "store", "checkpoint", "bench",
 )  # fmt: skip
 BELOW = ("list", "show", "verify", "restore", "export", "pull", "prune")
 

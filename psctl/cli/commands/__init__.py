@@ -6,6 +6,7 @@ checkpoint: list, show, verify, restore, export, pull, prune
 clusters: list the known clusters and mark the current one
 doctor: check every host
 down: undo `up`
+explain: explain a key, a command, an event, or a code
 init: make a folder with a job and a cluster file
 jobs: list the jobs that were started from this machine
 logs: print the output of a job's processes

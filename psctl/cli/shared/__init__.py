@@ -11,4 +11,5 @@ output_file: the file that a command writes, which is whole or absent
 page_jobs: the event logs of jobs, read for a page
 parameters: arguments and options that several commands have
 signals: SIGTERM as an exception
+topics: the topics of `psctl explain` and of the reference
 """

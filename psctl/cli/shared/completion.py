@@ -34,6 +34,14 @@ def checkpoints() -> list[str]:
     return [name for record in reversed(home.jobs()) for name in _checkpoints(home, record)]
 
 
+def topics() -> list[str]:
+    """Return the topics of `psctl explain` that are one word and no command, beside the commands."""
+    from psctl.cli.shared.topics import EXITS, error_codes
+    from psctl.spec.key_reference import entries
+
+    return [*dict.fromkeys(each.path for each in entries()), *error_codes(), *map(str, EXITS)]
+
+
 def resumes() -> list[str]:
     """Return the values of --resume."""
     return ["auto", "latest", "never", *checkpoints()]
