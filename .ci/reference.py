@@ -65,7 +65,7 @@ def events_page() -> str:
     """Return the page of the event log."""
     lines = [
         "# Events", "",
-        "`psctl train -o jsonl` and `psctl attach -o jsonl` print one event a line; `event` has its kind, `time` seconds",
+        "`psctl train -o jsonl` and `psctl attach -o jsonl` print an event a line; `event` is its kind, `time` seconds",
         "since the epoch on the head host.", "",
     ]  # fmt: skip
     for kind in events.PROMISED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,13 @@ import psctl
 from psctl import errors
 from psctl.spec.hosts import read_host_list, read_hostfile, write_cluster
 from psctl.spec.nearest import did_you_mean
+from psctl.spec.schema import cluster_schema, job_schema
+
+SCHEMAS = ".psctl"
+"""The folder of the schemas beside the files; it is not sent to hosts."""
+
+SCHEMA_LINE = "# yaml-language-server: $schema={}\n"
+"""The first line of a file, by which editors find its schema: they complete keys and mark mistakes."""
 
 NOT_COPIED = ("__pycache__", ".pyc")
 
@@ -79,6 +87,10 @@ def plan_files(folder: Path, template: str, cluster: str | None) -> dict[Path, b
     files[folder / "cluster.yaml"] = (
         cluster.encode() if cluster is not None else (shipped("clusters") / "local.yaml").read_bytes()
     )
+    for kind, schema in (("job", job_schema()), ("cluster", cluster_schema())):
+        name = f"{SCHEMAS}/{kind}.schema.json"
+        files[folder / name] = json.dumps(schema, indent=1).encode() + b"\n"
+        files[folder / f"{kind}.yaml"] = SCHEMA_LINE.format(name).encode() + files[folder / f"{kind}.yaml"]
     return files
 
 
