@@ -35,6 +35,13 @@ class CheckpointOrder(msgspec.Struct, frozen=True):
     copies: int
 
 
+class ExportOrder(msgspec.Struct, frozen=True):
+    """The programs beside psctl that get the job's metrics; None: not this one."""
+
+    tensorboard: str | None = None  # folder on the head; "": in the job's folder
+    prometheus: Address | None = None  # where the head serves them
+
+
 class JobOrder(msgspec.Struct, frozen=True):
     """The job as the coordinator, agents and planner need it."""
 
@@ -71,6 +78,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
+    exports: ExportOrder = ExportOrder()
 
 
 class AgentOrders(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ FLOORS = (
     ("process", "train_state"),
     ("client", "collectives"),
     ("sync", "kv"),
-    ("agent", "coordinator", "server", "worker"),
+    ("agent", "coordinator", "server", "worker", "export"),
     # The user's machine.
     ("launch.remote_programs",),
     ("launch",),
@@ -55,6 +55,7 @@ DOORS = {
     "torch": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/",
               "agent/"),
     "numpy": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/"),
+    "tensorboard": ("export/tensorboard_export",), "prometheus_client": ("export/prometheus_export",),
     "fsspec": ("checkpoint/",), "cryptography": ("transport/protocol/",), "ssl": ("transport/",),
     "socket": ("transport/", "process/", "agent/", "client/", "collectives/", "coordinator/", "server/", "worker/",
                "launch/", "remote/"),

@@ -6,7 +6,8 @@ supervisor: its parent, which ends the processes that remain when the agent has 
 spawn: command lines, environments, orders and files of the processes that it starts
 processes: its children: start, watch, end
 coordinator_link: its connection to the coordinator, and checkpoint copies that arrive there
-head_services: the coordinator and torch's store, on the leading host's agent
+head_services: the coordinator, the exporter and torch's store, on the leading host's agent
+exporter_process: the exporter of metrics, as its child
 elections: its votes, its own election, and the messages with other agents about them
 leadership: the rules of votes and elections
 replica: the copy of the coordinator's state on the standby

@@ -1,4 +1,4 @@
-"""Services of the leading host's agent: the coordinator as its child, and the socket of torch's store."""
+"""Services of the leading host's agent: the coordinator and the exporter as children, the socket of torch's store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 
 from psctl.agent import spawn
 from psctl.agent.control_socket import OrdersWanted
+from psctl.agent.exporter_process import ExporterProcess
 from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store import MasterPort, StoreSocket
@@ -52,14 +53,16 @@ class HeadServices:
         put: puts StoreWanted and CoordinatorAt into the agent's queue; called on any thread.
         credentials, master_port: the agent's.
         configurations: returns the committed and the newest configuration of the job's leadership.
+        notice: has a sentence written to the event log; called on any thread.
     """
 
     def __init__(
         self, orders: AgentOrders, files: Files, processes: Processes,
         put: Callable[[StoreWanted | CoordinatorAt], None], credentials: Credentials, master_port: MasterPort,
-        configurations: Callable[[], tuple[Configuration, Configuration]],
+        configurations: Callable[[], tuple[Configuration, Configuration]], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._configurations = configurations
+        self._exporter = ExporterProcess(orders, files, processes, notice)
         self._orders = orders
         self._files = files
         self._processes = processes
@@ -75,6 +78,29 @@ class HeadServices:
         self._quick_ends = 0
         self._old_stores: list[AgentChild] = []  # killed, not ended yet
         self._old_coordinators: list[AgentChild] = []
+
+    @property
+    def exporters(self) -> list[AgentChild]:
+        """The exporter of metrics, if it runs."""
+        return [self._exporter.child] if self._exporter.child is not None else []
+
+    @property
+    def children(self) -> list[AgentChild]:
+        """The coordinator and the exporter, which outlast the other processes."""
+        return [*filter(None, [self.coordinator]), *self.exporters]
+
+    def start_exporter(self) -> None:
+        """Start the exporter of metrics if this host leads and the job has one; call it when the event log exists."""
+        if self.coordinator is not None:
+            self._exporter.start()
+
+    def exporter_ended(self, child: AgentChild) -> bool:
+        """Return whether a child that has ended was the exporter."""
+        return self._exporter.ended(child)
+
+    def finish_export(self) -> None:
+        """Wait until the exporter has read the job's end."""
+        self._exporter.finish()
 
     def start(self) -> str:
         """Bind the store's socket and start the coordinator; `put` gets CoordinatorAt when it listens.
@@ -126,7 +152,8 @@ class HeadServices:
         )  # fmt: skip
 
     def stop_leading(self) -> None:
-        """Kill the coordinator, because another host leads, and remove its journal."""
+        """Kill the coordinator and the exporter, because another host leads, and remove the journal."""
+        self._exporter.stop()
         if self.coordinator is not None:
             self.coordinator.signal(signal.SIGKILL)
             self._old_coordinators.append(self.coordinator)

@@ -55,6 +55,7 @@ from psctl.job.control_answers import ControlAnswer
 from psctl.job.leadership_messages import Configuration, has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
+    AgentNotice,
     ClockIs,
     EndProcesses,
     HoldSlots,
@@ -85,6 +86,9 @@ SAMPLE_EVERY = 3.0
 
 EXIT_DELAY = 5.0
 """Seconds after the grace period for which an agent waits for the end of the job before it exits by itself."""
+
+LONGEST_NOTICE = 1000
+"""Characters."""
 
 
 class ChildEnded(msgspec.Struct, frozen=True):
@@ -143,6 +147,7 @@ class Agent:
         self._head = HeadServices(
             orders, self.files, self._processes, self._queue.put, credentials, self._master_port,
             lambda: self._elections.configurations if self._elections else (self._leadership, self._leadership),
+            self._notice,
         )  # fmt: skip
         self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = CoordinatorLink(
@@ -250,7 +255,7 @@ class Agent:
             child.signal(signal.SIGKILL)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            self._processes.end_all(but=self._head.coordinator)
+            self._processes.end_all(but=self._head.children)
             self._queue.put(ChildEnded())
         if self._exit_at is not None and now >= self._exit_at:
             self._record_failure(f"the job did not end in time after {self._stopping or 'a request to end'}")
@@ -308,6 +313,8 @@ class Agent:
             return
         if self._head.deposed(child):
             return
+        if self._head.exporter_ended(child):
+            return
         if self._head.store_ended(child):
             self._log(f"a process that served torch's store ended with status {status}")
             return
@@ -338,7 +345,7 @@ class Agent:
             return
         at = time.monotonic() + grace
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
-        self._processes.signal_all(signal.SIGTERM, but=self._head.coordinator)
+        self._processes.signal_all(signal.SIGTERM, but=self._head.children)
 
     # ---- the coordinator -------------------------------------------------------------------------------------------
 
@@ -363,7 +370,7 @@ class Agent:
             case JobFinished(status=status):
                 self._log(f"the job is over: {status}")
                 self._link.finish()
-                self._processes.end_all(but=self._head.coordinator)
+                self._processes.end_all(but=self._head.children)
                 if self._head.coordinator is None:
                     self._finished = True
                 else:
@@ -372,6 +379,7 @@ class Agent:
                 self._log(f"the coordinator sent a {type(message).__name__}, which an agent does not handle")
 
     def _on_coordinator_at(self, address: Address) -> None:
+        self._head.start_exporter()
         if address == self._coordinator:  # it was started again there
             return
         self._coordinator = address
@@ -429,7 +437,7 @@ class Agent:
         if child.status:
             self._failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
             self._log(self._failure.exception)
-        self._processes.end_all()
+        self._processes.end_all(but=self._head.children)
         self._finished = True
 
     def _on_coordinator_lost(self, reason: str) -> None:
@@ -443,7 +451,7 @@ class Agent:
 
     def _finish_if_idle(self) -> None:
         """Finish without the coordinator's order, once it is lost and the last process has ended."""
-        if self._abandoned and all(child is self._head.coordinator for child in self._processes.running):
+        if self._abandoned and all(child in self._head.children for child in self._processes.running):
             self._finished = True
 
     def _request_stop(self, stop: StopWanted) -> None:
@@ -467,7 +475,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        self._processes.end_all()
+        self._processes.end_all(but=self._head.exporters)
         self._link.close(1.0)
         self._copies.discard()
         if self._elections is not None:
@@ -477,6 +485,8 @@ class Agent:
             self._record_failure("psctl's agent on the head ended before the job did")
             assert self._failure is not None
             supervisor.write_finished(self.files.job_dir, self.orders.job.name, self._failure)
+        self._head.finish_export()
+        self._processes.end_all()
         supervisor.clean(self.files.job_dir)
 
     # ---- other threads ---------------------------------------------------------------------------------------------
@@ -505,6 +515,11 @@ class Agent:
             listens=self._elections.address if self._elections is not None else None,
             restarted=self._elections is not None and self._elections.abstains,
         )
+
+    def _notice(self, text: str) -> None:
+        """Have a sentence written to the event log; called on any thread."""
+        self._log(text)
+        self._link.send(AgentNotice(self._secrets.mask_text(text)[:LONGEST_NOTICE]))
 
     def _sample(self) -> None:
         self._processes.update_memory_kills()

@@ -120,15 +120,15 @@ class Processes:
         """End the processes that remain in the session of a child that has ended."""
         supervisor.sweep(lambda process: _session(process) == child.pid, reap=self.reap)
 
-    def signal_all(self, number: int, but: AgentChild | None = None) -> None:
-        """Send a signal to all children that run, except one."""
+    def signal_all(self, number: int, but: Sequence[AgentChild] = ()) -> None:
+        """Send a signal to all children that run, except some."""
         for child in self.running:
-            if child is not but:
+            if child not in but:
                 child.signal(number)
 
-    def end_all(self, but: AgentChild | None = None) -> None:
-        """End all children and their descendants, except those of one child; wait until they have ended."""
-        spared = {but.pid, *_family(but.pid)} if but is not None and but.status is None else set()
+    def end_all(self, but: Sequence[AgentChild] = ()) -> None:
+        """End all children and their descendants, except those of some children; wait until they have ended."""
+        spared = {pid for child in but if child.status is None for pid in (child.pid, *_family(child.pid))}
         self.signal_all(signal.SIGKILL, but)
         supervisor.sweep(lambda process: process.pid not in spared, reap=self.reap)
 

@@ -113,11 +113,11 @@ def slots_of(orders: AgentOrders) -> int:
 def argv_of(orders: AgentOrders, role: str) -> list[str]:
     """Return a process's command line; all processes start through bootstrap, which ties them to the agent.
 
-    The command lines of servers and of the coordinator end in a mark by which `there.processes` finds them: the
-    environment of a process that hides its memory cannot be read.
+    The command lines of servers, the coordinator and the exporter end in a mark by which `there.processes` finds them:
+    the environment of a process that hides its memory cannot be read.
     """
-    modules = {"server": ["-m", "psctl.server.main"], "coordinator": ["-m", "psctl.coordinator.main"]}
-    own = [*modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
+    modules = {"server": "psctl.server.main", "coordinator": "psctl.coordinator.main", "exporter": "psctl.export.main"}
+    own = ["-m", modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
     return [orders.python, os.path.abspath(bootstrap.__file__), *own]
 
 

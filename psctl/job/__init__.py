@@ -15,6 +15,7 @@ events: the job's event log
 lifecycle: the states of a job, of a rank, of a job's end and of a restart, as tables
 failures: the first of several failures, and its description for people
 silence: how long connections to the coordinator, and agents, bear silence
+run_parameters: the parameters of a run for experiment trackers
 activity: the activity that a heartbeat reports
 environment: the environment variables of workers and servers
 examples: the examples of each clock, and each rank's share

@@ -71,6 +71,7 @@ COORDINATION = Permits(
         Permit(process.OutputLines, (AGENT,), INSIDE, size=LAYOUTS),
         Permit(process.HostSample, (AGENT,), INSIDE, size=LISTS),
         Permit(process.Stacks, (AGENT,), INSIDE, size=LISTS),
+        Permit(process.AgentNotice, (AGENT,), INSIDE),
         Permit(process.ClockWanted, (AGENT,), INSIDE),
         Permit(process.StopWanted, (AGENT,), INSIDE),
         Permit(process.ScaleWanted, (AGENT,), INSIDE),

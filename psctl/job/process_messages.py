@@ -111,6 +111,12 @@ class HostSample(JobMessage, frozen=True):
     usage: list[ProcessUsage] = msgspec.field(default_factory=list)
 
 
+class AgentNotice(JobMessage, frozen=True):
+    """A sentence of an agent for the event log; the same one is written once."""
+
+    text: types.Name
+
+
 class StopWanted(JobMessage, frozen=True):
     """A request to stop the job (psctl stop, an interrupt, SIGTERM)."""
 

@@ -88,9 +88,9 @@ def plan_files(folder: Path, template: str, cluster: str | None) -> dict[Path, b
         cluster.encode() if cluster is not None else (shipped("clusters") / "local.yaml").read_bytes()
     )
     for kind, schema in (("job", job_schema()), ("cluster", cluster_schema())):
-        name = f"{SCHEMAS}/{kind}.schema.json"
-        files[folder / name] = json.dumps(schema, indent=1).encode() + b"\n"
-        files[folder / f"{kind}.yaml"] = SCHEMA_LINE.format(name).encode() + files[folder / f"{kind}.yaml"]
+        schema_file = f"{SCHEMAS}/{kind}.schema.json"
+        files[folder / schema_file] = json.dumps(schema, indent=1).encode() + b"\n"
+        files[folder / f"{kind}.yaml"] = SCHEMA_LINE.format(schema_file).encode() + files[folder / f"{kind}.yaml"]
     return files
 
 

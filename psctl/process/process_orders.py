@@ -6,7 +6,7 @@ import msgspec
 
 from psctl.errors import UsageError
 from psctl.job.leadership_messages import Configuration
-from psctl.orders import JobOrder
+from psctl.orders import ExportOrder, JobOrder
 from psctl.process import sealed_memory
 from psctl.types import Address, Member
 
@@ -71,3 +71,16 @@ class CoordinatorOrders(msgspec.Struct, frozen=True):
     committed: Configuration = Configuration()  # with which it leads (coordinator/replication.py)
     newest: Configuration = Configuration()
     is_successor: bool = False  # a coordinator on this host was killed
+
+
+class ExporterOrders(msgspec.Struct, frozen=True):
+    """The orders of the exporter of metrics."""
+
+    job: str
+    host: str  # the name of the head
+    folder: str  # the job's, with the event log
+    exports: ExportOrder
+    parameters: dict[str, str | int]  # of the run, by name
+    notices: int  # descriptor to which it writes sentences for the event log, one a line
+    error_file: str
+    secrets: tuple[str, ...] = ()  # values that are masked in the report of a failure

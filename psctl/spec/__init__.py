@@ -6,6 +6,7 @@ fields: notations of fields, for the loader and the schema
 hosts: ranges of hosts and hostfiles
 job: job.yaml
 kinds: whether a file is a cluster file or a job file
+metrics: the section `metrics` of job.yaml
 nearest: the valid name nearest to a misspelt one
 key_reference: every key of both files with its meaning, values, default and an example
 schema: JSON schemas of both files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,6 +27,7 @@ from psctl.spec.fields import (
     truth,
     whole,
 )
+from psctl.spec.metrics import MetricsSpec
 
 AUTO = "auto"
 Auto = Literal["auto"]
@@ -199,14 +200,6 @@ class LogsSpec(Section, frozen=True):
     max: Annotated[int, size(1_000_000), Doc("Size of a rank's log files on a host; the newest lines are kept.")] = (
         1_000_000_000
     )
-
-
-class MetricsSpec(Section, frozen=True):
-    """The record of the run."""
-
-    later: ClassVar[tuple[str, ...]] = ("prometheus", "mlflow")
-    interval: Annotated[float, duration(3600, 0.1), Doc("Time between two progress events.")] = 1.0
-    tensorboard: Annotated[bool, truth(only=(False,)), Doc("Write the metrics for TensorBoard too.")] = False
 
 
 class JobSpec(Section, frozen=True):

@@ -70,7 +70,7 @@ def test_every_error_has_a_cause_and_a_cure_and_every_exit_code_a_meaning() -> N
         (["checkpoint", "restore"], ["Usage: psctl checkpoint restore"]),
         (["progress"], ["examples_per_second: number"]),
         (["env"], ["key of job.yaml"]),
-        (["prometheus"], ["not in this version"]),
+        (["network.encryption"], ["not in this version"]),
     ],
 )
 def test_a_topic_is_explained(tmp_path: Path, words: list[str], expected: list[str]) -> None:

@@ -24,7 +24,6 @@ PACKAGE = Path(orders.__file__).parent
 ONE_VALUE = {
     (job.SyncSpec, "batchnorm"),
     (job.JobSpec, "version"), (cluster.ClusterSpec, "version"),
-    (job.MetricsSpec, "tensorboard"),
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 CALLED: dict[type[Any], set[str]] = {

@@ -6,7 +6,7 @@ import pytest
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
 from psctl.spec.job import Elastic, Every, JobSpec, KeepBest, PerHost, load_job
-from psctl.types import PLAIN, STRATEGIES, Compression
+from psctl.types import PLAIN, STRATEGIES, Address, Compression
 
 FULL = """\
 version: 1
@@ -119,7 +119,13 @@ def test_older_words_for_true_and_false_are_read() -> None:
         ("timeouts: {start: 0s}", "3:19", "timeouts.start: expected a duration of 1 s to"),
         ("sync: {size: 160 Mb}", "3:14", 'unknown unit "Mb"; sizes are in B, kB, MB'),
         ("sync: {compression: {topk: 2}}", "3:28", "sync.compression.topk: expected a number above 0, at most 1"),
-        ("metrics: {tensorboard: 1}", "3:24", "metrics.tensorboard: expected true or false, got 1"),
+        ("metrics: {tensorboard: 1}", "3:24", "metrics.tensorboard: expected true, false, or a folder on the head"),
+        ("metrics: {tensorboard: runs}", "3:24", "that begins with / or ~/, got runs"),
+        ("metrics: {prometheus: 0}", "3:23", "metrics.prometheus: expected a port, 1..65535, or"),
+        ("metrics: {prometheus: 70000}", "3:23", "got 70000"),
+        ('metrics: {prometheus: "head:9464"}', "3:23", 'NUMERIC-ADDRESS:PORT such as 10.0.0.1:9464, got "head:9464"'),
+        ('metrics: {prometheus: ":9464"}', "3:23", "metrics.prometheus: expected a port"),
+        ('metrics: {prometheus: "::1:9464"}', "3:23", "expected brackets around an IPv6 address, such as [::1]:9464"),
         ("script: u.py", "3:1", "script: duplicate key"),
     ],
 )
@@ -229,7 +235,6 @@ def test_the_script_is_inside_workdir(script: str) -> None:
     ("more", "where"),
     [
         ("sync: {batchnorm: sync}", "3:19"),
-        ("metrics: {tensorboard: true}", "3:24"),
     ],
 )
 def test_what_is_promised_and_not_built_is_refused_with_its_place(more: str, where: str) -> None:
@@ -312,3 +317,22 @@ def test_every_refusal_has_a_hint(line: str) -> None:
 def test_more_copies_than_are_made_are_refused() -> None:
     with pytest.raises(NotInThisVersion, match="copies: 2"):
         load_job("name: x\nscript: t.py\ncheckpoint: {copies: 2}\n", "j.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", Address("127.0.0.1", 9464)),
+        ('"localhost:1"', Address("127.0.0.1", 1)),
+        ('"10.0.0.1:65535"', Address("10.0.0.1", 65535)),
+        ('"[::1]:9464"', Address("::1", 9464)),
+        ("null", None),
+    ],
+)
+def test_prometheus_is_a_port_of_the_loopback_or_an_address(text: str, address: Address | None) -> None:
+    assert short(f"metrics: {{prometheus: {text}}}").metrics.prometheus == address
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("no", False), ("/logs", "/logs"), ("~/tb", "~/tb")])
+def test_tensorboard_is_a_switch_or_a_folder(text: str, value: bool | str) -> None:
+    assert short(f"metrics: {{tensorboard: {text}}}").metrics.tensorboard == value

@@ -23,7 +23,8 @@ JOB = {
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
     "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
-    "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "workers.min": "2",
+    "metrics.interval": "5s", "metrics.tensorboard": "true", "metrics.prometheus": "9464",
+    "workers.per_host": "2", "workers.min": "2",
     "workers.max": "2", "servers.per_host": "2",
 }  # fmt: skip
 CLUSTER = {
@@ -41,7 +42,6 @@ HOST = {
 }  # fmt: skip
 ONE_VALUE = {
     "version", "sync.batchnorm", "restart.on_worker_loss",
-    "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 

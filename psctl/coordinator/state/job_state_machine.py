@@ -63,6 +63,7 @@ from psctl.job.membership_messages import (
 )
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import (
+    AgentNotice,
     HostSample,
     HostWanted,
     OutputLines,
@@ -269,6 +270,8 @@ class JobStateMachine:
                 progress.on_output(job, job.order.hosts[agent.rank].name, message)
             case Stacks(member=member) if self._is_on_host(agent, member):
                 job.stalls.on_stacks(job, job.ranks[member], message)
+            case AgentNotice(text=text):
+                job.notice_once(("agent", text), text)
             case HostSample():
                 progress.on_host_sample(job, agent, message)
             case HostWanted():

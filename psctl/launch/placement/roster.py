@@ -12,7 +12,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.home import HostRecord
-from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
+from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder, HostOrder, JobOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.job import Elastic, JobSpec, PerHost, Ssp
 from psctl.types import Address, JsonObject
@@ -209,7 +209,7 @@ def job_order(
     resume: Resumed | None = None,
     topology: JsonObject | None = None,
     costs: Mapping[str, dict[str, float]] | None = None,
-) -> JobOrder:
+) -> JobOrder:  # long: one line a field
     """Return the job's order for its coordinator, its agents and the plan.
 
     Args:
@@ -256,6 +256,7 @@ def job_order(
         on_worker_loss=job.restart.on_worker_loss,
         topology=topology,
         costs=dict(costs or {}),
+        exports=_exports(job),
     )
 
 
@@ -265,6 +266,12 @@ def staleness_of(job: JobSpec) -> int | None:
     if isinstance(consistency, Ssp):
         return consistency.ssp
     return None if consistency == "asp" else 0
+
+
+def _exports(job: JobSpec) -> ExportOrder:
+    metrics = job.metrics
+    folder = metrics.tensorboard if isinstance(metrics.tensorboard, str) else "" if metrics.tensorboard else None
+    return ExportOrder(tensorboard=folder, prometheus=metrics.prometheus)
 
 
 def _checkpoints(job: JobSpec) -> CheckpointOrder:

@@ -1,0 +1,137 @@
+"""The process that exports metrics: each program has a thread, which reads the event log by itself.
+
+    python -m psctl.export.main        orders: in memory (sealed_memory.py)
+
+Nothing in the job waits for this process. What a program cannot get is said once, in a notice of the event log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from psctl.errors import PsctlError
+from psctl.export.log_reader import read_events
+from psctl.job import events
+from psctl.process import lifeline, sealed_memory, stderr_log
+from psctl.process.process_orders import ExporterOrders
+
+
+class MetricsExport(Protocol):
+    """One program that gets the metrics; `place` says where they are, for people."""
+
+    place: str
+
+    def write(self, event: events.AnyEvent) -> None:
+        """Take an event."""
+
+    def flush(self) -> None:
+        """Bring everything taken so far to its place."""
+
+    def close(self) -> None:
+        """End."""
+
+
+def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], MetricsExport]]]:
+    """Return, by key under `metrics`, the package that it needs and what starts it; libraries are imported then."""
+    wanted = orders.exports
+    found: dict[str, tuple[str, Callable[[], MetricsExport]]] = {}
+
+    if (folder := wanted.tensorboard) is not None:
+
+        def tensorboard() -> MetricsExport:
+            from psctl.export.tensorboard_export import TensorboardExport
+
+            own = Path(folder).expanduser() / orders.job if folder else Path(orders.folder) / "tensorboard"
+            return TensorboardExport(own, orders.parameters)
+
+        found["tensorboard"] = ("tensorboard", tensorboard)
+    if (address := wanted.prometheus) is not None:
+
+        def prometheus() -> MetricsExport:
+            from psctl.export.prometheus_export import PrometheusExport
+
+            return PrometheusExport(address, orders.job)
+
+        found["prometheus"] = ("prometheus_client", prometheus)
+    return found
+
+
+class Notices:
+    """Sentences for the event log, which the agent reads from a pipe.
+
+    Args:
+        descriptor: the pipe.
+        host: the name of this host.
+    """
+
+    def __init__(self, descriptor: int, host: str) -> None:
+        self._descriptor, self._host, self._lock = descriptor, host, threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Have a sentence written."""
+        with self._lock:
+            os.write(self._descriptor, " ".join(text.split()).encode(errors="replace")[:4000] + b"\n")
+
+    def say_failed(self, key: str, package: str, error: BaseException) -> None:
+        """Say why the metrics do not go to a program any more."""
+        if isinstance(error, ModuleNotFoundError):
+            missing = (error.name or package).partition(".")[0]
+            cure = f"add {package} to `runtime: {{requirements: [...]}}` in the cluster file, or install it there"
+            why = f"needs the package {package}, and {self._host} has no module {missing}: {cure}"
+        elif isinstance(error, PsctlError):
+            why = f"{error.message}; {error.hint}" if error.hint else error.message
+        elif isinstance(error, OSError):
+            why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        else:
+            why = f"{type(error).__name__}: {error}"
+        self.say(f"metrics: {key}: {why}; training goes on without it")
+
+
+def follow(log: Path, key: str, package: str, start: Callable[[], MetricsExport], notices: Notices) -> None:
+    """Pass the events of a log to one program until the job's end; a failure ends only this."""
+    try:
+        export = start()
+        notices.say(f"metrics are written {export.place}")
+        for event in read_events(log):
+            if event is None:
+                export.flush()
+            else:
+                export.write(event)
+        export.close()
+    except Exception as error:  # noqa: BLE001 - of any library: it is reported, and the other programs go on
+        notices.say_failed(key, package, error)
+
+
+def export_all(log: Path, exports: Mapping[str, tuple[str, Callable[[], MetricsExport]]], notices: Notices) -> None:
+    """Pass the events of a log to all programs until the job's end."""
+    threads = [
+        threading.Thread(target=follow, args=(log, key, package, start, notices), name=key, daemon=True)
+        for key, (package, start) in exports.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main() -> int:
+    """Export the metrics of the job that this process's orders name."""
+    stderr_log.install()
+    data = sealed_memory.read()
+    assert data is not None, "an agent starts the exporter"
+    orders = msgspec.json.decode(data, type=ExporterOrders)
+    os.set_inheritable(orders.notices, False)
+    lifeline.leave_no_core()
+    export_all(Path(orders.folder) / events.FILE, exports_of(orders), Notices(orders.notices, orders.host))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
