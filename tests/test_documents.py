@@ -38,7 +38,7 @@ def test_a_template_is_a_folder_with_a_valid_job_and_its_script(path: Path) -> N
 
 def test_the_expected_files_are_shipped() -> None:
     assert {path.stem for path in CLUSTERS} >= {"local", "two-nodes", "lab", "cloud-existing"}
-    assert {path.parent.name for path in TEMPLATES} == {"digits", "minimal", "ddp", "store"}
+    assert {path.parent.name for path in TEMPLATES} == {"char-gpt", "digits", "minimal", "ddp", "store"}
 
 
 def test_the_digits_are_all_there_small_and_their_source_is_named() -> None:
@@ -60,7 +60,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 TREES = "psctl|tests|bench|docs|templates|clusters"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_path_that_a_document_names_exists(path: Path) -> None:
     """Paths of this project in code spans, `*` and a test's name after `::` allowed; links to other documents too."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)

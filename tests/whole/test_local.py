@@ -19,6 +19,9 @@ SHORT = set_args("--epochs", "8")
 """Of 20 epochs; an accuracy of 0.967 was seen after 4."""
 
 
+ON_SERVERS = ("--set", "sync.strategy=ps", "--servers", "2")
+
+
 def leftovers(job_home: Path) -> list[str]:
     """Command lines of processes that belong to a job under this HOME."""
     found = []
@@ -33,7 +36,7 @@ def leftovers(job_home: Path) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory):
     home = tmp_path_factory.mktemp("home")
     psctl = Psctl(home, traced=True)
-    return psctl, psctl.run("train", DIGITS, "-o", "jsonl", *SHORT, timeout=120)
+    return psctl, psctl.run("train", DIGITS, "-o", "jsonl", *SHORT, *ON_SERVERS, timeout=120)
 
 
 def test_the_digits_job_trains_reports_and_checkpoints(trained) -> None:

@@ -1,0 +1,38 @@
+"""The template char-gpt, short: with two workers it learns as alone, and writes at its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.running import ROOT, Psctl, set_args
+
+pytestmark = pytest.mark.whole
+
+FOLDER = ROOT / "templates" / "char-gpt"
+SHORT = ("--epochs", "2", "--characters", "30000", "--width", "32", "--layers", "1", "--context", "32")
+
+
+def test_two_workers_learn_as_one_does_and_it_writes(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PSCTL_")}
+    alone = subprocess.run(
+        [sys.executable, "train.py", *SHORT], cwd=FOLDER, capture_output=True, text=True, timeout=100, check=True,
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = re.search(r"(\d+) steps in .*loss ([0-9.]+) · validation_loss ([0-9.]+)", alone.stderr)
+    assert found is not None, alone.stderr
+    steps, loss, validation = int(found[1]), float(found[2]), float(found[3])
+    run = Psctl(tmp_path).run("train", str(FOLDER / "job.yaml"), "-o", "jsonl", *set_args(*SHORT))
+    assert run.code == 0, run
+    end = run.events[-1]
+    assert end["steps"] == steps
+    assert end["metrics"]["loss"] == pytest.approx(loss, rel=0.02)
+    assert end["metrics"]["validation_loss"] == pytest.approx(validation, rel=0.02) and validation < 3.3
+    written = "\n".join(event["text"] for event in run.of("log") if event["rank"] == "worker/0")
+    assert len(written) > 350
+    assert len(alone.stdout) > 350
