@@ -60,6 +60,22 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
             return PrometheusExport(address, orders.job)
 
         found["prometheus"] = ("prometheus_client", prometheus)
+    if (uri := wanted.mlflow) is not None:
+
+        def mlflow() -> MetricsExport:
+            from psctl.export.mlflow_export import MlflowExport
+
+            return MlflowExport(uri, orders.job, orders.parameters)
+
+        found["mlflow"] = ("mlflow-skinny", mlflow)
+    if (project := wanted.wandb) is not None:
+
+        def wandb() -> MetricsExport:
+            from psctl.export.wandb_export import WandbExport
+
+            return WandbExport(project, orders.job, Path(orders.folder), orders.parameters)
+
+        found["wandb"] = ("wandb", wandb)
     return found
 
 
