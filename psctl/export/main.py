@@ -19,8 +19,11 @@ import msgspec
 from psctl.errors import PsctlError
 from psctl.export.log_reader import read_events
 from psctl.job import events
-from psctl.process import lifeline, sealed_memory, stderr_log
+from psctl.process import sealed_memory, stderr_log
 from psctl.process.process_orders import ExporterOrders
+
+NICE = 5
+"""Added to the process's niceness: workers go first."""
 
 
 class MetricsExport(Protocol):
@@ -144,7 +147,7 @@ def main() -> int:
     assert data is not None, "an agent starts the exporter"
     orders = msgspec.json.decode(data, type=ExporterOrders)
     os.set_inheritable(orders.notices, False)
-    lifeline.leave_no_core()
+    os.nice(NICE)
     export_all(Path(orders.folder) / events.FILE, exports_of(orders), Notices(orders.notices, orders.host))
     return 0
 

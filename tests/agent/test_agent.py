@@ -24,7 +24,7 @@ from psctl.agent import head_services
 from psctl.agent.control_client import call
 from psctl.checkpoint.reader import verify
 from psctl.job import events
-from psctl.orders import AgentOrders, CheckpointOrder
+from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder
 from psctl.transport.loopback_tcp import GUARDED_HOST
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
@@ -327,6 +327,20 @@ def test_killed_coordinators_are_replaced_and_the_job_goes_on(cluster: Callable[
     for event in job.of(events.CheckpointWritten):
         assert not Path(event.path).exists() or verify(Path(event.path)) == [], "retained ones are whole"
     assert [path.name for path in job.job_dir(0).glob("coordinator.*")] == ["coordinator.log"], "no journal is left"
+
+
+def test_the_host_that_leads_after_the_head_is_lost_exports_the_whole_log(cluster: Callable[..., Cluster]) -> None:
+    script = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+    exports = ExportOrder(tensorboard="")
+    job = cluster(script, workers=(0, 1, 1), exports=exports, restarts=3, restart_wait=20.0)
+    until(lambda: list(job.job_dir(0).glob("tensorboard/events.out.*")), WAIT, name="the head's event file")
+    job.printed("begun")
+    supervisor = psutil.Process(job.supervisors[0].pid)
+    for process in [supervisor, *supervisor.children(recursive=True)]:
+        process.kill()
+    until(lambda: list(job.job_dir(1).glob("tensorboard/events.out.*")), WAIT, name="the successor's event file")
+    assert not list(job.job_dir(2).glob("tensorboard/*"))
+    assert events.from_line((job.job_dir(1) / "events.jsonl").read_bytes().splitlines()[0]).job == job.name
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases. Its library is large: a fake has the signatures of 0.31; the library is used where it is."""
+"""A run in Weights & Biases. A fake has the signatures of 0.31: the library is large, and used where it is."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def test_events_before_the_first_one_are_left_out(export: Any) -> None:
     assert CALLS == []
 
 
+@pytest.mark.filterwarnings("ignore")  # of the library's own imports
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the library is not installed")
 def test_the_library_has_these_signatures_and_writes_a_run_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
