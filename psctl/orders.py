@@ -40,6 +40,8 @@ class ExportOrder(msgspec.Struct, frozen=True):
 
     tensorboard: str | None = None  # folder on the head; "": in the job's folder
     prometheus: Address | None = None  # where the head serves them
+    mlflow: str | None = None  # URI
+    wandb: str | None = None  # project, or entity/project
 
 
 class JobOrder(msgspec.Struct, frozen=True):

@@ -6,4 +6,6 @@ metric_records: the numbers of an event, by name and step; pure
 job_gauges: the present numbers of a job; pure
 tensorboard_export: event files for TensorBoard
 prometheus_export: a page for Prometheus
+mlflow_export: a run in MLflow
+wandb_export: a run in Weights & Biases
 """

@@ -19,8 +19,11 @@ import msgspec
 from psctl.errors import PsctlError
 from psctl.export.log_reader import read_events
 from psctl.job import events
-from psctl.process import lifeline, sealed_memory, stderr_log
+from psctl.process import sealed_memory, stderr_log
 from psctl.process.process_orders import ExporterOrders
+
+NICE = 5
+"""Added to the process's niceness: workers go first."""
 
 
 class MetricsExport(Protocol):
@@ -60,6 +63,22 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
             return PrometheusExport(address, orders.job)
 
         found["prometheus"] = ("prometheus_client", prometheus)
+    if (uri := wanted.mlflow) is not None:
+
+        def mlflow() -> MetricsExport:
+            from psctl.export.mlflow_export import MlflowExport
+
+            return MlflowExport(uri, orders.job, orders.parameters)
+
+        found["mlflow"] = ("mlflow-skinny", mlflow)
+    if (project := wanted.wandb) is not None:
+
+        def wandb() -> MetricsExport:
+            from psctl.export.wandb_export import WandbExport
+
+            return WandbExport(project, orders.job, Path(orders.folder), orders.parameters)
+
+        found["wandb"] = ("wandb", wandb)
     return found
 
 
@@ -128,7 +147,7 @@ def main() -> int:
     assert data is not None, "an agent starts the exporter"
     orders = msgspec.json.decode(data, type=ExporterOrders)
     os.set_inheritable(orders.notices, False)
-    lifeline.leave_no_core()
+    os.nice(NICE)
     export_all(Path(orders.folder) / events.FILE, exports_of(orders), Notices(orders.notices, orders.host))
     return 0
 

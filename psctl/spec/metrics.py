@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from psctl.spec.fields import Doc, Notation, Section, duration, truth
+from psctl.spec.fields import Doc, Notation, Section, duration, text, truth
 from psctl.spec.yaml_nodes import Scalar
 from psctl.types import Address
 
@@ -55,10 +55,26 @@ def _prometheus() -> Notation:
     return Notation("a port, 1..65535, or NUMERIC-ADDRESS:PORT such as 10.0.0.1:9464", checked, schema)
 
 
+def _mlflow() -> Notation:
+    pattern = r"databricks|[a-z][a-z0-9+]*:[^\s\0]{1,2000}"
+
+    def parse(scalar: Scalar) -> str:
+        if scalar.null or not re.fullmatch(pattern, scalar.text):
+            raise ValueError
+        if re.match(r"[a-z0-9+]+://[^/]*@", scalar.text):
+            raise ValueError(
+                "a URI with a password would be in every checkpoint; expected one without it, and "
+                "`secrets: [MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD]`"
+            )
+        return scalar.text
+
+    expected = "a URI such as https://mlflow.example.org or sqlite:////data/mlflow.db"
+    return Notation(expected, parse, {"type": "string", "pattern": f"^({pattern})$".replace(r"\0", "")})
+
+
 class MetricsSpec(Section, frozen=True):
     """The record of the run."""
 
-    later: ClassVar[tuple[str, ...]] = ("mlflow",)
     interval: Annotated[float, duration(3600, 0.1), Doc("Time between two progress events.")] = 1.0
     tensorboard: Annotated[
         bool | str,
@@ -69,4 +85,12 @@ class MetricsSpec(Section, frozen=True):
         Address | None,
         _prometheus(),
         Doc("PORT or ADDRESS:PORT on which the head serves metrics for Prometheus; PORT alone: on 127.0.0.1."),
+    ] = None
+    mlflow: Annotated[
+        str | None, _mlflow(), Doc("URI of an MLflow server or database that gets the metrics; null: none.")
+    ] = None
+    wandb: Annotated[
+        str | None,
+        text("PROJECT or ENTITY/PROJECT", r"([A-Za-z0-9][\w.-]{0,127}/)?[A-Za-z0-9][\w.-]{0,127}"),
+        Doc("Project in Weights & Biases that gets the metrics; offline unless WANDB_API_KEY is among `secrets`."),
     ] = None

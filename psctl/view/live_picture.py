@@ -180,7 +180,7 @@ def _times(state: JobView, width: int, glyphs: Glyphs) -> Text:
     body.append("  compute ").append(format_seconds(compute), style="blue")
     body.append(", sync ").append(format_seconds(sync), style="yellow")
     if progress.hidden_seconds > 0:
-        body.append(f" and {format_seconds(progress.hidden_seconds)} hidden behind compute")
+        body.append(f" and {format_seconds(progress.hidden_seconds)} hidden")
     return _line("a step", body)
 
 

@@ -301,7 +301,7 @@ def draw_dry_run(console: Console, document: Document) -> None:
 
     Args:
         document: `{"job", "processes": [{"role", "rank", "host"}], "hosts": [{"name", "address", "interface",
-            "actions"}], "ports", "files": [{"path", "bytes"}], "plan"}`; absent parts are not drawn.
+            "actions"}], "ports", "prometheus", "files": [{"path", "bytes"}], "plan"}`; absent parts are not drawn.
     """
     say(console, Text(f"{one_line(document['job'])}: nothing was started", style="bold"))
     processes: list[list[Cell]] = [
@@ -323,6 +323,8 @@ def draw_dry_run(console: Console, document: Document) -> None:
         draw_table(console, ("file", "size"), [[f["path"], format_bytes(f["bytes"])] for f in files], right=("size",))
     if document.get("ports"):
         draw_fields(console, {"ports": document["ports"]})
+    if document.get("prometheus"):
+        draw_fields(console, {"prometheus": f"http://{document['prometheus']}/metrics on the head"})
     if document.get("plan"):
         draw_plan(console, document["plan"])
 

@@ -99,7 +99,7 @@ def write(model: nn.Module, context: int, alphabet: str, device: torch.device, l
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--epochs", type=int, default=4)
+    arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--characters", type=int, default=None, help="train on so many characters of the text only")
     arguments.add_argument("--batch-size", type=int, default=32, help="pieces of one backward, over all workers")
     arguments.add_argument("--accumulate", type=int, default=2, help="backwards of one step")

@@ -24,7 +24,8 @@ from psctl.agent import head_services
 from psctl.agent.control_client import call
 from psctl.checkpoint.reader import verify
 from psctl.job import events
-from psctl.orders import AgentOrders, CheckpointOrder
+from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder
+from psctl.process.leader_file import read_leader
 from psctl.transport.loopback_tcp import GUARDED_HOST
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
@@ -327,6 +328,33 @@ def test_killed_coordinators_are_replaced_and_the_job_goes_on(cluster: Callable[
     for event in job.of(events.CheckpointWritten):
         assert not Path(event.path).exists() or verify(Path(event.path)) == [], "retained ones are whole"
     assert [path.name for path in job.job_dir(0).glob("coordinator.*")] == ["coordinator.log"], "no journal is left"
+
+
+def test_the_host_that_leads_after_the_head_is_lost_exports_the_whole_log(cluster: Callable[..., Cluster]) -> None:
+    script = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+    exports = ExportOrder(tensorboard="")
+    job = cluster(script, workers=(0, 1, 1), exports=exports, restarts=3, restart_wait=20.0)
+
+    def written(host: int) -> list[Path]:
+        return list(job.job_dir(host).glob("tensorboard/events.out.*"))
+
+    until(lambda: written(0), WAIT, name="the head's event file")
+    job.printed("begun")
+
+    def standby() -> bool:
+        found = read_leader(job.job_dir(0))
+        return found is not None and found.standby is not None
+
+    until(standby, WAIT, name="the standby")
+    supervisor = psutil.Process(job.supervisors[0].pid)
+    for process in [supervisor, *supervisor.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    until(lambda: written(1) or written(2), WAIT, name="the successor's event file")
+    leader = 1 if written(1) else 2
+    assert not written(3 - leader)
+    first = (job.job_dir(leader) / "events.jsonl").read_bytes().splitlines()[0]
+    assert first == (job.job_dir(0) / "events.jsonl").read_bytes().splitlines()[0]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -299,8 +299,10 @@ def test_up_makes_this_machine_ready_once_and_down_clears_it(tmp_path: Path) -> 
 
 def test_a_dry_run_of_train_prints_all_and_touches_nothing(tmp_path: Path) -> None:
     job = str(ROOT / "templates" / "digits")
-    run = psctl(tmp_path, "train", job, "--dry-run", "--workers", "1", "--servers", "1", "-o", "json")
+    run = psctl(tmp_path, "train", job, "--dry-run", "--workers", "1", "--servers", "1", "-o", "json",
+                "--set", "metrics.prometheus=9464")  # fmt: skip
     document = json.loads(run.stdout)
+    assert document["prometheus"] == "127.0.0.1:9464"
     assert [(each["role"], each["rank"]) for each in document["processes"]] == [
         ("coordinator", 0), ("agent", 0), ("server", 0), ("worker", 0),
     ]  # fmt: skip

@@ -113,7 +113,7 @@ def test_one_mistake_has_no_others_in_its_document() -> None:
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
-        ("metrics: {mlflow: here}", ["metrics.mlflow"]),
+        ("sync: {batchnorm: sync}", ["sync.batchnorm"]),
     ],
 )
 def test_promised_keys_that_are_not_built_are_reported_as_such(text: str, keys: list[str]) -> None:

@@ -187,6 +187,7 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> J
             for host in job_hosts.hosts
         ],
         "ports": f"{span[0]}-{span[1]}" if span else "any free port of each host's address",
+        "prometheus": str(order.exports.prometheus) if order.exports.prometheus else None,
         "files": _files(request),
         "plan": document,
     }  # fmt: skip

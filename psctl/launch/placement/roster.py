@@ -271,7 +271,7 @@ def staleness_of(job: JobSpec) -> int | None:
 def _exports(job: JobSpec) -> ExportOrder:
     metrics = job.metrics
     folder = metrics.tensorboard if isinstance(metrics.tensorboard, str) else "" if metrics.tensorboard else None
-    return ExportOrder(tensorboard=folder, prometheus=metrics.prometheus)
+    return ExportOrder(tensorboard=folder, prometheus=metrics.prometheus, mlflow=metrics.mlflow, wandb=metrics.wandb)
 
 
 def _checkpoints(job: JobSpec) -> CheckpointOrder:
