@@ -6,11 +6,13 @@
 # make torture HOURS=1   random faults on test hosts, and the promises of docs/failures.md after each (root)
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
 # make audit  are the pinned versions complete, as installed, and without known vulnerabilities (says what it could not ask)
+# make docs   the documentation as a site, in build/site; it installs what that needs
 # make lock   pin what is installed in .venv, with hashes of what hosts are given (asks the index)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DOCS := >=9.5,<10
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 UNIT := tests/spec tests/topology tests/schedule tests/ps tests/transport/protocol tests/job tests/coordinator tests/plan tests/view \
@@ -18,7 +20,7 @@ UNIT := tests/spec tests/topology tests/schedule tests/ps tests/transport/protoc
 	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
 PURE := $(UNIT) tests/launch
 
-.PHONY: demo unit test simulate torture soak bench lint audit lock clean system
+.PHONY: demo docs unit test simulate torture soak bench lint audit lock clean system
 
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
@@ -65,6 +67,11 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/failover.py
 	$(BIN)/python bench/staleness.py
 	$(BIN)/python bench/staleness.py --real
+
+docs: $(VENV)/bin/python
+	$(PIP) install -c psctl/constraints.txt "mkdocs-material$(DOCS)"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	@echo "build/site/index.html"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
