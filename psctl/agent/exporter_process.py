@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from psctl.process.sealed_memory import ENVIRONMENT
 
 LOG = "exporter.log"
 
-FLUSH = 8.0
+FLUSH = 5.0
 """Seconds that the exporter has after the job's end to write what it has read."""
 
 LOOK = 0.02
@@ -115,3 +116,5 @@ class ExporterProcess:
         while self.child is not None and self.child.status is None and time.monotonic() < until:
             self._processes.reap()
             time.sleep(LOOK)
+        if self.child is not None and self.child.status is None:
+            print(f"the exporter of metrics did not end within {FLUSH:g} s of the job's end", file=sys.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -17,13 +18,23 @@ from typing import Protocol
 import msgspec
 
 from psctl.errors import PsctlError
-from psctl.export.log_reader import read_events
+from psctl.export.log_reader import LOOK, read_events
 from psctl.job import events
 from psctl.process import sealed_memory, stderr_log
 from psctl.process.process_orders import ExporterOrders
+from psctl.types import UNDECODABLE
 
 NICE = 5
 """Added to the process's niceness: workers go first."""
+
+LONGEST_ERROR = 240
+"""Characters of a library's error that are repeated."""
+
+AGAIN = 60.0
+"""Seconds after which a server that did not answer is tried again."""
+
+LAST = 1 << 18
+"""Bytes of a log's end that hold its last event."""
 
 
 class MetricsExport(Protocol):
@@ -41,10 +52,21 @@ class MetricsExport(Protocol):
         """End."""
 
 
-def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], MetricsExport]]]:
-    """Return, by key under `metrics`, the package that it needs and what starts it; libraries are imported then."""
+class ExportStart(msgspec.Struct, frozen=True):
+    """What starts the export to one program, which imports its library.
+
+    `again`: seconds after a failure until it is started again, with the whole log; 0: never.
+    """
+
+    package: str
+    start: Callable[[], MetricsExport]
+    again: float = 0.0
+
+
+def exports_of(orders: ExporterOrders) -> dict[str, ExportStart]:
+    """Return what starts each export that is wanted, by its key under `metrics`."""
     wanted = orders.exports
-    found: dict[str, tuple[str, Callable[[], MetricsExport]]] = {}
+    found: dict[str, ExportStart] = {}
 
     if (folder := wanted.tensorboard) is not None:
 
@@ -54,7 +76,7 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
             own = Path(folder).expanduser() / orders.job if folder else Path(orders.folder) / "tensorboard"
             return TensorboardExport(own, orders.parameters)
 
-        found["tensorboard"] = ("tensorboard", tensorboard)
+        found["tensorboard"] = ExportStart("tensorboard", tensorboard)
     if (address := wanted.prometheus) is not None:
 
         def prometheus() -> MetricsExport:
@@ -62,7 +84,7 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
 
             return PrometheusExport(address, orders.job)
 
-        found["prometheus"] = ("prometheus_client", prometheus)
+        found["prometheus"] = ExportStart("prometheus_client", prometheus)
     if (uri := wanted.mlflow) is not None:
 
         def mlflow() -> MetricsExport:
@@ -70,7 +92,7 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
 
             return MlflowExport(uri, orders.job, orders.parameters)
 
-        found["mlflow"] = ("mlflow-skinny", mlflow)
+        found["mlflow"] = ExportStart("mlflow-skinny", mlflow, AGAIN)
     if (project := wanted.wandb) is not None:
 
         def wandb() -> MetricsExport:
@@ -78,7 +100,7 @@ def exports_of(orders: ExporterOrders) -> dict[str, tuple[str, Callable[[], Metr
 
             return WandbExport(project, orders.job, Path(orders.folder), orders.parameters)
 
-        found["wandb"] = ("wandb", wandb)
+        found["wandb"] = ExportStart("wandb", wandb)
     return found
 
 
@@ -98,8 +120,8 @@ class Notices:
         with self._lock:
             os.write(self._descriptor, " ".join(text.split()).encode(errors="replace")[:4000] + b"\n")
 
-    def say_failed(self, key: str, package: str, error: BaseException) -> None:
-        """Say why the metrics do not go to a program any more."""
+    def say_failed(self, key: str, package: str, error: BaseException, then: str = "") -> None:
+        """Say why the metrics do not go to a program any more; `then`: words at the end."""
         if isinstance(error, ModuleNotFoundError):
             missing = (error.name or package).partition(".")[0]
             cure = f"add {package} to `runtime: {{requirements: [...]}}` in the cluster file, or install it there"
@@ -109,30 +131,51 @@ class Notices:
         elif isinstance(error, OSError):
             why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
         else:
-            why = f"{type(error).__name__}: {error}"
-        self.say(f"metrics: {key}: {why}; training goes on without it")
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            why = why if len(why) <= LONGEST_ERROR else f"{why[:LONGEST_ERROR]} ..."
+        self.say(f"metrics: {key}: {why}; training goes on without it{then}")
 
 
-def follow(log: Path, key: str, package: str, start: Callable[[], MetricsExport], notices: Notices) -> None:
-    """Pass the events of a log to one program until the job's end; a failure ends only this."""
+def follow(log: Path, key: str, wanted: ExportStart, notices: Notices) -> None:
+    """Pass the events of a log to one program until the job's end; a failure ends only this, or is tried again."""
+    while True:
+        was_over = is_over(log)
+        try:
+            export = wanted.start()
+            notices.say(f"metrics are written {export.place}")
+            for event in read_events(log):
+                if event is None:
+                    export.flush()
+                else:
+                    export.write(event)
+            export.close()
+            return
+        except Exception as error:  # noqa: BLE001 - of any library: it is reported, and the other programs go on
+            again = wanted.again > 0 and not was_over and not isinstance(error, ImportError)
+            notices.say_failed(key, wanted.package, error, f"; tried again every {wanted.again:g} s" if again else "")
+        if not again:
+            return
+        until = time.monotonic() + wanted.again
+        while time.monotonic() < until and not is_over(log):
+            time.sleep(LOOK)
+
+
+def is_over(log: Path) -> bool:
+    """Return whether the last event of a job is in its log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST))
+        *_, line = file.read().splitlines() or [b""]
     try:
-        export = start()
-        notices.say(f"metrics are written {export.place}")
-        for event in read_events(log):
-            if event is None:
-                export.flush()
-            else:
-                export.write(event)
-        export.close()
-    except Exception as error:  # noqa: BLE001 - of any library: it is reported, and the other programs go on
-        notices.say_failed(key, package, error)
+        return isinstance(events.from_line(line), events.Finished)
+    except UNDECODABLE:
+        return False
 
 
-def export_all(log: Path, exports: Mapping[str, tuple[str, Callable[[], MetricsExport]]], notices: Notices) -> None:
+def export_all(log: Path, exports: Mapping[str, ExportStart], notices: Notices) -> None:
     """Pass the events of a log to all programs until the job's end."""
     threads = [
-        threading.Thread(target=follow, args=(log, key, package, start, notices), name=key, daemon=True)
-        for key, (package, start) in exports.items()
+        threading.Thread(target=follow, args=(log, key, wanted, notices), name=key, daemon=True)
+        for key, wanted in exports.items()
     ]
     for thread in threads:
         thread.start()

@@ -18,11 +18,15 @@ STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 """The client's own variable for the name of the experiment."""
 
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""The client's own variable for the number of its attempts."""
+
 
 class MlflowExport:
     """Writes the metrics of one job to a run that has the job's name.
 
-    Where the run is there already, because another host led before, it is continued: MLflow keeps a number once.
+    Where the run is there already, because another host led before or the server did not answer for a while, it is
+    continued: MLflow keeps a number once.
 
     Args:
         uri: of the tracking server, or of a database.
@@ -34,6 +38,7 @@ class MlflowExport:
     """
 
     def __init__(self, uri: str, job: str, parameters: dict[str, str | int]) -> None:
+        os.environ.setdefault(RETRIES, "3")  # with pauses of 2, 4 and 8 s; then the exporter tries again by itself
         self._client = MlflowClient(tracking_uri=uri)
         self._job, self._parameters = job, parameters
         experiment = os.environ.get(EXPERIMENT) or job.rpartition("-")[0] or job
@@ -73,7 +78,8 @@ class MlflowExport:
         tags = {"psctl.job": self._job, "psctl.started": str(started.time), "psctl.hosts": ", ".join(started.hosts)}
         mine = " and ".join(f"tags.`{name}` = '{tags[name]}'" for name in ("psctl.job", "psctl.started"))
         for run in self._client.search_runs([self._experiment], mine):
-            self._parameters = {}
+            if run.data.params:
+                self._parameters = {}
             return str(run.info.run_id)
         made = self._client.create_run(
             self._experiment, start_time=_milliseconds(started), tags=tags, run_name=self._job

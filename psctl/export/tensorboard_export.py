@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class TensorboardExport:
 
     def __init__(self, folder: Path, parameters: dict[str, str | int]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.place = f"for TensorBoard in {folder} (tensorboard --logdir {folder})"
+        self.place = f"for TensorBoard; on the head: tensorboard --logdir {shlex.quote(str(folder))}"
         self._writer = EventFileWriter(str(folder))
         self._records = MetricRecords()
         self._parameters: dict[str, str | int] | None = parameters

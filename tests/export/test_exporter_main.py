@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from psctl.errors import PortTaken
-from psctl.export.main import MetricsExport, Notices, export_all
+from psctl.export.main import ExportStart, MetricsExport, Notices, export_all, follow, is_over
 from psctl.job import events
 from tests.export.test_metric_records import PROGRESS, finished
 
@@ -46,15 +46,17 @@ def test_programs_that_fail_are_said_once_and_the_others_get_everything(tmp_path
         raise PortTaken("another process listens on\n 127.0.0.1:1", "another port")
 
     def broken() -> MetricsExport:
-        raise ZeroDivisionError("of a library")
+        raise ZeroDivisionError("of\na library" + "." * 1000)
 
     def full() -> MetricsExport:
         raise OSError(28, "No space left on device", "/tb")
 
     reader, writer = os.pipe()
     exports = {
-        "tensorboard": ("tensorboard", missing), "prometheus": ("prometheus_client", taken),
-        "other": ("other", broken), "disk": ("disk", full), "kept": ("kept", lambda: kept),
+        "tensorboard": ExportStart("tensorboard", missing, again=60.0),
+        "prometheus": ExportStart("prometheus_client", taken),
+        "other": ExportStart("other", broken), "disk": ExportStart("disk", full),
+        "kept": ExportStart("kept", lambda: kept),
     }  # fmt: skip
     export_all(log, exports, Notices(writer, "h0"))
     os.close(writer)
@@ -63,8 +65,51 @@ def test_programs_that_fail_are_said_once_and_the_others_get_everything(tmp_path
     assert said == [
         "metrics are written nowhere",
         "metrics: disk: No space left on device (/tb); training goes on without it",
-        "metrics: other: ZeroDivisionError: of a library; training goes on without it",
+        f"metrics: other: ZeroDivisionError: of a library{'.' * 207} ...; training goes on without it",
         "metrics: prometheus: another process listens on 127.0.0.1:1; another port; training goes on without it",
         f"metrics: tensorboard: needs the package tensorboard, and h0 has no module tensorboard: {CURE}",
     ]
     assert kept.got == [PROGRESS, finished(), "close"]
+
+
+def test_a_server_that_did_not_answer_gets_the_whole_log_later(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(events.to_line(PROGRESS))
+    kept, starts = Kept(), []
+
+    def start() -> MetricsExport:
+        starts.append(is_over(log))
+        if len(starts) == 1:
+            raise ConnectionRefusedError(111, "Connection refused")
+        with log.open("ab") as file:
+            file.write(events.to_line(finished()))
+        return kept
+
+    reader, writer = os.pipe()
+    follow(log, "mlflow", ExportStart("mlflow-skinny", start, again=0.01), Notices(writer, "h0"))
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read().splitlines()
+    assert said == [
+        "metrics: mlflow: Connection refused; training goes on without it; tried again every 0.01 s",
+        "metrics are written nowhere",
+    ]
+    assert kept.got == [PROGRESS, finished(), "close"]
+
+
+def test_after_the_jobs_end_a_failure_is_tried_once_more_only(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(events.to_line(PROGRESS))
+    starts: list[bool] = []
+
+    def start() -> MetricsExport:
+        starts.append(is_over(log))
+        if len(starts) == 1:
+            log.write_bytes(events.to_line(PROGRESS) + events.to_line(finished()))
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    reader, writer = os.pipe()
+    follow(log, "mlflow", ExportStart("mlflow-skinny", start, again=3600.0), Notices(writer, "h0"))
+    os.close(reader)
+    os.close(writer)
+    assert starts == [False, True]

@@ -49,7 +49,12 @@ class FakeClient:
     def search_runs(self, experiment_ids: list[str], filter_string: str = "") -> list[SimpleNamespace]:
         mine = [each for each in RUNS if all(f"'{each['tags'][key]}'" in filter_string for key in each["tags"] if
                                              key != "psctl.hosts")]  # fmt: skip
-        return [SimpleNamespace(info=SimpleNamespace(run_id=str(RUNS.index(each)))) for each in mine]
+        return [
+            SimpleNamespace(
+                info=SimpleNamespace(run_id=str(RUNS.index(each))), data=SimpleNamespace(params=each["params"])
+            )
+            for each in mine
+        ]
 
     def create_run(
         self,

@@ -75,7 +75,7 @@ def test_a_run_is_shown_by_tensorboard_and_prometheus(tmp_path: Path) -> None:
     assert len(found.Scalars("psctl/sync_seconds")) > 1
     assert sorted(notices(tmp_path)) == [
         f"metrics are written for Prometheus at http://127.0.0.1:{port}/metrics on the head",
-        f"metrics are written for TensorBoard in {tmp_path}/tb/digits-1 (tensorboard --logdir {tmp_path}/tb/digits-1)",
+        f"metrics are written for TensorBoard; on the head: tensorboard --logdir {tmp_path}/tb/digits-1",
     ]
     until(lambda: not exporters(tmp_path), 20.0, name="the exporter's end")
 
