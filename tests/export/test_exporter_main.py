@@ -65,7 +65,7 @@ def test_programs_that_fail_are_said_once_and_the_others_get_everything(tmp_path
     assert said == [
         "metrics are written nowhere",
         "metrics: disk: No space left on device (/tb); training goes on without it",
-        f"metrics: other: ZeroDivisionError: of a library{'.' * 207} ...; training goes on without it",
+        f"metrics: other: ZeroDivisionError: of a library{'.' * 209} ...; training goes on without it",
         "metrics: prometheus: another process listens on 127.0.0.1:1; another port; training goes on without it",
         f"metrics: tensorboard: needs the package tensorboard, and h0 has no module tensorboard: {CURE}",
     ]
