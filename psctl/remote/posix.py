@@ -448,10 +448,10 @@ def _pieces_of(data: bytes) -> Iterator[bytes]:
 
 
 def _counting(chunks: Iterable[bytes], count: Callable[[int], object]) -> Iterator[bytes]:
-    """Yield chunks; count each when the next one is taken, because it has been sent then."""
+    """Yield chunks and count each; before it is sent, since a command may end before the next one is taken."""
     for chunk in chunks:
-        yield chunk
         count(len(chunk))
+        yield chunk
 
 
 def _chunks_of(path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The template char-gpt, short: with two workers it learns as alone, and writes at its end."""
+"""Templates, short: char-gpt with two workers learns as alone, and writes; resnet learns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.helpers.running import ROOT, Psctl, set_args
 
 pytestmark = pytest.mark.whole
 
-FOLDER = ROOT / "templates" / "char-gpt"
+TEMPLATES = ROOT / "templates"
+FOLDER = TEMPLATES / "char-gpt"
 SHORT = ("--epochs", "2", "--characters", "30000", "--width", "32", "--layers", "1", "--context", "32")
 
 
@@ -36,3 +37,12 @@ def test_two_workers_learn_as_one_does_and_it_writes(tmp_path: Path) -> None:
     written = "\n".join(event["text"] for event in run.of("log") if event["rank"] == "worker/0")
     assert len(written) > 350
     assert len(alone.stdout) > 350
+
+
+def test_the_network_for_pictures_learns_on_two_workers(tmp_path: Path) -> None:
+    short = ("--epochs", "5", "--pictures", "1500")
+    run = Psctl(tmp_path).run("train", str(TEMPLATES / "resnet" / "job.yaml"), "-o", "jsonl", *set_args(*short))
+    assert run.code == 0, run
+    assert run.events[-1]["steps"] == 5 * 12
+    assert run.events[-1]["metrics"]["accuracy"] > 0.2, "a guess is right in a tenth"
+    assert [event for event in run.of("log") if event["text"].startswith("accuracy 0.")]
