@@ -167,6 +167,7 @@ def test_a_queue_plays_in_order_and_reports_failures() -> None:
             raise PeerLost("a peer is gone")
         vector.add_(1)
 
+    before = set(threading.enumerate())
     queue = PlayQueue(play)
     vectors = [torch.tensor([number]) for number in range(4)]
     tickets = [queue.put(vector) for vector in vectors]
@@ -178,4 +179,4 @@ def test_a_queue_plays_in_order_and_reports_failures() -> None:
     queue.close()
     assert seen == [0, 1, 2, 3]
     assert [int(vector) for vector in vectors] == [1, 2, 2, 4]
-    assert not any(thread.name == "psctl-collective" for thread in threading.enumerate())
+    assert not any(thread.name == "psctl-collective" for thread in set(threading.enumerate()) - before)

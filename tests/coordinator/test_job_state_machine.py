@@ -507,6 +507,42 @@ def test_progress_has_the_last_complete_step() -> None:
     assert appended(job.wait(3), events.Progress) == []
 
 
+def test_a_number_of_few_steps_has_a_progress_event_of_its_step() -> None:
+    job = DrivenJob().training()
+    for worker in (W0, W1):
+        job.report(worker, 1, loss=4.0)
+    assert [event.step for event in appended(job.wait(1.1), events.Progress)] == [1]
+    for worker in (W0, W1):  # an accuracy of a step that the log has already, then one of a step that it has not
+        job.report(worker, 1, loss=4.0, accuracy=0.5)
+        job.report(worker, 2, loss=3.0)
+        job.report(worker, 3, loss=2.0, accuracy=0.7)
+        job.report(worker, 4, loss=1.0, rate=0.1)
+        job.report(worker, 5, loss=0.5)
+    progress = appended(job.wait(1.1), events.Progress)
+    assert [(event.step, event.metrics) for event in progress] == [
+        (3, {"loss": 2.0, "accuracy": 0.7}),
+        (4, {"loss": 1.0, "rate": 0.1}),
+        (5, {"loss": 0.5}),
+    ]
+    assert len({event.examples_per_second for event in progress}) == 1, "of the whole interval"
+    assert appended(job.wait(3), events.Progress) == []
+
+
+def test_a_number_of_few_steps_that_comes_late_has_an_event() -> None:
+    job = DrivenJob().training()
+    for worker in (W0, W1):
+        job.report(worker, 1, loss=4.0)
+    job.wait(1.1)
+    for worker in (W0, W1):
+        job.report(worker, 1, loss=4.0, accuracy=0.5)
+        job.report(worker, 2, loss=3.0)
+    progress = appended(job.wait(1.1), events.Progress)
+    assert [(event.step, event.metrics) for event in progress] == [
+        (1, {"loss": 4.0, "accuracy": 0.5}),
+        (2, {"loss": 3.0}),
+    ]
+
+
 def test_a_number_that_is_none_is_reported_and_left_out() -> None:
     job = DrivenJob().training()
     for worker in (W0, W1):

@@ -142,6 +142,10 @@ class RankReports:
         """Return the epoch of a step that was reported, else the newest epoch."""
         return self._epochs.get(step, self.epoch)
 
+    def last_steps(self) -> dict[str, int]:
+        """Return the step of each name's last complete value."""
+        return {name: step for name, (step, _) in self._last.items()}
+
     def last_values(self) -> dict[str, float]:
         """Return each name's last complete value."""
         return {name: value for name, (_, value) in sorted(self._last.items())}
@@ -189,6 +193,7 @@ class JobProgress:
         self.appended_at = now
         self.states_at = now
         self._appended: tuple[int, dict[str, float]] = (first_step, {})
+        self._appended_names: dict[str, int] = {}  # by name of a number: the step of its value in the log
 
     def rewind(self, job: JobState, step: int) -> None:
         """Go back to a step, from which all processes start again."""
@@ -196,32 +201,50 @@ class JobProgress:
         self.first_step = step
         self.reports.rewind(step, job.now)
         self._appended = (step, {})
+        self._appended_names = {name: found for name, found in self._appended_names.items() if found <= step}
 
     def reporting_ranks(self, job: JobState) -> set[int]:
         """Return the ranks of the workers that may report further steps."""
         return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
 
     def append(self, job: JobState) -> None:
-        """Append a progress event to the log if there is anything new."""
-        step = self.reports.complete(self.reporting_ranks(job))
-        every = self.reports.at(step) if step is not None else {}
-        metrics = _finite(every)
-        for name in every.keys() - metrics.keys():
-            job.notice_once(("not finite", name), f"{name} is {every[name]} at step {step}")
-        new = (step if step is not None else self.reports.step, metrics)
-        if new == self._appended:
+        """Append what is new to the log: a progress event of the newest step with numbers.
+
+        A number that is not reported at every step (an accuracy after each epoch) gets an event of its own step, before
+        that of the newest one.
+        """
+        newest = self.reports.complete(self.reporting_ranks(job))
+        step = newest if newest is not None else self.reports.step
+        steps = {
+            found
+            for name, found in self.reports.last_steps().items()
+            if self._appended_names.get(name, -1) < found < step
+        }
+        found = [(each, self._metrics_of(job, each)) for each in sorted(steps)]
+        new = (step, self._metrics_of(job, step) if newest is not None else {})
+        if new == self._appended and not found:
             return
         self._appended = new
         rates = self.reports.rates(job.now)
-        job.append_event(
-            events.Progress(
-                time=job.time, step=new[0], epoch=self.reports.epoch_of(new[0]), metrics=metrics,
-                examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
-                sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
-                staleness=max((each.staleness for each in job.live("worker")), default=0),
-                hidden_seconds=rates.hidden_seconds, total=self.reports.total,
-            )
-        )  # fmt: skip
+        for each, metrics in [*found, new]:
+            job.append_event(
+                events.Progress(
+                    time=job.time, step=each, epoch=self.reports.epoch_of(each), metrics=metrics,
+                    examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
+                    sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
+                    staleness=max((rank.staleness for rank in job.live("worker")), default=0),
+                    hidden_seconds=rates.hidden_seconds, total=self.reports.total,
+                )
+            )  # fmt: skip
+
+    def _metrics_of(self, job: JobState, step: int) -> dict[str, float]:
+        """Return the finite numbers of a step, which count as appended from now on."""
+        every = self.reports.at(step)
+        metrics = _finite(every)
+        for name in every.keys() - metrics.keys():
+            job.notice_once(("not finite", name), f"{name} is {every[name]} at step {step}")
+        self._appended_names.update(dict.fromkeys(every, step))
+        return metrics
 
     def final_metrics(self) -> dict[str, float]:
         """Return each name's last complete value, finite ones only."""
