@@ -44,7 +44,7 @@ from psctl.agent.elections import Elected, Elections, LeaderFound, first_configu
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
-from psctl.agent.resource_usage import CpuUsage, memory_bytes
+from psctl.agent.resource_usage import CpuUsage, NetworkUsage, memory_bytes
 from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
@@ -129,6 +129,7 @@ class Agent:
         self._members: dict[AgentChild, Member] = {}
         self._segments = SegmentBroker()
         self._cpu_usage = CpuUsage()
+        self._network_usage = NetworkUsage(self.host.interface)
         self._stacks = StackDumps(orders.code_dir, self._secrets)
         self._rings = StepRings()
         self._kill_times: dict[AgentChild, float] = {}  # when a child that was ordered to end is killed
@@ -530,7 +531,7 @@ class Agent:
             ProcessUsage(member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0))
             for child, member in self._members.items()
         ]
-        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage))
+        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage, *self._network_usage.rates()))
 
     def _log(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.mask_text(text)}"

@@ -1,4 +1,4 @@
-"""Processor time and memory of the agent's processes, and evidence that the kernel killed one for lack of memory.
+"""What an agent's processes and its host use: processor time, memory, network; and whether the kernel killed one.
 
 For memory, the counter of the process's own control group is read first: it counts kills of its processes only,
 whichever process exhausted the memory. Where there is none, the counter of the whole machine is read.
@@ -72,6 +72,50 @@ def memory_bytes(sessions: set[int]) -> dict[int, int]:
             if session in found:
                 found[session] += int(stat[21]) * _PAGE
     return found
+
+
+class NetworkUsage:
+    """Rates of a host's network interface, from the kernel's counters.
+
+    Args:
+        interface: its name; "": all interfaces but loopback.
+        read: returns the counters as the kernel writes them to /proc/net/dev.
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        interface: str,
+        read: Callable[[], str] = lambda: Path("/proc/net/dev").read_text(),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._interface, self._read, self._now = interface, read, now
+        self._last = self._counters()
+
+    def rates(self) -> tuple[float, float]:
+        """Return the bytes/s sent and received since the last call; zeros where there is no counter."""
+        before, now = self._last, self._counters()
+        self._last = now
+        seconds = now[0] - before[0]
+        if seconds <= 0:
+            return 0.0, 0.0
+        return max(0, now[1] - before[1]) / seconds, max(0, now[2] - before[2]) / seconds
+
+    def _counters(self) -> tuple[float, int, int]:
+        try:
+            found = interface_counters(self._read())
+        except OSError:
+            found = {}
+        names = [self._interface] if self._interface else [name for name in found if name != "lo"]
+        counters = [found[name] for name in names if name in found]
+        return self._now(), sum(sent for sent, _ in counters), sum(received for _, received in counters)
+
+
+def interface_counters(text: str) -> dict[str, tuple[int, int]]:
+    """Return the bytes sent and received by interface, from the text of /proc/net/dev."""
+    rows = [line.partition(":") for line in text.splitlines()[2:]]
+    fields = {name.strip(): rest.split() for name, _, rest in rows}
+    return {name: (int(row[8]), int(row[0])) for name, row in fields.items() if len(row) >= 9}
 
 
 FRESH = 5.0

@@ -155,6 +155,15 @@ class StateChanged(Event, frozen=True, tag="state"):
     traffic: float = 0.0  # bytes a second that a worker sends and receives
 
 
+class HostTraffic(Event, frozen=True, tag="traffic"):
+    """What a host's network interface sends and receives, of all programs, in bytes/s. psctl's own."""
+
+    host: str
+    sent: float
+    received: float
+    capacity: float = 0.0  # bytes/s in one direction, measured or nominal; 0: unknown
+
+
 class Recovering(Event, frozen=True, tag="recovering"):
     """The job waits for hosts that are lost or out of reach; times in seconds since the epoch. psctl's own."""
 
@@ -175,7 +184,7 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
-    | Finished | StateChanged | Recovering | Recovered | Notice
+    | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

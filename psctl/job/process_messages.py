@@ -103,12 +103,14 @@ class ClockIs(JobMessage, frozen=True):
 
 
 class HostSample(JobMessage, frozen=True):
-    """The load of a host: the share of its memory that is used, 0..1, and the processes that used the processor since
-    the last sample."""
+    """The load of a host: the share of its memory that is used, 0..1, the processes that used the processor since the
+    last sample, and the bytes/s of its network interface since then."""
 
     memory: float
     busy: list[Member]
     usage: list[ProcessUsage] = msgspec.field(default_factory=list)
+    sent: float = 0.0
+    received: float = 0.0
 
 
 class AgentNotice(JobMessage, frozen=True):

@@ -61,6 +61,26 @@ class Series:
         return {"steps": list(self.steps), "seconds": seconds, "values": list(self.values)}
 
 
+class HostRates:
+    """What a host's network interface sent and received over time, in bytes/s."""
+
+    def __init__(self) -> None:
+        self._sent, self._received = Series(), Series()
+        self._capacity = 0.0
+
+    def add(self, event: kinds.HostTraffic, began: float) -> None:
+        """Add the rates of an event of a job that began at `began`. The series count seconds, not steps."""
+        second = 0 if math.isnan(began) else round(event.time - began)
+        self._sent.add(second, event.time, event.sent)
+        self._received.add(second, event.time, event.received)
+        self._capacity = event.capacity
+
+    def document(self, began: float) -> Document:
+        """Return both series as JSON values; seconds count from `began`."""
+        sent, received = self._sent.document(began), self._received.document(began)
+        return {"sent": sent, "received": received, "capacity": self._capacity}
+
+
 class JobHistory:
     """What is known of a job; `apply` adds an event.
 
@@ -77,6 +97,7 @@ class JobHistory:
         self._metrics: dict[str, Series] = {}
         self._rates: dict[str, Series] = {}
         self._spans: dict[str, list[tuple[float, str, int]]] = {}
+        self._traffic: dict[str, HostRates] = {}
         self._checkpoints: list[kinds.CheckpointWritten] = []
         self._lines: list[tuple[float, str, str, str]] = []
         self._dropped = 0
@@ -95,6 +116,10 @@ class JobHistory:
                 self._checkpoints = [*self._checkpoints[1 - CHECKPOINTS :], event]
             case kinds.StateChanged() if event.role != "job":
                 self._add_span(f"{event.role}/{event.rank}", event.time, event.state, event.sync)
+            case kinds.HostTraffic():
+                host = one_line(event.host)
+                self._traffic[host] = self._traffic.get(host) or HostRates()
+                self._traffic[host].add(event, self._view.started)
             case kinds.WorkerLost():
                 self._add_span(f"worker/{event.rank}", event.time, "lost", 0)
             case kinds.ServerLost():
@@ -126,6 +151,7 @@ class JobHistory:
             "metrics": {one_line(name): series.document(began) for name, series in self._metrics.items()},
             "rates": {name: series.document(began) for name, series in self._rates.items()},
             "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
+            "traffic": {name: rates.document(began) for name, rates in self._traffic.items()},
             "plan": self._plan(),
             "checkpoints": [
                 {"step": each.step, "at": round(each.time - began, 3), "bytes": each.bytes, "seconds": each.seconds,

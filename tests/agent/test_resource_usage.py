@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from psctl.agent.processes import AgentChild
-from psctl.agent.resource_usage import FRESH, CpuUsage, MemoryKills, counter_files, first_counter, memory_bytes
+from psctl.agent.resource_usage import (
+    FRESH,
+    CpuUsage,
+    MemoryKills,
+    NetworkUsage,
+    counter_files,
+    first_counter,
+    interface_counters,
+    memory_bytes,
+)
 from psctl.agent.spawn import Files, account
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
@@ -171,3 +180,36 @@ def test_the_processor_and_memory_of_a_session_are_those_of_its_processes() -> N
         finally:
             child.kill()
     assert memory_bytes({child.pid}) == {child.pid: 0}
+
+
+COUNTERS = """Inter-| Receive | Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 1000 10 0 0 0 0 0 0 1000 10 0 0 0 0 0 0
+  eth0:{0} 20 0 0 0 0 0 0 {1} 30 0 0 0 0 0 0
+  eth1: 500 20 0 0 0 0 0 0 700 30 0 0 0 0 0 0
+"""
+
+
+def test_the_counters_of_an_interface_become_rates() -> None:
+    clock, moved = ManualClock(), [2000, 3000]
+    one = NetworkUsage("eth0", lambda: COUNTERS.format(*moved), clock.now)
+    every = NetworkUsage("", lambda: COUNTERS.format(*moved), clock.now)
+    assert one.rates() == (0.0, 0.0), "no time has passed"
+    moved[:] = [6000, 3500]
+    clock.advance(2.0)
+    assert one.rates() == every.rates() == (250.0, 2000.0)
+    moved[:] = [0, 0]
+    clock.advance(1.0)
+    assert one.rates() == (0.0, 0.0), "the counters began again"
+
+
+def test_an_interface_that_is_not_there_has_no_rate() -> None:
+    clock = ManualClock()
+    gone = NetworkUsage("eth7", lambda: COUNTERS.format(1, 2), clock.now)
+    clock.advance(1.0)
+    assert gone.rates() == (0.0, 0.0)
+    assert interface_counters(COUNTERS.format(1, 2)) == {"lo": (1000, 1000), "eth0": (2, 1), "eth1": (700, 500)}
+
+
+def test_this_machines_counters_are_read() -> None:
+    assert "lo" in interface_counters(Path("/proc/net/dev").read_text())

@@ -313,6 +313,16 @@ def test_a_plain_script_may_run_as_long_as_it_likes() -> None:
     assert job.machine.state == "running"
 
 
+def test_the_traffic_of_hosts_is_logged_when_it_changes() -> None:
+    job = DrivenJob().training()
+    job.receive(A0, HostSample(0.1, [], [], 1234567.0, 50.0))
+    job.receive(A1, HostSample(0.1, [], [], float("nan"), 50.0))  # of another machine: not to be believed
+    found = appended(job.wait(6), events.HostTraffic)
+    assert [(each.host, each.sent, each.received) for each in found] == [("h0", 1.23e6, 50.0)]
+    job.receive(A0, HostSample(0.1, [], [], 1234568.0, 50.0))
+    assert appended(job.wait(6), events.HostTraffic) == [], "the same to three digits"
+
+
 def test_what_a_process_uses_is_in_its_next_state() -> None:
     job = DrivenJob().training()
     job.receive(A0, HostSample(0.1, [W0], [ProcessUsage(W0, 150, 10**9), ProcessUsage(W1, 7, 7)]))  # W1: another host

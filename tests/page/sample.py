@@ -32,6 +32,12 @@ def job_events(name: str, steps: int = 40, began: float = 1_700_000_000.0, *, ho
         found.append(
             events.StateChanged(time=began + 1, role="worker", rank=rank, host=f"node-{rank}", state="starting")
         )
+    for second in (5, 10):
+        for host, capacity in (("node-0", 62.5e6), ("node-1" + hostile, 0.0)):
+            traffic = events.HostTraffic(
+                time=began + second, host=host, sent=5e6 * second, received=1e6 * second, capacity=capacity
+            )
+            found.append(traffic)
     for step in range(1, steps + 1):
         time = began + 3 + step
         found.append(

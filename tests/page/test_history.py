@@ -36,6 +36,8 @@ def test_a_jobs_events_become_series_ranks_plan_checkpoints_notes_and_lines() ->
     assert [each["step"] for each in document["checkpoints"]] == [10, 20, 30, 40]
     assert [each["level"] for each in document["notes"]] == ["error", "info"]
     assert document["lines"][0] == [4, "worker/0", "stdout", "step 1 "]
+    assert document["traffic"]["node-0"]["sent"] == {"steps": [5, 10], "seconds": [5, 10], "values": [25e6, 50e6]}
+    assert document["traffic"]["node-0"]["capacity"] == 62.5e6
     assert document["failure"] is None
     assert msgspec.json.decode(msgspec.json.encode(document)) == json.loads(json.dumps(document))
 

@@ -55,13 +55,28 @@ def test_everything_is_drawn_and_hostile_text_stays_text(browser: Browser, tmp_p
         "ring, measured",
         "/data/mine-1",
         "killed by signal 9",
+        "50 MB/s",
         "Value",
     ):
         assert expected in text, expected
-    assert browser.value("document.querySelectorAll('.uplot').length") == 2 + 2 + 2, "metrics, rates, seconds of a step"
+    assert browser.value("document.querySelectorAll('.uplot').length") == 2 + 2 + 2 + 4, (
+        "metrics, rates, seconds of a step, traffic"
+    )
+    assert browser.value("document.querySelectorAll('svg.network .host').length") == 4
+    assert browser.value("document.querySelectorAll('svg.network .link.full').length") == 0
     assert browser.value("document.querySelectorAll('canvas.lanes').length") == 2
     sections = browser.value("[...document.querySelectorAll('section')].map((each) => each.id)")
-    assert sections == ["overview", "metrics", "throughput", "processes", "plan", "checkpoints", "events", "logs"]
+    assert sections == [
+        "overview",
+        "metrics",
+        "throughput",
+        "processes",
+        "network",
+        "plan",
+        "checkpoints",
+        "events",
+        "logs",
+    ]
     assert sections == browser.value("[...document.querySelectorAll('nav a')].map((each) => each.hash.slice(1))")
     drawn = (
         "[...document.querySelectorAll('canvas')].every((each) => each.getContext('2d').getImageData(0, 0, each.width, "
@@ -124,7 +139,7 @@ def test_a_live_page_shows_what_comes_after_it_was_opened(browser: Browser) -> N
         for event in job_events("mine-1"):
             board.apply("mine-1", event)
         browser.until("document.querySelector('.log').textContent.includes('step 40')")
-        assert browser.value("document.querySelectorAll('.uplot').length") == 5
+        assert browser.value("document.querySelectorAll('.uplot').length") == 7
         board.set_known([{"job": "other-1", "state": "running"}])
         browser.until("[...document.querySelectorAll('option')].some((each) => each.value === 'other-1')")
         browser.value("(() => { const s = document.querySelector('header select'); s.value = 'other-1'; "

@@ -193,6 +193,8 @@ class JobProgress:
         self.appended_at = now
         self.states_at = now
         self._appended: tuple[int, dict[str, float]] = (first_step, {})
+        self.traffic: dict[int, tuple[float, float]] = {}  # by host: bytes/s sent and received, since the last states
+        self.appended_traffic: dict[int, tuple[float, float]] = {}
         self._appended_names: dict[str, int] = {}  # by name of a number: the step of its value in the log
 
     def rewind(self, job: JobState, step: int) -> None:
@@ -257,13 +259,21 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def append_states(job: JobState) -> None:
-    """Append the states of ranks whose step has changed, every few seconds."""
+    """Append the states of ranks whose step has changed and the traffic of hosts, every few seconds."""
     if job.now - job.progress.states_at < STATES_EVERY:
         return
     job.progress.states_at = job.now
     for rank in job.ranks.values():
         if rank.step != rank.appended_step and not rank.ended:
             job.append_state(rank)
+    for index, rates in sorted(job.progress.traffic.items()):
+        if rates != job.progress.appended_traffic.get(index):
+            job.progress.appended_traffic[index] = rates
+            host = job.order.hosts[index]
+            job.append_event(
+                events.HostTraffic(time=job.time, host=host.name, sent=rates[0], received=rates[1], capacity=host.rate)
+            )
+    job.progress.traffic.clear()
 
 
 def record_step(job: JobState, rank: Rank, step: int) -> None:
@@ -328,6 +338,9 @@ def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
         rank = job.ranks.get(usage.member)
         if rank is not None and rank.host == agent.rank:
             rank.cpu, rank.memory = usage.cpu, usage.memory
+    if math.isfinite(message.sent + message.received) and min(message.sent, message.received) >= 0:
+        sent, received = (float(f"{rate:.3g}") for rate in (message.sent, message.received))
+        job.progress.traffic[agent.rank] = (sent, received)
     if message.memory >= MEMORY_FULL:
         name = job.order.hosts[agent.rank].name
         job.notice_once(("memory", name), f"{name}: {message.memory:.0%} of the memory is used")

@@ -52,7 +52,8 @@
   const choices = {axis: "step", log: false};
   const charts = new Map();
 
-  function chart(id, title, lines, format, into) {
+  function chart(id, title, lines, format, into, axisName) {
+    const over = axisName || choices.axis;
     lines = lines.filter((line) => line.series && line.series.values.length);
     if (!lines.length) return;
     let held = charts.get(id);
@@ -69,7 +70,7 @@
       key("s" + index % colours, `${line.label} ${format(line.series.values[line.series.values.length - 1])}`)));
     const clean = (value) => choices.log && value <= 0 ? null : value;
     const data = uPlot.join(lines.map((line) => [
-      choices.axis === "step" ? line.series.steps : line.series.seconds, line.series.values.map(clean)]));
+      over === "step" ? line.series.steps : line.series.seconds, line.series.values.map(clean)]));
     if (held.shape === shape) {
       held.plot.setData(data);
       return;
@@ -77,7 +78,7 @@
     if (held.plot) held.plot.destroy();
     held.shape = shape;
     const axis = {stroke: colour("dim"), grid: {stroke: colour("grid"), width: 1}, ticks: {stroke: colour("grid")}};
-    const across = choices.axis === "step" ? count : seconds;
+    const across = over === "step" ? count : seconds;
     held.plot = new uPlot({
       width: Math.max(200, held.box.clientWidth), height: 220, legend: {show: false}, cursor: {y: false},
       scales: {x: {time: false}, y: choices.log ? {distr: 3} : {}},
@@ -86,7 +87,7 @@
       series: [{}, ...lines.map((line, index) => ({
         label: line.label, stroke: colour("s" + index % colours), width: 1.75, spanGaps: true,
         points: {show: line.series.values.length === 1}}))],
-      hooks: {setCursor: [(plot) => pointAt(plot, lines, across, format)]},
+      hooks: {setCursor: [(plot) => pointAt(plot, lines, over, across, format)]},
     }, data, held.box);
     held.plot.over.addEventListener("mouseleave", hideTip);
   }
@@ -105,11 +106,11 @@
     tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 8)) + "px";
     tip.style.top = Math.max(4, Math.min(y + 14, innerHeight - box.height - 8)) + "px";
   }
-  function pointAt(plot, lines, across, format) {
+  function pointAt(plot, lines, over, across, format) {
     const index = plot.cursor.idx;
     if (index === null || index === undefined || plot.cursor.left < 0) return;
     const box = plot.over.getBoundingClientRect();
-    const texts = [`${choices.axis === "step" ? "step " : ""}${across(plot.data[0][index])}`];
+    const texts = [`${over === "step" ? "step " : ""}${across(plot.data[0][index])}`];
     lines.forEach((line, at) => {
       const value = plot.data[at + 1][index];
       if (value !== null && value !== undefined) texts.push(`${line.label} ${format(value)}`);
@@ -230,6 +231,13 @@
       chart("r:split:" + job.job, several ? `${job.job}: seconds of a step` : "seconds of a step",
         ["compute", "sync", "hidden"].map((name) => ({label: name, series: job.rates[name]})), seconds, into);
     }
+    for (const job of jobs()) {
+      const named = (which) => Object.entries(job.traffic).map(([name, found]) => ({label: name, series: found[which]}));
+      for (const [which, title] of [["sent", "sent by hosts"], ["received", "received by hosts"]]) {
+        chart(`t:${which}:${job.job}`, several ? `${job.job}: ${title}` : title, named(which), (value) => bytes(value) + "/s",
+          into, "time");
+      }
+    }
     for (const [id, held] of charts) {
       if (held.used) continue;
       if (held.plot) held.plot.destroy();
@@ -269,6 +277,55 @@
         table({title: `plan of ${job.job}`, columns: columns("strategy", "", "#a step", "", "#bytes a rank", "*bottleneck, or why not")}, rows));
     });
   }
+
+  // ---- hosts and the traffic of their links -------------------------------------------------------------------------------
+
+  function shape(tag, attributes, ...texts) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...texts);
+    return made;
+  }
+  const networks = () => jobs().filter((job) => Object.keys(job.traffic).length).map((job) => titled(job, network(job)));
+  const last = (series) => series.values.length ? series.values[series.values.length - 1] : 0;
+
+  function network(job) {
+    const names = job.hosts.length ? job.hosts : Object.keys(job.traffic), wide = 190, tall = 128, gap = 20, top = 46;
+    const across = Math.max(1, Math.min(names.length, 6)), width = across * (wide + gap) - gap;
+    const height = top + Math.ceil(names.length / across) * tall;
+    const rates = names.map((name) => job.traffic[name]).filter((each) => each);
+    const most = Math.max(1, ...rates.flatMap((each) => [last(each.sent), last(each.received), each.capacity]));
+    const image = shape("svg", {viewBox: `0 0 ${width} ${height}`, width, class: "network", role: "img",
+      "aria-label": `traffic of the hosts of ${job.job}`});
+    image.append(shape("rect", {x: 0, y: 4, width, height: 22, rx: 6, class: "switch"}),
+      shape("text", {x: width / 2, y: 19, "text-anchor": "middle"}, "network"));
+    names.forEach((name, index) => {
+      const x = (index % across) * (wide + gap), y = top + Math.floor(index / across) * tall + 46, found = job.traffic[name];
+      const holds = Object.entries(job.ranks).filter(([, rank]) => rank.host === name).map(([rank]) => rank);
+      const from = index < across ? 26 : y - tall + 62;
+      image.append(shape("rect", {x, y, width: wide, height: 56, rx: 6, class: "host"}),
+        shape("text", {x: x + wide / 2, y: y + 22, "text-anchor": "middle", class: "name"}, clip(name, 24)),
+        shape("text", {x: x + wide / 2, y: y + 41, "text-anchor": "middle", class: "small"}, clip(holds.join(" ") || "-", 30)));
+      if (!found) return;
+      for (const [at, mark, series, side] of [[0.44, "\u2191", found.sent, -1], [0.56, "\u2193", found.received, 1]]) {
+        const rate = last(series), share = found.capacity ? rate / found.capacity : 0;
+        const place = x + wide * at;
+        image.append(shape("line", {x1: place, x2: place, y1: from, y2: y, class: share > 0.8 ? "link full" : "link",
+          "stroke-width": Math.max(1, 14 * Math.min(1, rate / most))}),
+          shape("text", {x: place + 11 * side, y: y - 8, "text-anchor": side > 0 ? "start" : "end", class: "small"},
+            `${mark} ${bytes(rate)}/s`));
+      }
+    });
+    const rows = names.filter((name) => job.traffic[name]).map((name) => {
+      const {sent, received, capacity} = job.traffic[name];
+      const highest = (series) => bytes(Math.max(0, ...series.values)) + "/s";
+      return {cells: [name, bytes(last(sent)) + "/s", highest(sent), bytes(last(received)) + "/s", highest(received),
+        capacity ? bytes(capacity) + "/s" : "-"]};
+    });
+    return el("div", {}, image, table({title: `traffic of ${job.job}`,
+      columns: columns("host", "#sends", "#most", "#receives", "#most", "#link, one direction")}, rows));
+  }
+  const clip = (text, most) => text.length > most ? text.slice(0, most - 1) + "\u2026" : text;
 
   const checkpoints = () => jobs().filter((job) => job.checkpoints.length).map((job) => titled(job,
     table({title: `checkpoints of ${job.job}`, columns: columns("#step", "#after", "#size", "#took", "*path")},
@@ -335,6 +392,7 @@
         el("label", {}, log, " logarithmic")), true),
       section("throughput", "Throughput", null, null, true),
       section("processes", "Processes", processes),
+      section("network", "Network", networks),
       section("plan", "Plan: predicted and measured", plans),
       section("checkpoints", "Checkpoints", checkpoints),
       section("events", "Events", notes),
