@@ -54,12 +54,27 @@ class RecoveryDigest(msgspec.Struct):
     until: float
 
 
+class PrintedDigest(msgspec.Struct):
+    """A line that a process printed; seconds since the epoch."""
+
+    time: float
+    rank: str
+    text: str
+
+
+class TrafficDigest(msgspec.Struct):
+    """What a host's network interface sends and receives, in bytes/s."""
+
+    sent: float
+    received: float
+
+
 class JobDigest(msgspec.Struct):
     """The last events of a job's log, and the state of its head's agent.
 
     `alive`: whether that agent runs; `waiting`: whether its orders are not read yet; `state`: the job's state; `ranks`:
     the last state of every process by name, "worker/3"; `recovering`: the hosts that the job waits for; `leader`: what
-    the host knows of the job's head.
+    the host knows of the job's head; `printed`: the last line that a worker printed; `traffic`: by host.
     """
 
     alive: bool
@@ -73,6 +88,8 @@ class JobDigest(msgspec.Struct):
     finished: FinishedDigest | None = None
     recovering: RecoveryDigest | None = None
     leader: LeaderFile | None = None
+    printed: PrintedDigest | None = None
+    traffic: dict[str, TrafficDigest] = {}
 
 
 _DIGESTS: msgspec.json.Decoder[dict[str, JobDigest]] = msgspec.json.Decoder(dict[str, JobDigest])

@@ -84,6 +84,8 @@ class ReportedRank(msgspec.Struct, frozen=True):
     state: str = "starting"
     step: int = 0
     last_error: str | None = None
+    cpu: int = 0  # percent of one core
+    memory: int = 0  # bytes
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -82,6 +82,8 @@ class JobView:
     kept_events: int = KEPT_EVENTS
     finished: kinds.Finished | None = None
     recovering: kinds.Recovering | None = None  # hosts that the job waits for
+    traffic: dict[str, kinds.HostTraffic] = field(default_factory=dict)  # by host
+    printed: kinds.Log | None = None  # the last line of a worker: of rank 0, if that one prints
     phase: str = ""  # of the start: "starting", "importing", "loading", "connecting", "training"
     phase_since: float = math.nan
 
@@ -137,8 +139,10 @@ class JobView:
                     rank.rate = 0.0
             case kinds.Notice():
                 self.note(event.time, WARNING, event.text)
+            case kinds.HostTraffic():
+                self.traffic[one_line(event.host)] = event
             case kinds.Log():
-                pass  # output is shown, not kept
+                self.printed = last_printed(self.printed, event)
 
     def host_of(self, rank: str) -> str:
         """Return the host of "worker/3", "" while unknown."""
@@ -209,8 +213,9 @@ class JobView:
     def _on_progress(self, event: kinds.Progress) -> None:
         before = self.progress
         self.progress = event
-        if before is not None and event.time > before.time and event.step > before.step:
-            self.rate = (event.step - before.step) / (event.time - before.time)
+        earlier = next((entry for entry in reversed(self.pace) if entry[0] < event.time), None)
+        if earlier is not None and event.step > earlier[1]:
+            self.rate = (event.step - earlier[1]) / (event.time - earlier[0])
         if not self.pace or event.step > self.pace[-1][1]:
             self.pace.append((event.time, event.step))
         while len(self.pace) > 2 and self.pace[1][0] < event.time - PACE:
@@ -263,6 +268,13 @@ class JobView:
             self.note(
                 event.time, ERROR, f"{found.name} on {found.host} failed: {found.last_error or 'no reason given'}"
             )
+
+
+def last_printed(before: kinds.Log | None, event: kinds.Log) -> kinds.Log | None:
+    """Return the line that says how far a script is: the last one of stdout, of worker/0 if that one prints."""
+    if event.stream != "stdout" or not event.text.strip():
+        return before
+    return event if before is None or event.rank in (before.rank, "worker/0") else before
 
 
 def watched_metric(metrics: Mapping[str, float]) -> str:

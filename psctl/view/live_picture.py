@@ -51,6 +51,9 @@ def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[Ren
         yield _line("recovering", _recovery_text(state.recovering, state.latest + age))
     if progress is None:
         yield _line("step", _startup_text(state, age))
+        if state.printed is not None and state.phase == "importing":
+            ago = format_seconds(float(int(max(0.0, state.latest - state.printed.time + age))))
+            yield _line("output", f"{ago} ago: {one_line(state.printed.text)}")
     else:
         yield _line("step", _speed(state, width - _LABEL, glyphs))
         if state.total:
@@ -58,6 +61,8 @@ def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[Ren
         if progress.metrics:
             yield _metrics(state, width, glyphs)
         yield _times(state, width, glyphs)
+    if state.traffic and width >= 60 and (progress is None or len(state.hosts) > 1):
+        yield _line("network", _network(state))
     yield _line("checkpoint", _checkpoint(state, age))
 
 
@@ -98,7 +103,7 @@ def _startup_text(state: JobView, age: float) -> str:
         case "importing" if any(rank.joined for rank in workers):
             text = f"importing: {sum(rank.joined for rank in workers)} of {len(workers)} workers have called psctl.init"
         case "importing":
-            doing = "importing" if lasts < _LONG_IMPORT else "running"
+            doing = "importing" if lasts < _LONG_IMPORT and state.printed is None else "running"
             text = f"{doing} (without psctl.init steps are not counted)"
         case "loading":
             ready = sum(rank.prepared for rank in workers)
@@ -109,6 +114,15 @@ def _startup_text(state: JobView, age: float) -> str:
         case _:
             text = "training: no step is reported yet"
     return f"{text}, {format_seconds(float(int(lasts)))}" if lasts >= 1 else text
+
+
+def _network(state: JobView) -> str:
+    """Return what hosts send and receive, the busiest first."""
+    hosts = sorted(state.traffic.values(), key=lambda each: -each.sent - each.received)
+    parts = [
+        f"{one_line(each.host)} sends {format_rate(each.sent)}, receives {format_rate(each.received)}" for each in hosts
+    ]
+    return "; ".join(parts)
 
 
 def _speed(state: JobView, width: int, glyphs: Glyphs) -> str:

@@ -61,6 +61,8 @@ class PlainLog:
                     self._print_progress()
             case kinds.StateChanged():
                 self._print_state(event)
+            case kinds.HostTraffic():
+                pass
             case kinds.Finished():
                 self._print_progress()
             case _:
@@ -128,6 +130,8 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"notice {event.text}"
         case kinds.StateChanged():
             text = f"state {event.role}/{event.rank} {event.host} {event.state}"
+        case kinds.HostTraffic():
+            text = f"traffic {event.host} sent={event.sent:.3g} received={event.received:.3g}"
         case kinds.Log():
             text = f"log {event.rank} {event.text}"
         case kinds.Finished():

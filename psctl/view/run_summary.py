@@ -37,6 +37,10 @@ class RunSummary:
     restarts: int = 0
     repeated: int = 0
     """Steps that were done again."""
+    _workers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By rank: sum and number of samples of its processor use, in percent of a core."""
+    _hosts: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    """By name: sums of bytes/s sent and received, and their number."""
     _before: tuple[float, int] | None = None  # time and step of the last progress
     _values: dict[int, float] = field(default_factory=dict)
 
@@ -47,6 +51,12 @@ class RunSummary:
                 self._on_progress(event)
             case kinds.CheckpointWritten():
                 self._on_checkpoint(event)
+            case kinds.StateChanged() if event.role == "worker" and event.memory:
+                total, count = self._workers.get(event.rank, (0, 0))
+                self._workers[event.rank] = total + event.cpu, count + 1
+            case kinds.HostTraffic():
+                sent, received, number_of = self._hosts.get(event.host, (0.0, 0.0, 0))
+                self._hosts[event.host] = sent + event.sent, received + event.received, number_of + 1
             case kinds.WorkerLost():
                 self.lost["worker"] += 1
             case kinds.ServerLost():
@@ -69,6 +79,8 @@ class RunSummary:
                 parts.append(f"{format_rate(self.bytes / self.seconds)} moved")
             found.append(("throughput", ", ".join(parts)))
             found.append(("a step", self._step_text()))
+        elif not self.steps:
+            found += self._usage_lines()
         if self.checkpoints:
             text = f"{self.checkpoints:,} written"
             if self.best is not None:
@@ -76,6 +88,17 @@ class RunSummary:
             found.append(("checkpoints", text))
         if self.lost:
             found.append(("survived", self._survived_text()))
+        return found
+
+    def _usage_lines(self) -> list[tuple[str, str]]:
+        """Return what is known of a run whose steps are not counted."""
+        found = []
+        if self._workers:
+            means = [total / count for total, count in self._workers.values()]
+            found.append(("processors", f"{sum(means) / len(means) / 100:.1f} cores a worker"))
+        if self._hosts:
+            sent, received = (max(sums[which] / sums[2] for sums in self._hosts.values()) for which in (0, 1))
+            found.append(("network", f"a host sent {format_rate(sent)} and received {format_rate(received)} at most"))
         return found
 
     def _step_text(self) -> str:
@@ -100,8 +123,8 @@ class RunSummary:
             self._values[event.step] = value
             if len(self._values) > KEPT_STEPS:
                 del self._values[next(iter(self._values))]
-        if before is None or event.step <= before[1] or event.time <= before[0]:
-            return
+        if before is None or event.step <= before[1] or event.time < before[0]:
+            return  # several events of one time have steps of one interval
         seconds, steps = event.time - before[0], event.step - before[1]
         self.seconds, self.steps = self.seconds + seconds, self.steps + steps
         self.examples += event.examples_per_second * seconds

@@ -115,24 +115,34 @@ def draw_status(console: Console, document: Document) -> None:
                 clock_time(waits["until"]),
             )
             say(console, f"{job['job']} is recovering: it waits for {names} since {since}, until {until} at most")
-    heads = ("rank", "host", "state", "step", "pid", "last error")
+        if (printed := job.get("printed")) and printed["text"].strip():
+            moment, text = clock_time(printed["time"]), one_line(printed["text"])
+            say(console, f"{job['job']}: {one_line(printed['rank'])} printed at {moment}: {text}")
+    heads = ("rank", "host", "state", "step", "cpu", "memory", "pid", "last error")
     ranks = {str(job["job"]): [_rank(rank) for rank in job.get("ranks", [])] for job in document["jobs"]}
     if console.is_terminal:
         for job, rows in ranks.items():
             if rows:
                 say(console, Text(one_line(job), style="bold"))
-                draw_table(console, heads, rows, right=("step", "pid"))
+                draw_table(console, heads, rows, right=("step", "cpu", "memory", "pid"))
     elif any(ranks.values()):
         draw_table(console, ("job", *heads), [[job, *row] for job, rows in ranks.items() for row in rows])
+    traffic = {name: rates for job in document["jobs"] for name, rates in (job.get("traffic") or {}).items()}
     hosts: list[list[Cell]] = [
         [
-            host["name"], _state(host["state"]), _text(host["cores"]), _text(host["gpus"]), _labels(host),
-            "; ".join(host["problems"]) or "-",
+            host["name"], _state(host["state"]), _text(host["cores"]), _text(host["gpus"]),
+            *(_moved(traffic.get(host["name"])) if traffic else ()), _labels(host), "; ".join(host["problems"]) or "-",
         ]
         for host in document.get("hosts", [])
     ]  # fmt: skip
     if hosts:
-        draw_table(console, ("host", "state", "cores", "gpus", "labels", "problems"), hosts, right=("cores", "gpus"))
+        moved = ("sends", "receives") if traffic else ()
+        columns = ("host", "state", "cores", "gpus", *moved, "labels", "problems")
+        draw_table(console, columns, hosts, right=("cores", "gpus", *moved))
+
+
+def _moved(rates: Document | None) -> list[Cell]:
+    return [format_rate(rates["sent"]), format_rate(rates["received"])] if rates is not None else ["-", "-"]
 
 
 def _labels(host: Document) -> str:
@@ -143,7 +153,11 @@ def _labels(host: Document) -> str:
 def _rank(rank: Document) -> list[Cell]:
     name = f"{rank['role']}/{rank['rank']}"
     error: Cell = (_text(rank.get("last_error")), "red")
-    return [name, _text(rank["host"]), _state(rank["state"]), _text(rank["step"] or None), _text(rank["pid"]), error]
+    memory = rank.get("memory")
+    used = [f"{rank['cpu']}%", format_bytes(memory)] if memory else ["-", "-"]
+    return [
+        name, _text(rank["host"]), _state(rank["state"]), _text(rank["step"] or None), *used, _text(rank["pid"]), error
+    ]  # fmt: skip
 
 
 def draw_jobs(console: Console, document: Document) -> None:

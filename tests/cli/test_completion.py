@@ -126,3 +126,12 @@ def test_the_script_for_bash_calls_psctl(home: Path) -> None:
     script += 'printf "%s\\n" "${COMPREPLY[@]}"\n'
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["latest", "best", "7"]
+
+
+def test_hosts_of_the_ssh_configuration_are_offered(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").write_text("Host node-a node-b *.lab !x\n  Port 22\nhost = gate\nHostName not-this\n")
+    assert complete(home, "init", "mine", "--hosts", "n") == ["node-a", "node-b"]
+    assert complete(home, "init", "mine", "--hosts", "node-a,") == ["node-a,node-b", "node-a,gate"]
+    (home / ".ssh" / "config").unlink()
+    assert complete(home, "init", "mine", "--hosts", "n") in ([], [""])

@@ -20,6 +20,7 @@ from psctl.agent import supervisor
 from psctl.job.events import (
     CheckpointWritten,
     Finished,
+    HostTraffic,
     Log,
     Progress,
     Recovered,
@@ -121,6 +122,8 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
         StateChanged(time=1.5, role="job", rank=0, host="a", state="running"),
         StateChanged(time=2.0, role="worker", rank=1, host="a", state="running", pid=77),
         Log(time=2.0, rank="worker/1", stream="stdout", text='a line with "event":"finished" in it'),
+        Log(time=2.5, rank="worker/1", stream="stderr", text="a warning"),
+        HostTraffic(time=2.5, host="a", sent=5.0, received=7.0),
         Progress(
             time=3.0, step=40, epoch=1, metrics={}, examples_per_second=1.0, bytes_per_second=1.0, sync_seconds=0.1,
             compute_seconds=0.1, staleness=0,
@@ -131,6 +134,8 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
     found = there(shell, "digest", {"jobs": [mine]})[str(folder)]
     assert (found["alive"], found["state"], found["progress"]["step"]) == (True, "running", 40)
     assert found["ranks"]["worker/1"]["pid"] == 77
+    assert (found["printed"]["time"], found["printed"]["text"]) == (2.0, 'a line with "event":"finished" in it')
+    assert found["traffic"]["a"]["received"] == 7.0
     assert "finished" not in found
     with (folder / "events.jsonl").open("wb") as file:
         file.write(to_line(Finished(time=4.0, status="done", exit=0, steps=40, seconds=3.0, metrics={})))

@@ -69,3 +69,22 @@ def test_an_interval_across_a_restart_does_not_count() -> None:
         progress(0.0, 0, 1.0), progress(1.0, 10, 1.0), LOST, back, progress(60.0, 12, 1.0), progress(61.0, 22, 1.0)
     )
     assert found["throughput"].startswith("640 examples/s, 10 steps/s")
+
+
+def test_steps_of_several_events_of_one_interval_count() -> None:
+    found = lines(progress(10.0, 0, 1.0), progress(12.0, 15, 1.0), progress(12.0, 20, 1.0))
+    assert found["throughput"].startswith("640 examples/s, 10 steps/s")
+
+
+def test_a_run_whose_steps_are_not_counted_has_its_use_of_processors_and_network() -> None:
+    def uses(rank: int, cpu: int) -> kinds.StateChanged:
+        return kinds.StateChanged(time=1.0, role="worker", rank=rank, host="a", state="running", cpu=cpu, memory=10**8)
+
+    def moves(host: str, sent: float) -> kinds.HostTraffic:
+        return kinds.HostTraffic(time=1.0, host=host, sent=sent, received=1e6)
+
+    found = lines(uses(0, 100), uses(0, 200), uses(1, 50), moves("a", 2e6), moves("a", 4e6), moves("b", 1e6))
+    assert found == {
+        "processors": "1.0 cores a worker",
+        "network": "a host sent 3 MB/s and received 1 MB/s at most",
+    }

@@ -165,6 +165,20 @@ def test_before_the_first_report_it_shows_the_phase_and_since_when_it_lasts():
     assert all(len(line.rstrip()) <= 40 for line in drawn(events, 40, 24))
 
 
+def test_a_script_whose_steps_are_not_counted_is_shown_by_what_it_prints_and_sends():
+    events = [STARTED, moved("server", 0), moved("worker", 0), moved("worker", 1)]
+    events += [
+        kinds.Log(time=103.0, rank="worker/1", stream="stdout", text="iteration 1"),
+        kinds.Log(time=104.0, rank="worker/0", stream="stdout", text="iteration 2"),
+        kinds.Log(time=105.0, rank="worker/1", stream="stdout", text="iteration 1"),
+        kinds.HostTraffic(time=106.0, host="node-b", sent=2e6, received=1e6),
+    ]
+    lines = drawn(events, 80, 24)
+    assert "running (without psctl.init steps are not counted)" in lines[2]
+    assert lines[3].split() == ["output", "5", "s", "ago:", "iteration", "2"]
+    assert "node-b sends 2 MB/s, receives 1 MB/s" in lines[4]
+
+
 def test_the_live_picture_names_the_hosts_that_the_job_waits_for():
     waits = kinds.Recovering(time=200.0, hosts=["b"], since=200.0, until=800.0)
     line = next(line for line in drawn([*RUN[:3], waits], 80, 24) if "recovering" in line)

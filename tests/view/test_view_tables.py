@@ -181,8 +181,8 @@ def test_status_in_a_pipe():
     rows = piped(tables.draw_status, STATUS)
     assert rows[0] == ["job", "state", "step", "started", "workers", "servers", "hosts"]
     assert rows[1][:3] + rows[1][4:] == ["digits-3", "running", "120", "1", "1", "a b"]
-    assert rows[3] == ["digits-3", "worker/0", "a", "running", "120", "7", "-"]
-    assert rows[4] == ["digits-3", "server/0", "b", "lost", "-", "8", "x y"]
+    assert rows[3] == ["digits-3", "worker/0", "a", "running", "120", "-", "-", "7", "-"]
+    assert rows[4] == ["digits-3", "server/0", "b", "lost", "-", "-", "-", "8", "x y"]
     assert rows[6] == ["a", "ready", "8", "0", "rack=r1", "clock is 3 s off"]
 
 
@@ -192,6 +192,15 @@ def test_status_names_the_hosts_that_a_job_waits_for():
     text = shown(tables.draw_status, document, 200)
     since, until = clock_time(100.0), clock_time(700.0)
     assert f"digits-3 is recovering: it waits for b, c since {since}, until {until} at most" in text
+
+
+def test_status_of_a_job_whose_steps_are_not_counted_has_its_last_line_and_what_it_uses():
+    job = {**STATUS["jobs"][0], "step": None, "traffic": {"a": {"sent": 2e6, "received": 5e5}}}
+    job["ranks"] = [{**job["ranks"][0], "cpu": 150, "memory": 10**9}]
+    job["printed"] = {"rank": "worker/0", "time": 100.0, "text": "epoch 3\x1b[31m"}
+    text = shown(tables.draw_status, {**STATUS, "jobs": [job]}, 200)
+    assert f"digits-3: worker/0 printed at {clock_time(100.0)}: epoch 3" in text
+    assert "150%" in text and "1 GB" in text and "2 MB/s" in text and "500 kB/s" in text
 
 
 def test_checkpoints_in_a_pipe():

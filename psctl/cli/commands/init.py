@@ -24,7 +24,13 @@ def init(
         ),
     ] = "digits",
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="a,b,c", help="Hosts to train on, as ssh names them.")
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="a,b,c",
+            help="Hosts to train on, as ssh names them.",
+            autocompletion=completion.hosts,
+        ),
     ] = None,
     hostfile: Annotated[
         str | None,

@@ -81,6 +81,17 @@ def templates() -> list[str]:
     return shipped()
 
 
+def hosts(incomplete: str) -> list[str]:
+    """Return the hosts of the user's SSH configuration, after those that are typed already."""
+    typed, comma, _ = incomplete.rpartition(",")
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        text = (Path.home() / ".ssh" / "config").read_text(errors="replace")
+        for line in re.findall(r"(?im)^[ \t]*host[ \t=]+(.+)$", text):
+            found += [name for name in re.split(r"[\s\"]+", line) if name and not re.search(r"[*?!#]", name)]
+    return [f"{typed}{comma}{name}" for name in dict.fromkeys(found) if name not in typed.split(",")]
+
+
 def ranks(ctx: typer.Context) -> list[str]:
     """Return roles, and the ranks of the job on the command line as last recorded."""
     records = _home().jobs()

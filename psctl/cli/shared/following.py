@@ -42,6 +42,7 @@ from psctl.spec.job import load_job
 from psctl.types import HostName
 from psctl.view.console import say
 from psctl.view.failure import UncountedSteps, draw_end
+from psctl.view.job_view import last_printed
 from psctl.view.live_screen import make_screen
 from psctl.view.run_summary import RunSummary
 
@@ -100,9 +101,8 @@ class EventOutput:
                 self.checkpoint = event
             case Planned():
                 self.plan = event
-            case Log(stream="stdout", text=text) if text.strip():
-                if self.printed is None or event.rank == self.printed.rank or event.rank == "worker/0":
-                    self.printed = event
+            case Log():
+                self.printed = last_printed(self.printed, event)
             case Started():
                 self.began = event.time
             case Restored():

@@ -59,6 +59,7 @@ class Rank(msgspec.Struct):
     waited: float = 0.0
     """For synchronization, seconds since its last appended state."""
     bytes_moved: int = 0
+    appended_usage: tuple[int, int] = (0, 0)  # cpu and memory, as the log has them
     """Since its last appended state."""
     moved_at: float = 0.0  # when its step last changed
     last_message_at: float = 0.0
@@ -317,7 +318,7 @@ class JobState:
 
     def append_state(self, rank: Rank, error: str = "") -> None:
         """Append a rank's state, with its step, to the log."""
-        rank.appended_step = rank.step
+        rank.appended_step, rank.appended_usage = rank.step, (rank.cpu, rank.memory)
         if rank.computed + rank.waited > 0:
             rank.sync = round(100 * rank.waited / (rank.computed + rank.waited))
             rank.traffic = rank.bytes_moved / (rank.computed + rank.waited)

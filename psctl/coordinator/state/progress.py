@@ -264,7 +264,7 @@ def append_states(job: JobState) -> None:
         return
     job.progress.states_at = job.now
     for rank in job.ranks.values():
-        if rank.step != rank.appended_step and not rank.ended:
+        if not rank.ended and (rank.step != rank.appended_step or _usage_changed(rank)):
             job.append_state(rank)
     for index, rates in sorted(job.progress.traffic.items()):
         if rates != job.progress.appended_traffic.get(index):
@@ -274,6 +274,12 @@ def append_states(job: JobState) -> None:
                 events.HostTraffic(time=job.time, host=host.name, sent=rates[0], received=rates[1], capacity=host.rate)
             )
     job.progress.traffic.clear()
+
+
+def _usage_changed(rank: Rank) -> bool:
+    """Whether a process uses clearly more or less than the log has: all that is known of one that reports no steps."""
+    cpu, memory = rank.appended_usage
+    return abs(rank.cpu - cpu) >= 10 or abs(rank.memory - memory) > 0.1 * memory
 
 
 def record_step(job: JobState, rank: Rank, step: int) -> None:

@@ -41,6 +41,8 @@ class JobRow(TypedDict):
     head: str
     exit: int | None
     problem: NotRequired[str]
+    printed: NotRequired[JsonObject]  # rank, text, time: the last line of a worker of a job whose steps are not counted
+    traffic: NotRequired[JsonObject]  # by host: bytes/s sent and received
     recovering: NotRequired[JsonObject]  # hosts that it waits for; since, until: seconds since the epoch
 
 
@@ -152,6 +154,11 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
     }  # fmt: skip
     if digest is not None and digest.recovering is not None and not record.over:
         document["recovering"] = msgspec.to_builtins(digest.recovering)
+    if digest is not None and not record.over:
+        if digest.printed is not None and not counted:
+            document["printed"] = msgspec.to_builtins(digest.printed)
+        if digest.traffic:
+            document["traffic"] = msgspec.to_builtins(digest.traffic)
     problem = problem or record.reason
     return {**document, "problem": problem} if problem else document
 

@@ -336,13 +336,14 @@ def workdir_of(folder: str) -> str:
 
 
 def digest_one(folder: str, pid: int, started: str) -> Question:
-    """Return the digest of one event log; lines that a process printed are skipped.
+    """Return the digest of one event log; of lines that workers printed it has the last one.
 
     The agent is found by its process id and identity; if psctl ended before it recorded those, by its folder.
     """
     alive = identity(pid) == started if started else bool(processes(folder))
     waiting = bool(orders_for(folder))
-    out: Question = {"alive": alive, "waiting": waiting, "ranks": {}}
+    out: Question = {"alive": alive, "waiting": waiting, "ranks": {}, "traffic": {}}
+    printed = b""
     leader = read_json(os.path.join(folder, "leader.json"))
     if isinstance(leader, dict):
         out["leader"] = leader
@@ -353,12 +354,16 @@ def digest_one(folder: str, pid: int, started: str) -> Question:
     with file:
         for line in file:
             if line[:200].find(b'"event":"log"') >= 0 or not line.endswith(b"\n"):
+                if b'"rank":"worker/' in line[:200] and b'"stream":"stdout"' in line[:200] and line.endswith(b"\n"):
+                    printed = line
                 continue
             try:
                 event = json.loads(line)
             except ValueError:
                 continue
             note(out, event)
+    with contextlib.suppress(ValueError):
+        out["printed"] = json.loads(printed)
     written = out.get("checkpoint")
     if written and not os.path.isfile(os.path.join(written["path"], "manifest.json")):
         del out["checkpoint"]  # it has been pruned
@@ -373,6 +378,8 @@ def note(out: Question, event: Question) -> None:
     elif kind == "restored":  # later steps are repeated
         out.pop("progress", None)
         out["ranks"] = {name: {**rank, "step": min(rank["step"], event["step"])} for name, rank in out["ranks"].items()}
+    elif kind == "traffic":
+        out["traffic"][event["host"]] = event
     elif kind == "recovering":
         out["recovering"] = event
     elif kind == "recovered":
