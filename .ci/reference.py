@@ -97,11 +97,13 @@ def python_page() -> str:
     from psctl.kv.store import Store
     from psctl.worker.run import Run
 
-    lines = ["# In the script", "", "## psctl.init()", "", "```", inspect.getdoc(psctl.init) or "", "```", ""]
+    lines = ["# In the script", ""]
+    for name, function in (("init()", psctl.init), ("accelerate_ddp(model)", psctl.accelerate_ddp)):
+        lines += [f"## psctl.{name}", "", "```", inspect.getdoc(function) or "", "```", ""]
     for title, kind in (("run", Run), ("store", Store)):
         lines += [f"## {title}", "", "```", inspect.getdoc(kind) or "", "```", ""]
         for name, member in vars(kind).items():
-            if name.startswith("_") or not inspect.getdoc(member) or name in ("finish", "step_reached"):
+            if name.startswith("_") or not inspect.getdoc(member) or name in ("finish", "hook_ddp", "step_reached"):
                 continue
             shown = f"{title}.{name}" if isinstance(member, property) else f"{title}.{name}{signature(member)}"
             lines += [f"### {title}.{name}", "", "```", shown, "", inspect.getdoc(member) or "", "```", ""]

@@ -1,11 +1,12 @@
 """Training steps of a 25 M-parameter model on test hosts with shaped links, beside DistributedDataParallel over Gloo.
 
-    python bench/training.py [--hosts 4] [--rate 500] [--compute 1.0,0.6] [--cases ps,auto,bf16] [--rounds 3]
+    python bench/training.py [--hosts 4] [--rate 500] [--compute 1.0,0.6] [--cases ps,auto,bf16] [--rounds 3] [--slow]
 
 Test hosts of this machine (root, sshd, iproute2); iperf3 measures the payload rate B in the same run. There is one
 worker a host. In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults
-and psctl through `prepare`. Compute is time on a device (training_job/train.py): a multiple of the time of a ring for
-the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
+and psctl through `prepare`, or in the cases `hook` another DistributedDataParallel with `psctl.accelerate_ddp`. With
+`--slow` the last host has a fifth of the rate. Compute is time on a device (training_job/train.py): a multiple of the
+time of a ring for the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: no implementation that computes and sends is faster. With values on servers that is 2 (n-1)/n S/B as for a ring,
@@ -48,6 +49,8 @@ CASES: dict[str, tuple[list[str], float]] = {
     "bf16-ps-worker": (["sync.compression=bf16", "sync.strategy=ps", "sync.update=worker", "servers=4"], 0.5),
     "int8-ps": (["sync.compression=int8", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.625),
     "onebit-ps": (["sync.compression=onebit", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.52),
+    "hook": ([], 1.0),
+    "hook-bf16": (["sync.compression=bf16"], 0.5),
     "topk-ps": (["sync.compression.topk=0.01", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.51),
 }
 """What is set in the job file, and the part of a ring's bytes that travels."""
@@ -56,7 +59,8 @@ CASES: dict[str, tuple[list[str], float]] = {
 def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
     """Run one job; return the strategy and the measurements."""
     words = [word for each in CASES[case][0] for word in ("--set", each)]
-    args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"]'
+    hook = ', "--hook"' if case.startswith("hook") else ""
+    args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"{hook}]'
     done = subprocess.run(
         [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "training_job" / "job.yaml"), "-o", "jsonl",
          "--set", args, *words],
@@ -100,6 +104,7 @@ def main() -> int:
     parser.add_argument("--cases", default="ps,auto,bf16,bf16-ps-worker")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="of each, a round")
+    parser.add_argument("--slow", action="store_true", help="the last host has a fifth of the rate")
     given = parser.parse_args()
     if shutil.which("iperf3") is None or os.getuid() != 0:
         print("needs root and iperf3")
@@ -110,6 +115,8 @@ def main() -> int:
     print(f"{given.hosts} hosts, payload rate {rate * 8e-6:.1f} Mbit/s (iperf3); a ring of {SIZE / 1e6:.0f} MB takes "
           f"{ring:.3f} s at best\n")  # fmt: skip
     with Hosts(given.hosts, rate=f"{given.rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
+        if given.slow:
+            hosts.rate(f"h{given.hosts}", f"{given.rate // 5}mbit")
         home = hosts.make_home(Path(folder) / "home")
         file = Path(folder) / "lab.yaml"
         file.write_text(hosts.cluster_text())

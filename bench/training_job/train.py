@@ -75,6 +75,7 @@ def main() -> None:
     arguments.add_argument("--compute", type=float, default=2.5, help="seconds of a step on the device")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=4, help="of each, a round")
+    arguments.add_argument("--hook", action="store_true", help="psctl.accelerate_ddp instead of run.prepare")
     options = arguments.parse_args()
 
     torch.set_num_threads(1)
@@ -82,7 +83,13 @@ def main() -> None:
     own = net(options.compute)
     other = net(options.compute)
     other.load_state_dict(own.state_dict())
-    model, optimizer = run.prepare(own, torch.optim.SGD(own.parameters(), lr=1e-3))
+    model: nn.Module = own
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(own.parameters(), lr=1e-3)
+    if options.hook:
+        dist.init_process_group("gloo", timeout=timedelta(minutes=5))
+        model = psctl.accelerate_ddp(DistributedDataParallel(own))
+    else:
+        model, optimizer = run.prepare(own, optimizer)
     group = dist.new_group(backend="gloo", timeout=timedelta(minutes=5)) if dist.is_initialized() else None
     if group is None:
         dist.init_process_group("gloo", timeout=timedelta(minutes=5))

@@ -299,7 +299,7 @@ class CoordinatorProcess:
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus)
+            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus, hooked=wanted.hooked)
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())

@@ -22,6 +22,9 @@ def difference(first: Prepare, other: Prepare) -> str:
     if first.outer != other.outer:
         have = ("none", "an outer optimizer")
         return f"run.prepare was given {have[other.outer]}, on worker/0 {have[first.outer]}"
+    if first.hooked != other.hooked:
+        calls = ("run.prepare", "psctl.accelerate_ddp")
+        return f"it called {calls[other.hooked]}, worker/0 {calls[first.hooked]}"
     for left, right in zip_longest(first.buffers, other.buffers):
         if left != right:
             return f"a buffer is {right or 'missing'}, on worker/0 it is {left or 'missing'}"

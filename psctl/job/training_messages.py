@@ -25,12 +25,14 @@ class Prepare(JobMessage, frozen=True):
     """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error.
 
     `outer`: an optimizer steps at the ends of periods, so workers step alone in between. `on_gpus`: parameters are.
+    `hooked`: gradients come from DistributedDataParallel's hook, so only collectives fit, and nothing is saved.
     """
 
     layout: Layout
     buffers: types.Names
     outer: bool = False
     on_gpus: bool = False
+    hooked: bool = False
 
 
 class MemberReady(JobMessage, frozen=True):

@@ -97,8 +97,9 @@ def gradient_bytes(layout: Layout) -> int:
 
 
 def choose(
-    order: JobOrder, size: int | None, layout: Layout | None, decided: bool, on_gpus: bool | None = None
-) -> Plan:
+    order: JobOrder, size: int | None, layout: Layout | None, decided: bool, on_gpus: bool | None = None,
+    *, hooked: bool = False,
+) -> Plan:  # fmt: skip
     """Choose the strategy of a job.
 
     Args:
@@ -107,6 +108,7 @@ def choose(
         layout: that of `prepare`; None before the run.
         decided: whether this is the run's own decision.
         on_gpus: whether parameters lie on GPUs; None: as the machines suggest.
+        hooked: gradients come from DistributedDataParallel.
 
     Returns:
         the plan: all candidates, best first, every strategy's name once.
@@ -115,7 +117,7 @@ def choose(
         UsageError: the requested strategy is not possible here; the message has the reason.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
+    request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
     planner = Planner(plan_input_of_job(order), order.hosts, request)
     return planner.plan(known if known is not None else UNKNOWN, decided)
 
@@ -296,7 +298,11 @@ class Planner:
         return "server" if self._request.optimizer or self._request.staleness != 0 else "worker"
 
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
+        if self._request.hooked and self._request.period > 1:
+            return f"period: {self._request.period} is requested, but DistributedDataParallel sums at every step"
         if name == "ps":
+            if self._request.hooked:
+                return "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
             if servers:
                 return None
             return "servers: 0 is requested" if self._request.servers == 0 else "no host may hold a server (roles)"

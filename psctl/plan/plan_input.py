@@ -32,6 +32,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         compression: how gradients are compressed.
         encrypted: nothing may be sent between hosts unencrypted (network.require_encryption).
         on_gpus: gradients are on GPUs; None: where the ranks are.
+        hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
     """
 
     strategy: str = "auto"
@@ -46,6 +47,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     compression: Compression = PLAIN
     encrypted: bool = False
     on_gpus: bool | None = None
+    hooked: bool = False
 
     @property
     def halved(self) -> float:

@@ -10,6 +10,7 @@ replacement_state: the training state that such a replacement takes from another
 local_sgd: ranks that step alone and average their changes every H steps
 flat_parameters: copies between parameters and the client's flat buffers, and the reducer over servers
 gpu_staging: the same for parameters on GPUs: gradients are copied to the host before they are pushed
+ddp_hook: sums the buckets of torch's DistributedDataParallel, as its communication hook
 device_copies: copies between GPU and host memory, ordered by CUDA streams and events
 device_sum: sums vectors of GPUs in host memory
 gradient_hooks: hooks on parameters that count gradients into buckets during backward

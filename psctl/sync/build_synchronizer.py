@@ -7,6 +7,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 import torch
+from torch import nn
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import Clock
@@ -28,6 +29,7 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.schedule import Schedule
 from psctl.sync.allreduce_sync import AllReduceSync, Reducer
 from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
+from psctl.sync.ddp_hook import DdpHookSync
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.sync.flat_parameters import FlatParameters, ServerReducer
@@ -212,6 +214,28 @@ def _on_engine(decision: Decision, group: EngineGroup, device: torch.device, too
 
 def _schedule(decision: Decision, world: int) -> Schedule:
     return catalog.build(decision.strategy, world, msgspec.convert(decision.options, catalog.ScheduleOptions))
+
+
+def build_ddp_hook(
+    trainable: Mapping[str, nn.Parameter], decision: Decision, tools: Tools, on_step: Callable[[], object]
+) -> DdpHookSync:
+    """Return the synchronizer that sums the buckets of a DistributedDataParallel by the decision.
+
+    Args:
+        trainable: its module's trainable parameters by name, in the model's order.
+        on_step: called at each synchronized backward.
+    """
+    parameters = list(trainable.values())
+    device, group = parameters[0].device, None
+    halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
+    backend: AllReduceBackend
+    if decision.strategy != "native" and device.type == "cpu" and tools.session.has_plane:
+        schedule = _schedule(decision, tools.world)
+        backend = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
+    else:
+        group = EngineGroup(device)
+        backend = _on_engine(decision, group, device, tools)
+    return DdpHookSync(decision.strategy, parameters, backend, group, halves, tools.clock, on_step)
 
 
 # ---- optimizers on workers ----

@@ -1,6 +1,7 @@
 """The worker: the library part of psctl that runs in the user's script.
 
 init: `psctl.init()`: joins the job that started this process, or makes a run without a job
+ddp: `psctl.accelerate_ddp()`: has the gradients of a DistributedDataParallel summed by the job's planned strategy
 run: the run: the object with which a script does everything
 training_progress: steps, epochs, position in the data, and checkpoints between steps
 loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks

@@ -233,9 +233,12 @@ class CoordinatorSession:
         self.send(Join(os.getpid()))
         return self._wait(lambda: self._welcome)
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
+    def prepare(
+        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False,
+        hooked: bool = False,
+    ) -> Decision:  # fmt: skip
         """Send the model's layout; returns the decision, made when every worker has sent the same layout."""
-        self.send(Prepare(layout, buffers, outer, on_gpus))
+        self.send(Prepare(layout, buffers, outer, on_gpus, hooked))
         return self._wait(lambda: self._decision)
 
     def tables(self) -> TablesAt:

@@ -45,8 +45,8 @@ DIAL_SECONDS = 20.0
 QUERY_TIMEOUT = 60.0
 """Seconds that a server may leave a query unanswered."""
 
-_first: list[str] = []
-"""The line that made this process's run, such as "train.py:12"; a process has one run."""
+_made: list[tuple[str, Run]] = []
+"""This process's run and the line that made it, such as "train.py:12"; a process has one run."""
 
 
 def init() -> Run:
@@ -62,19 +62,34 @@ def init() -> Run:
         UsageError: this process has a run already; the message has the place where it was made.
         ConnectionFailed: the job's coordinator cannot be reached; not the script's fault.
     """
-    if _first:
+    if _made:
         raise UsageError(
-            f"psctl.init() was called already, at {_first[0]}: a process has one run",
+            f"psctl.init() was called already, at {_made[0][0]}: a process has one run",
             "pass that run to the code that needs it",
         )
     caller = sys._getframe(1)
-    _first.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    return join(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+
+
+def current_run() -> Run | None:
+    """Return this process's run; None before there is one."""
+    return _made[0][1] if _made else None
+
+
+def join(line: str, *, seeded: bool = True) -> Run:
+    """Make this process's run; see `init`.
+
+    Args:
+        line: the line of the script that asks for it.
+        seeded: seed the script's random numbers.
+    """
     orders = read_orders()
     if orders is not None:
-        run = join_job(orders, Path(os.environ[ENVIRONMENT]).parent)
+        run = join_job(orders, Path(os.environ[ENVIRONMENT]).parent, seeded=seeded)
     else:
         ranks = torchrun_rank()
         run = make_standalone_run(*ranks, "native") if ranks is not None else make_standalone_run(0, 1, "alone")
+    _made.append((line, run))
     sessions.set_step_reached(run.step_reached)
     atexit.register(_at_exit, run, orders.error_file if orders is not None else "")
     return run
@@ -95,12 +110,13 @@ def make_standalone_run(rank: int, world: int, strategy: str) -> Run:
     )
 
 
-def join_job(orders: ProcessOrders, folder: Path) -> Run:
+def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run:
     """Return the run of a worker that psctl started.
 
     Args:
         orders: of this process.
         folder: of the orders; readable by this user only.
+        seeded: seed the script's random numbers.
     """
     segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
@@ -148,6 +164,7 @@ def join_job(orders: ProcessOrders, folder: Path) -> Run:
     return Run(
         session, connect, clock, links=links, trace=trace, folder=orders.folder,
         spans=StepRecorder(StepRing(orders.spans)) if orders.spans is not None else None, profile=orders.profile,
+        seeded=seeded,
     )  # fmt: skip
 
 

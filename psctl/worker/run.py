@@ -8,6 +8,7 @@ from typing import TypeVar, overload
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from psctl.client.dense_client import ParameterClient
@@ -20,7 +21,7 @@ from psctl.kv.store import Store
 from psctl.kv.store_connections import LocalServer, StoreServers
 from psctl.process.step_ring import StepRecorder
 from psctl.sync.bucket_allreduce import local_device
-from psctl.sync.build_synchronizer import Tools, build_synchronizer
+from psctl.sync.build_synchronizer import Tools, build_ddp_hook, build_synchronizer
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.local_sgd import OptimizerFactory
@@ -73,6 +74,7 @@ class Run:
         folder: str = "",
         spans: StepRecorder | None = None,
         profile: str = "",
+        seeded: bool = True,
     ) -> None:
         self._session, self._connect, self._clock, self._trace, self._lines = session, connect, clock, trace, lines
         self._welcome = welcome = session.join()
@@ -90,7 +92,8 @@ class Run:
         self._resumed: str | None = None
         self._interval: ReportInterval | None = None  # since the last report
         self._over = False
-        reseed(welcome.seed, "init")
+        if seeded:
+            reseed(welcome.seed, "init")
         if welcome.resume is not None and welcome.resume.checkpoint:
             self._resume_from(welcome.resume)
         self._heartbeat: HeartbeatThread | None = None
@@ -224,6 +227,30 @@ class Run:
         """
         for key, thing in things.items():
             self._tracked.add(key, thing)
+
+    def hook_ddp(self, model: DistributedDataParallel) -> None:
+        """Sum the gradients of a DistributedDataParallel by the job's strategy; see `psctl.accelerate_ddp`."""
+        if self._synchronizer is not None:
+            raise UsageError(
+                "psctl.accelerate_ddp after run.prepare, or a second time",
+                "use one of them: run.prepare for a model of your own loop, accelerate_ddp for DistributedDataParallel",
+            )
+        ranks = torch.distributed.get_world_size(model.process_group)
+        if ranks != self._welcome.world:
+            raise UsageError(
+                f"psctl.accelerate_ddp: the model is replicated over {ranks} ranks of {self._welcome.world}",
+                "only a DistributedDataParallel over all workers of the job can be accelerated",
+            )
+        parts = TrainingParts(model.module, None, None)
+        layout = describe(model.module, None)
+        decision = self._session.prepare(layout, tuple(parts.buffers()), on_gpus=parts.on_gpus, hooked=True)
+        synchronizer = build_ddp_hook(parts.trainable(), decision, self._tools(None), self._progress.count_step)
+        self._strategy = decision.strategy
+        # torch compares a hook's annotations with its own types, and does not take them as text
+        model.register_comm_hook(None, lambda _, bucket: synchronizer.sum_bucket(bucket))
+        self._synchronizer = synchronizer
+        self._session.begin(self.step)
+        self._interval = ReportInterval(synchronizer, self._clock)
 
     # ---- data ----
 

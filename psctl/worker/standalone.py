@@ -49,7 +49,10 @@ class StandaloneSession:
     def join(self) -> Welcome:
         return self._welcome
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
+    def prepare(
+        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False,
+        hooked: bool = False,
+    ) -> Decision:  # fmt: skip
         return Decision(self._strategy, "worker", layout, [])
 
     def connect_plane(self, schedule: Schedule) -> DataPlane:

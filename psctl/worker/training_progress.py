@@ -162,6 +162,11 @@ class TrainingProgress:
             self.generators.mark_step_end()
         return result
 
+    def count_step(self) -> None:
+        """Count a step of a loop that is not psctl's, of which nothing is saved."""
+        self.step += 1
+        self._passed = self._saved = self.step
+
     def on_forward(self) -> None:
         """Handle a forward in training: a step begins, unless a loader's batch has begun it."""
         self.spans.forward()

@@ -740,3 +740,19 @@ def test_a_checkpoint_that_was_sent_is_whole_though_the_job_starts_again() -> No
     new = [*job.exits(S0, -9), *job.wait(6)]
     assert [each.metrics for each in commits(new)] == [{}]
     assert DiscardCheckpoint(7) not in new
+
+
+def test_a_script_with_a_loop_of_its_own_saves_nothing_and_leaves_at_a_stop() -> None:
+    job = DrivenJob().running()
+    for worker in (W0, W1):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, (), hooked=True))
+    assert [each.hooked for each in job.instructions if isinstance(each, MakePlan)] == [True]
+    job.handle(PlanMade("ring", "worker", [], PLAN))
+    job.receive(W0, MemberReady())
+    job.receive(W1, MemberReady())
+    assert job.machine.state == "running"
+    new = job.receive(A0, StopWanted(True, False, "psctl stop"))
+    assert not [each for each in job.instructions if isinstance(getattr(each, "message", None), ProposeCut)]
+    assert [each for each in new if isinstance(getattr(each, "message", None), StopProcesses)], new

@@ -390,3 +390,15 @@ def test_hosts_of_one_kernel_share_its_processors() -> None:
     assert crowd("a", "a", "a", "a") == 2.0
     assert crowd("a", "b", "c", "d") == crowd("", "", "", "") == 0.5
     assert crowd("a", "a", "a", "b") == 1.5
+
+
+def test_gradients_of_distributed_data_parallel_go_by_collectives() -> None:
+    plan = choose(order(*map(host, names(3))), SIZE, None, decided=True, hooked=True)
+    assert plan.chosen != "ps"
+    (why,) = {each.why_not for each in plan.candidates if each.strategy == "ps"}
+    assert why == "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
+    with pytest.raises(UsageError, match="which servers do not sum"):
+        choose(order(*map(host, names(3)), strategy="ps"), SIZE, None, decided=True, hooked=True)
+    local = msgspec.structs.replace(order(*map(host, names(3)), strategy="ring"), period=4)
+    with pytest.raises(UsageError, match="sums at every step"):
+        choose(local, SIZE, None, decided=True, hooked=True)

@@ -115,9 +115,10 @@ class JobCheckpoints(msgspec.Struct):
 
 
 def propose_step(job: JobState, save: bool, stop: bool) -> bool:
-    """Ask all workers that train for a common step; return False when none trains."""
+    """Ask all workers that train for a common step; return False when none trains, or the script has the loop."""
     workers = {rank.member for rank in job.live("worker") if rank.connected and rank.joined and not rank.finished}
-    if not workers or not job.training:
+    hooked = any(rank.prepared is not None and rank.prepared.hooked for rank in job.live("worker"))
+    if not workers or not job.training or hooked:
         return False
     state = job.checkpoints
     state.tickets += 1

@@ -58,7 +58,10 @@ def may_replace(job: JobState) -> bool:
     if job.tables.asked or job.tables.first or any(rank.finished for rank in job.ranks_of("worker")):
         return False
     live = [rank for rank in job.live("worker") if rank.ready]
-    fit = all(each.prepared is not None and not each.prepared.outer and not each.prepared.on_gpus for each in live)
+    fit = all(
+        each.prepared is not None and not (each.prepared.outer or each.prepared.on_gpus or each.prepared.hooked)
+        for each in live
+    )
     return bool(live) and fit and all(rank.shares for rank in live)
 
 

@@ -149,11 +149,13 @@ class AppendEvent(msgspec.Struct, frozen=True):
 
 
 class MakePlan(msgspec.Struct, frozen=True):
-    """Choose the strategy for this layout and the job as it is now; answer PlanMade. `on_gpus`: parameters are."""
+    """Choose the strategy for this layout and the job as it is now; answer PlanMade. `on_gpus`: parameters are.
+    `hooked`: gradients come from DistributedDataParallel."""
 
     layout: Layout
     order: JobOrder
     on_gpus: bool = False
+    hooked: bool = False
 
 
 class MakeShards(msgspec.Struct, frozen=True):

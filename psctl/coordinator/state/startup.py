@@ -173,7 +173,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
         job.startup.reached["planning"] = job.now
         if job.plan is None:
             on_gpus = any(each.prepared is not None and each.prepared.on_gpus for each in workers)
-            job.instructions.append(MakePlan(zero.layout, job.order, on_gpus))
+            job.instructions.append(MakePlan(zero.layout, job.order, on_gpus, zero.hooked))
         else:  # after a restart, of which only the lost processes' places are new
             _make_shards(job)
 
