@@ -33,6 +33,7 @@ class CheckpointOrder(msgspec.Struct, frozen=True):
     keep_best: tuple[str, str] | None  # (metric, "min" | "max")
     on_stop: bool
     copies: int
+    every_auto: bool = False  # by time, at the interval that the measured cost and the losses give
 
 
 class ExportOrder(msgspec.Struct, frozen=True):

@@ -48,10 +48,11 @@ class SavePart(JobMessage, frozen=True):
 
 
 class SaveEnd(JobMessage, frozen=True):
-    """All slices of this sender were sent."""
+    """All slices of this sender were sent. `pause`: seconds for which they stopped training."""
 
     step: types.Step
     tables: bool = False
+    pause: float = 0.0
 
 
 class CheckpointSaved(JobMessage, frozen=True):

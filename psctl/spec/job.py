@@ -131,14 +131,17 @@ class KeepBest(Section, frozen=True):
 
 
 class Every(msgspec.Struct, frozen=True):
-    """The interval between checkpoints, in steps or in seconds; the other one is 0."""
+    """The interval between checkpoints: in steps, in seconds, or chosen by psctl; the other ones are 0."""
 
     steps: int = 0
     seconds: float = 0.0
+    auto: bool = False
 
 
 def _every() -> Notation:
     def parse(scalar: yaml_nodes.Scalar) -> Every:
+        if scalar.text == "auto":
+            return Every(auto=True)
         match = re.fullmatch(r"([0-9]{1,12}) ?steps?", scalar.text)
         if match is None and not re.search("[a-zµ]", scalar.text):
             raise ValueError
@@ -147,7 +150,7 @@ def _every() -> Notation:
             raise ValueError("expected at least 1 step or 1s")
         return every
 
-    return Notation('"500 steps" or a duration such as 10m', parse, {"type": "string"})
+    return Notation('"500 steps", a duration such as 10m, or auto', parse, {"type": "string"})
 
 
 class CheckpointSpec(Section, frozen=True):
@@ -156,7 +159,9 @@ class CheckpointSpec(Section, frozen=True):
     to: Annotated[
         str | None, _PATH, Doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
     ] = None
-    every: Annotated[Every | None, _every(), Doc("Interval: 500 steps, or a duration; null: never.")] = Every(steps=500)
+    every: Annotated[Every | None, _every(), Doc("Interval: 500 steps, a duration, or auto; null: never.")] = Every(
+        steps=500
+    )
     keep: Annotated[int, whole(1, 100_000), Doc("Number of newest checkpoints that are kept.")] = 3
     keep_best: Annotated[KeepBest | None, Doc("The best checkpoint is kept in addition to the newest; null: none.")] = (
         KeepBest()

@@ -363,19 +363,22 @@ class CoordinatorSession:
         values, self._starting = self._starting, ReceivedSlices()
         return values.by_name()
 
-    def send_checkpoint(self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(
+        self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor], pause: Callable[[], float]
+    ) -> None:
         """Send this worker's part of a checkpoint; the tensors are contiguous copies that do not change any more.
 
         Args:
             step: the step that it belongs to.
             state: what is not a tensor, as JSON values; None: another rank sends it.
             tensors: by name; on the CPU.
+            pause: returns the seconds for which training has stopped so far.
         """
         self.send(SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
         for index, tensor in enumerate(tensors.values()):
             for offset, part in parts(tensor.reshape(-1)):
                 self.send(SavePart(step, index, offset), part)
-        self.send(SaveEnd(step))
+        self.send(SaveEnd(step, pause=pause()))
 
     def wait_saved(self, step: int, timeout: float) -> str | None:
         """Wait until the checkpoint of `step` is complete; return its problem ("": none), None after `timeout` s."""

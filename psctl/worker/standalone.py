@@ -89,7 +89,9 @@ class StandaloneSession:
     def receive_start_values(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def send_checkpoint(self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(
+        self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor], pause: Callable[[], float]
+    ) -> None:
         return
 
     def wait_saved(self, step: int, timeout: float) -> str | None:

@@ -74,6 +74,7 @@ class TrainingProgress:
         self._frozen = ""
         self._sums: Mapping[str, object] = {}
         self._passed = self._saved = 0
+        self._save_began = 0  # nanoseconds
         self._sent: int | None = None  # the last step whose checkpoint rank 0 has sent
         self._actions = StepActions()
         self._leaves = False  # fewer workers are wanted
@@ -376,6 +377,7 @@ class TrainingProgress:
         the others send their optimizers' state too.
         """
         self._saved = self.step
+        self._save_began = self.spans.now()
         if self._session.is_in_job:
             self.on_save(self.step)
         assert self._parts is not None, "steps were made"
@@ -404,4 +406,5 @@ class TrainingProgress:
 
     def _send(self, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
         copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
-        self._session.send_checkpoint(self.step, state, copies)
+        pause = lambda: (self.spans.now() - self._save_began) * 1e-9  # noqa: E731
+        self._session.send_checkpoint(self.step, state, copies, pause)

@@ -110,7 +110,7 @@ def test_older_words_for_true_and_false_are_read() -> None:
         ("env: {A: {b: 1}}", "3:10", "env.A: expected text, got keys with values"),
         ("env: {1A: b}", "3:7", "env.1A: expected the name of a variable"),
         ("secrets: [A=b]", "3:11", "secrets[0]: expected the name of a variable"),
-        ("checkpoint: {every: 500}", "3:21", 'checkpoint.every: expected "500 steps" or a duration'),
+        ("checkpoint: {every: 500}", "3:21", 'checkpoint.every: expected "500 steps", a duration'),
         ("checkpoint: {every: 0 steps}", "3:21", "expected at least 1 step or 1s"),
         ("checkpoint: {every: {steps: 5}}", "3:21", 'checkpoint.every: expected "500 steps"'),
         ("checkpoint: {keep: 0}", "3:20", "checkpoint.keep: expected 1..100000, got 0"),

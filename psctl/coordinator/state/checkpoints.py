@@ -10,11 +10,13 @@ the next one before it receives the answer, which is one more than the largest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from psctl.coordinator.state import checkpoint_interval
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
     CheckpointCopySent,
@@ -92,6 +94,10 @@ class JobCheckpoints(msgspec.Struct):
     last_cut: CutAt | None = None
     """The last common step."""
     tickets: int = 0
+    cost: float = 0.0
+    """Seconds for which the newest checkpoint stopped training; 0: not measured yet."""
+    cost_step: int = -1
+    """The step of that checkpoint."""
 
     def is_pending(self) -> bool:
         """Whether anything is being written or copied."""
@@ -184,6 +190,19 @@ def on_part_begun(job: JobState, rank: Rank, step: int) -> None:
     elif step not in state.committed:  # else it is an empty part of a checkpoint that is whole
         state.open.setdefault(step, PendingCheckpoint(step)).begun.add(member)
         state.due_at = job.now + state.every_seconds
+
+
+def on_pause(job: JobState, rank: Rank, step: int, pause: float) -> None:
+    """Take the seconds for which a worker's part stopped training, and adapt the interval of `every: auto`."""
+    if not job.order.checkpoint.every_auto or rank.member.role != "worker" or not 0 < pause < math.inf:
+        return
+    state = job.checkpoints
+    state.cost = max(state.cost, pause) if step == state.cost_step else pause
+    state.cost_step = step
+    hosts = len(job.order.hosts) - len(job.lost_hosts)
+    mean = checkpoint_interval.mean_time_between_losses(hosts, job.now - job.began, job.losses.survived)
+    state.every_seconds = checkpoint_interval.interval(state.cost, mean)
+    state.due_at = job.now + state.every_seconds
 
 
 def on_part_ended(job: JobState, rank: Rank, step: int, *, of_tables: bool = False) -> None:

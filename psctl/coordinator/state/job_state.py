@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from psctl.coordinator.state import checkpoint_interval
 from psctl.coordinator.state.checkpoints import JobCheckpoints
 from psctl.coordinator.state.collective_losses import PlaneEpochs
 from psctl.coordinator.state.ending import Ending
@@ -125,7 +126,7 @@ class JobState:
         step = resume.step if resume else 0
         self.startup = Startup()
         self.progress = JobProgress(now, step)
-        every = order.checkpoint.every_seconds
+        every = order.checkpoint.every_seconds if not order.checkpoint.every_auto else checkpoint_interval.FIRST
         self.checkpoints = JobCheckpoints(order.name, resume.checkpoint if resume else None, every, now + every)
         self.shards = Shards()
         self.tables = TableServers()

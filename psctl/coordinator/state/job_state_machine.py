@@ -311,6 +311,7 @@ class JobStateMachine:
                     if (rank.member.role, rank.member.rank) == ("worker", 0):
                         table_placement.ask_parts(job, step)
             case SaveEnd(step=step):
+                checkpoints.on_pause(job, rank, step, message.pause)
                 checkpoints.on_part_ended(job, rank, step, of_tables=message.tables)
             case ServerUnreachable():
                 partitions.on_unreachable(job, rank, message)

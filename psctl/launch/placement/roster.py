@@ -280,6 +280,7 @@ def _checkpoints(job: JobSpec) -> CheckpointOrder:
         to=job.checkpoint.to,
         every_steps=every.steps if every else 0,
         every_seconds=every.seconds if every else 0.0,
+        every_auto=every.auto if every else False,
         keep=job.checkpoint.keep,
         keep_best=(best.metric, best.mode) if best else None,
         on_stop=job.checkpoint.on_stop,
