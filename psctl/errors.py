@@ -99,11 +99,12 @@ class NotInThisVersion(UsageError):
 
 
 class HostUnreachable(PsctlError):
-    """No connection to a host's sshd: name unknown, refused, no route or no answer."""
+    """No connection to a host: name unknown, refused, no route, no answer; or the command in exec: fails."""
 
     code, exit = "host-unreachable", 3
     cure = (
-        "`ssh HOST` shows the same from your terminal; `psctl doctor` tells which step fails: name, TCP, key or login."
+        "`ssh HOST`, or the command in exec:, shows the same from your terminal; `psctl doctor` tells which step "
+        "fails: name, TCP, key or login."
     )
 
 

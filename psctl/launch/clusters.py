@@ -14,13 +14,19 @@ import msgspec
 from psctl import errors
 from psctl.launch.home import NEW, READY, Home, KnownCluster
 from psctl.remote.fleet import Fleet
+from psctl.remote.local import LocalShell
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
+from psctl.spec.hosts import read_found
 from psctl.spec.yaml_nodes import LARGEST
 from psctl.units import format_bytes
 
 MOST_BYTES = 4 * LARGEST
 """Bytes of a YAML file that are read: each of its characters takes four at most."""
+
+
+LISTING = 60.0
+"""Seconds that the command of `hosts: {from: COMMAND}` may take."""
 
 
 class ChosenCluster(msgspec.Struct, frozen=True):
@@ -42,8 +48,8 @@ class ChosenCluster(msgspec.Struct, frozen=True):
         return f"{self.spec.name} ({inside})"
 
     def same(self, other: ChosenCluster) -> bool:
-        """Return whether both are the same file's same text, or both this machine."""
-        return (self.known.name, self.known.text) == (other.known.name, other.known.text)
+        """Return whether both are the same file's same text with the same hosts, or both this machine."""
+        return self.known.same(other.known)
 
 
 Connect = Callable[[ChosenCluster, Sequence[str] | None], Fleet]
@@ -104,7 +110,7 @@ def embedded_cluster(home: Home) -> ChosenCluster:
 
 def recalled_cluster(home: Home, known: KnownCluster) -> ChosenCluster:
     """Return the cluster of a record, as it was when the record was written."""
-    return ChosenCluster(load_cluster(known.text, known.source), known) if known.text else embedded_cluster(home)
+    return ChosenCluster(known.spec(), known) if known.text else embedded_cluster(home)
 
 
 def make_current(home: Home, chosen: ChosenCluster) -> None:
@@ -112,7 +118,7 @@ def make_current(home: Home, chosen: ChosenCluster) -> None:
     name = chosen.known.name
     if not chosen.embedded:
         before = home.cluster(name) if name in home.clusters() else None
-        if before is None or before.text != chosen.known.text:
+        if before is None or not before.same(chosen.known):
             home.save_cluster(msgspec.structs.replace(chosen.known, state=NEW))
     home.set_current(name)
 
@@ -163,7 +169,7 @@ def reference(home: Home, chosen: ChosenCluster) -> str:
     """Return how a command line names a cluster: by its name where that means it, else by its file."""
     name = chosen.known.name
     known = home.cluster(name) if name in home.clusters() else None
-    by_name = chosen.embedded if known is None else known.text == chosen.known.text
+    by_name = chosen.embedded if known is None else known.same(chosen.known)
     return name if by_name else shown_path(Path(chosen.known.source))
 
 
@@ -211,6 +217,37 @@ def read_text(path: Path, what: str) -> str:
         ) from None
 
 
+def found_hosts(command: str, source: str) -> list[str]:
+    """Run the command of `hosts: {from: COMMAND}` on this machine and return the hosts that it prints.
+
+    Args:
+        command: split into words, no shell.
+        source: the cluster file, for messages.
+
+    Raises:
+        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
+        InvalidFile: it prints no hosts, or something else.
+    """
+    here = LocalShell("this machine")
+    program, *words = shlex.split(command)
+    try:
+        done = here.run([os.path.expanduser(program), *words], timeout=LISTING, check=False, limit=MOST_BYTES)
+    except errors.TimedOut as error:
+        what = f"{source}: hosts.from: `{command}` did not end within {LISTING:g} s"
+        raise errors.HostUnreachable(what, "run it in a terminal: does it ask something?", source) from error
+    finally:
+        here.close()
+    if done.status != 0:
+        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed no error"])[-1]
+        what = f"{source}: hosts.from: `{command}` ended with exit status {done.status}: {said}"
+        raise errors.HostUnreachable(what, "run it in a terminal, then correct it or its login", source)
+    try:
+        return read_found(done.stdout.decode("utf-8", "replace"), command)
+    except errors.InvalidFile as error:
+        error.where = source
+        raise
+
+
 def _named(home: Home, reference: str, folder: Path) -> ChosenCluster:
     if reference.endswith((".yaml", ".yml")) or "/" in reference:  # a path; else it is a name
         return _load(folder / Path(reference).expanduser())
@@ -223,5 +260,8 @@ def _load(path: Path) -> ChosenCluster:
     if not path.exists():
         raise errors.NoSuchCluster(f"{path}: there is no such file", hint="psctl init writes one", where=str(path))
     text = read_text(path, "a cluster file")
-    spec = load_cluster(text, str(path))
-    return ChosenCluster(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time()))
+    spec, found = load_cluster(text, str(path)), None
+    if spec.hosts_command:
+        found = found_hosts(spec.hosts_command, str(path))
+        spec = load_cluster(text, str(path), found)
+    return ChosenCluster(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time(), found=found))

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from psctl.errors import PsctlError, TimedOut
+from psctl.remote.command import CommandShell
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Shell, TransferMeter
 from psctl.remote.target import Target, resolve
 from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.spec.exec_template import ExecTemplate
 from psctl.types import HostName
 
 T = TypeVar("T")
@@ -77,7 +79,7 @@ class Fleet:
         """Connect to the hosts, many at once.
 
         Args:
-            cluster: whose hosts; one with the address `local` is this machine, without SSH.
+            cluster: whose hosts, and how they are reached; one with the address `local` is this machine.
             forks: hosts at once; at most AT_ONE_SSHD of them log in through one jump host at a time.
             timeout: seconds for each host, beside connect_timeout of each hop; None: no other limit.
             config: another file than ~/.ssh/config.
@@ -162,6 +164,8 @@ def target_of(cluster: ClusterSpec, host: HostSpec, config: Path | None = None) 
 def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | None, timeout: float | None) -> Shell:
     if host.local:
         return LocalShell(host.name)
+    if cluster.kind == "command":
+        return CommandShell.connect(host.name, host.address, ExecTemplate.parse(cluster.exec or ""), timeout)
     from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay
 
     deadline = None if timeout is None else time.monotonic() + timeout

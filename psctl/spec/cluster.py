@@ -1,8 +1,9 @@
-"""cluster.yaml: the hosts, the access to them, the network of training, and Python on the hosts."""
+"""cluster.yaml: the hosts, how they are reached, the network of training, and Python on the hosts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -11,8 +12,10 @@ from psctl.errors import InvalidFile
 from psctl.spec import hosts as host_lists
 from psctl.spec import yaml_nodes
 from psctl.spec.decode import Decoder, raise_all
+from psctl.spec.exec_template import EXAMPLE, ExecTemplate
 from psctl.spec.fields import (
     Doc,
+    Instead,
     Internal,
     KeyPattern,
     Notation,
@@ -160,6 +163,19 @@ class HostSpec(Section, frozen=True):
         return self.address == LOCAL
 
 
+class HostsFrom(Section, frozen=True):
+    """Hosts that a command prints, in place of a list."""
+
+    command: Annotated[
+        str,
+        text("a command"),
+        Doc(
+            "Command of this machine that prints one host a line (pod/name counts as name); no shell reads it. "
+            "It runs when the file is read; later commands by the cluster's name use what `up` found."
+        ),
+    ] = msgspec.field(name="from")
+
+
 class LinkSpec(Section, frozen=True):
     """A link between two hosts or groups of hosts that probes cannot see."""
 
@@ -173,7 +189,6 @@ class LinkSpec(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """A cluster: its hosts and their settings."""
 
-    later: ClassVar[tuple[str, ...]] = ("kind",)
     name: Annotated[
         str,
         text(
@@ -185,9 +200,23 @@ class ClusterSpec(Section, frozen=True):
     hosts: Annotated[
         tuple[HostSpec, ...],
         ShortForm("a name, an address, or a range such as node[02-16]"),
+        Instead(HostsFrom),
         Doc("The machines; the first of those in a job is its head."),
     ]
     version: Annotated[int, whole(1, 1), Doc("Version of this file's format.")] = 1
+    kind: Annotated[
+        Literal["ssh", "command"],
+        choice("ssh", "command", "slurm", only=("ssh", "command")),
+        Doc("How hosts are reached. ssh: by SSH. command: by the command in exec:, such as kubectl or docker."),
+    ] = "ssh"
+    exec: Annotated[
+        str | None,
+        text("a command with {command} in it", r"(?s).*\S.*"),
+        Doc(
+            "kind: command only: starts a command on a host. {host}: its address; {command}: what psctl runs, several "
+            "words; {line}: the same as one word, for tools that pass it to a shell."
+        ),
+    ] = None
     ssh: Annotated[SshSpec, Doc("Access to the hosts; keys that are left out come from ~/.ssh/config.")] = SshSpec()
     network: Annotated[NetworkSpec, Doc("The network that gradients travel over.")] = NetworkSpec()
     runtime: Annotated[RuntimeSpec, Doc("Python and its packages on the hosts.")] = RuntimeSpec()
@@ -196,18 +225,20 @@ class ClusterSpec(Section, frozen=True):
         Doc("Links that probes cannot see, such as a trunk between racks; they replace measured rates."),
     ] = ()
     source: Annotated[str, Internal()] = ""
+    hosts_command: Annotated[str, Internal()] = ""  # of hosts: {from: COMMAND}; without its result there are no hosts
 
     def host(self, name: str) -> HostSpec | None:
         """Return the host of this name, or None."""
         return next((host for host in self.hosts if host.name == name), None)
 
 
-def load_cluster(text: str, source: str) -> ClusterSpec:
+def load_cluster(text: str, source: str, found: Sequence[str] | None = None) -> ClusterSpec:
     """Read a cluster file.
 
     Args:
         text: the text of the file.
         source: its name, for messages.
+        found: the hosts that the command of `hosts: {from: COMMAND}` printed; None: not known, so there are none.
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
@@ -217,18 +248,24 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
 
     decoder = Decoder({"job file": JobSpec})
     node = yaml_nodes.parse(text, source, decoder.problems)
+    command = ""
     if isinstance(node, yaml_nodes.Mapping) and (hosts := node.get("hosts")) is not None:
+        if isinstance(hosts, yaml_nodes.Mapping):
+            command = host_lists.command_of(hosts, decoder.problems)
+            hosts = host_lists.listed(found or (), hosts.where)
         node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
     whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
-    if whole and decoder.sound("hosts"):
+    if whole and decoder.sound("hosts") and not (command and found is None):
         _check_hosts(spec, decoder, node)
+    if decoder.sound("kind", "exec"):
+        _check_kind(spec, decoder, node, several=bool(command) or len(_entries(node)) > 1)
     if whole and decoder.sound("hosts", "links"):
         _check_links(spec, decoder)
     if decoder.sound("runtime"):
         _check_runtime(spec, decoder)
     raise_all(decoder.problems)
-    return msgspec.structs.replace(spec, source=source)
+    return msgspec.structs.replace(spec, source=source, hosts_command=command)
 
 
 def local_cluster(cores: int | None = None) -> ClusterSpec:
@@ -246,6 +283,35 @@ def local_cluster(cores: int | None = None) -> ClusterSpec:
     )
 
 
+def _check_kind(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node, several: bool) -> None:
+    """Refuse keys that do not belong to the way in which hosts are reached, and a command that cannot reach them."""
+    if spec.kind != "command":
+        if spec.exec is not None:
+            decoder.refuse(
+                "exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out"
+            )
+        return
+    if spec.exec is None:
+        decoder.refuse("kind", "command, but exec: is missing", f'write exec: "{EXAMPLE}"')
+    else:
+        try:
+            template = ExecTemplate.parse(spec.exec)
+        except ValueError as error:
+            decoder.refuse("exec", str(error), f'such as exec: "{EXAMPLE}"')
+        else:
+            if several and not template.names_host:
+                message = "without {host} every command would reach the same place, and there are several hosts"
+                decoder.refuse("exec", message, f'such as exec: "{EXAMPLE}"')
+    ssh = node.get("ssh") if isinstance(node, yaml_nodes.Mapping) else None
+    for key in [entry.key for entry in ssh.entries] if isinstance(ssh, yaml_nodes.Mapping) else ():
+        decoder.refuse(f"ssh.{key}", "kind: command uses no SSH", "leave it out, or put it into exec:")
+    for host, entry in zip(spec.hosts, _entries(node), strict=True) if decoder.sound("hosts") else ():
+        for key in ("user", "port"):
+            if getattr(host, key) is not None and not host.local:
+                message = "kind: command logs in by exec: alone"
+                decoder.refuse(f"{entry.path}.{key}", message, "leave it out, or put it into exec:")
+
+
 def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:
     """Refuse packages that would not be installed, and two sources of packages."""
     if spec.runtime.environment == "existing" and spec.runtime.requirements:
@@ -261,8 +327,7 @@ def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> 
     """Refuse hosts that contradict each other."""
     if not spec.hosts:
         decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
-    listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
-    entries = listed.items if isinstance(listed, yaml_nodes.Sequence) else ()
+    entries = _entries(node)
     seen: dict[str, str] = {}
     found = decoder.problems
     for host, entry in zip(spec.hosts, entries, strict=True):
@@ -301,6 +366,12 @@ def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
         if not link.bandwidth:
             decoder.refuse(f"links[{number}].bandwidth", "a link with a bandwidth of 0", "leave it out")
         seen.setdefault(ends, number)
+
+
+def _entries(node: yaml_nodes.Node) -> tuple[yaml_nodes.Node, ...]:
+    """Return the items of the list under `hosts:`."""
+    listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
+    return listed.items if isinstance(listed, yaml_nodes.Sequence) else ()
 
 
 def _name_place(entry: yaml_nodes.Node) -> str:
