@@ -80,5 +80,9 @@ def test_the_changelog_refuses_what_is_refused_and_nothing_else() -> None:
     for section, value in named:
         with pytest.raises(NotInThisVersion):
             load_job(f"{job}{section}: {{{value}}}\n", "job.yaml")
+    clusters = re.findall(r"`(kind: \w+)`", refused)
+    for value in clusters:
+        with pytest.raises(NotInThisVersion):
+            load_cluster(f"version: 1\nname: lab\nhosts: [a]\n{value}\n", "cluster.yaml")
     sources = (ROOT / "psctl" / "spec").glob("*.py")
-    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named)
+    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named + clusters)

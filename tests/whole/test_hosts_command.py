@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.hosts import PATH
-from tests.helpers.running import STEADY, Psctl, assert_clean, next_event, set_args
+from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args
 
 pytestmark = pytest.mark.whole
 
@@ -93,3 +93,17 @@ def test_hosts_that_a_command_lists_run_a_job_and_a_host_that_is_gone_is_named(m
     assert not rows[second]["exec"]["ok"]
     assert "`nsenter -t" in rows[second]["exec"]["detail"]
     assert "began nothing there" in rows[second]["exec"]["detail"]
+
+
+def test_two_hosts_on_one_machine_need_no_root(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in ("home", "box-1", "box-2"):
+        (tmp_path / name).mkdir()
+    psctl, cluster = Psctl(home), tmp_path / "boxes.yaml"
+    text = cluster_text("[box-1, box-2]").replace(EXEC, f"env HOME={tmp_path}/{{host}} {{command}}")
+    cluster.write_text(text)
+    job = ROOT / "templates/digits/job.yaml"
+    run = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl", *set_args("--epochs", "1"))
+    assert run.code == 0, run
+    assert {each["host"] for each in run.of("worker-joined")} == {"box-1", "box-2"}
+    assert (tmp_path / "box-2/.psctl/host").is_dir()
