@@ -84,21 +84,19 @@ def choose_cluster(
         home: the records of this machine.
         asked: --cluster, or CLUSTER on the command line.
         job_cluster: the job file's `cluster:`; a path in it is relative to `job_folder`.
-        environment: for PSCTL_CLUSTER.
+        environment: for PSCTL_CLUSTER, and Slurm's variables.
 
     Raises:
         NoSuchCluster: there is none of that name, or no such file.
         InvalidFile, NotInThisVersion: its file is wrong.
     """
+    shell, here = environment or {}, Path.cwd()
     if asked:
-        return _named(home, asked, Path.cwd())
+        return _named(home, asked, here, shell)
     if job_cluster:
-        return _named(home, job_cluster, job_folder or Path.cwd())
-    from_environment = (environment or {}).get("PSCTL_CLUSTER")
-    if from_environment:
-        return _named(home, from_environment, Path.cwd())
-    current = home.current()
-    return _named(home, current, Path.cwd()) if current else embedded_cluster(home)
+        return _named(home, job_cluster, job_folder or here, shell)
+    current = shell.get("PSCTL_CLUSTER") or home.current()
+    return _named(home, current, here, shell) if current else embedded_cluster(home)
 
 
 def embedded_cluster(home: Home) -> ChosenCluster:
@@ -228,40 +226,79 @@ def found_hosts(command: str, source: str) -> list[str]:
         HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
         InvalidFile: it prints no hosts, or something else.
     """
-    here = LocalShell("this machine")
-    program, *words = shlex.split(command)
+    printed = _output(shlex.split(command), f"{source}: hosts.from: `{command}`", source)
     try:
-        done = here.run([os.path.expanduser(program), *words], timeout=LISTING, check=False, limit=MOST_BYTES)
-    except errors.TimedOut as error:
-        what = f"{source}: hosts.from: `{command}` did not end within {LISTING:g} s"
-        raise errors.HostUnreachable(what, "run it in a terminal: does it ask something?", source) from error
-    finally:
-        here.close()
-    if done.status != 0:
-        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed no error"])[-1]
-        what = f"{source}: hosts.from: `{command}` ended with exit status {done.status}: {said}"
-        raise errors.HostUnreachable(what, "run it in a terminal, then correct it or its login", source)
-    try:
-        return read_found(done.stdout.decode("utf-8", "replace"), command)
+        return read_found(printed, command)
     except errors.InvalidFile as error:
         error.where = source
         raise
 
 
-def _named(home: Home, reference: str, folder: Path) -> ChosenCluster:
+def allocated_nodes(environment: Mapping[str, str], source: str) -> tuple[str, list[str]]:
+    """Return the number and the nodes of the Slurm allocation that psctl runs in.
+
+    Args:
+        environment: Slurm's variables.
+        source: the cluster file, for messages.
+
+    Raises:
+        UsageError: psctl runs in none.
+        HostUnreachable: scontrol cannot be asked.
+    """
+    allocation = environment.get("SLURM_JOB_ID", "")
+    if not allocation.isdecimal():
+        raise errors.UsageError(
+            f"{source}: kind: slurm uses the allocation that psctl runs in, and psctl runs in none (no SLURM_JOB_ID)",
+            "salloc --nodes=2 psctl train JOB.yaml, or the same line in a script for sbatch",
+            where=source,
+        )
+    command = ["scontrol", "show", "hostnames", environment.get("SLURM_JOB_NODELIST", "")]
+    return allocation, read_found(_output(command, f"{source}: `{shlex.join(command)}`", source), shlex.join(command))
+
+
+def _output(command: Sequence[str], what: str, source: str) -> str:
+    """Run a command on this machine and return its output; `what` names it in errors.
+
+    Raises:
+        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
+    """
+    here = LocalShell("this machine")
+    try:
+        done = here.run([os.path.expanduser(command[0]), *command[1:]], timeout=LISTING, check=False, limit=MOST_BYTES)
+    except errors.TimedOut as error:
+        why = f"{what} did not end within {LISTING:g} s"
+        raise errors.HostUnreachable(why, "run it in a terminal: does it ask something?", source) from error
+    finally:
+        here.close()
+    if done.status != 0:
+        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed no error"])[-1]
+        why = f"{what} ended with exit status {done.status}: {said}"
+        raise errors.HostUnreachable(why, "run it in a terminal, then correct it or its login", source)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _named(home: Home, reference: str, folder: Path, environment: Mapping[str, str]) -> ChosenCluster:
     if reference.endswith((".yaml", ".yml")) or "/" in reference:  # a path; else it is a name
-        return _load(folder / Path(reference).expanduser())
+        return _load(folder / Path(reference).expanduser(), environment)
     if reference == LOCAL and reference not in home.clusters():
         return embedded_cluster(home)
-    return recalled_cluster(home, home.cluster(reference))
+    recalled = recalled_cluster(home, home.cluster(reference))
+    if recalled.spec.kind != "slurm" or not environment.get("SLURM_JOB_ID"):
+        return recalled
+    known = recalled.known  # psctl runs in an allocation, which may be another one than the recorded one
+    allocation, found = allocated_nodes(environment, known.source)
+    return recalled_cluster(home, msgspec.structs.replace(known, allocation=allocation, found=found))
 
 
-def _load(path: Path) -> ChosenCluster:
+def _load(path: Path, environment: Mapping[str, str]) -> ChosenCluster:
     if not path.exists():
         raise errors.NoSuchCluster(f"{path}: there is no such file", hint="psctl init writes one", where=str(path))
     text = read_text(path, "a cluster file")
-    spec, found = load_cluster(text, str(path)), None
-    if spec.hosts_command:
+    spec, found, allocation = load_cluster(text, str(path)), None, ""
+    if spec.kind == "slurm":
+        allocation, found = allocated_nodes(environment, str(path))
+    elif spec.hosts_command:
         found = found_hosts(spec.hosts_command, str(path))
-        spec = load_cluster(text, str(path), found)
-    return ChosenCluster(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time(), found=found))
+    spec = load_cluster(text, str(path), found, allocation)
+    known = KnownCluster(spec.name, str(path.resolve()), text, time.time(), found=found, allocation=allocation)
+    return ChosenCluster(spec, known)

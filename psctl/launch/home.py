@@ -57,7 +57,8 @@ class KnownCluster(msgspec.Struct, frozen=True):
     text: str
     time: float
     state: str = READY
-    found: list[str] | None = None  # the hosts that the command of `hosts: {from: COMMAND}` printed
+    found: list[str] | None = None  # hosts that the command of `hosts: {from: COMMAND}` printed, or Slurm's nodes
+    allocation: str = ""  # of Slurm
 
     def spec(self) -> ClusterSpec:
         """Return the cluster as it was then; not for the embedded one.
@@ -65,11 +66,13 @@ class KnownCluster(msgspec.Struct, frozen=True):
         Raises:
             InvalidFile, NotInThisVersion: another version of psctl read it.
         """
-        return load_cluster(self.text, self.source, self.found)
+        return load_cluster(self.text, self.source, self.found, self.allocation)
 
     def same(self, other: KnownCluster) -> bool:
         """Return whether both are the same file's same text with the same hosts, or both this machine."""
-        return (self.name, self.text, self.found) == (other.name, other.text, other.found)
+        return (self.name, self.text, self.found, self.allocation) == (
+            other.name, other.text, other.found, other.allocation,
+        )  # fmt: skip
 
 
 class HostRecord(msgspec.Struct, frozen=True):

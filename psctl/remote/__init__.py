@@ -6,6 +6,7 @@ scripts: the sh scripts that posix runs
 local: a shell on this machine
 child: a child process as the streams of a command
 command: a shell over any command (`kind: command`)
+slurm: shells on the nodes of a Slurm allocation
 ssh: a shell over SSH
 ssh_hop: one SSH connection, or a chain of them
 ssh_auth: login with keys

@@ -99,6 +99,15 @@ class ChildPipe:
         status = self._process.poll()
         return status if status is None or status >= 0 else 128 - status
 
+    def release(self) -> None:
+        """Close all streams and let the child go on; it is waited for, so that it does not stay as a zombie."""
+        self.end()
+        threading.Thread(target=self._process.wait, daemon=True, name="psctl-child").start()
+        with self._reading:
+            for stream in self._streams:
+                stream.close()
+        self._discard(self)
+
     def close(self) -> None:
         self.end()
         if self._process.poll() is None:

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from psctl.errors import HostUnreachable, PsctlError
+from psctl.errors import CommandFailed, HostUnreachable, PsctlError
 from psctl.remote import scripts
 from psctl.remote.child import ChildPipe
-from psctl.remote.posix import CommandPipe, PosixShell
+from psctl.remote.posix import CommandPipe, PosixShell, StartLine
 from psctl.remote.shell import command_line, printable
 from psctl.spec.exec_template import ExecTemplate
 
@@ -34,8 +34,9 @@ _KEPT = 1 << 16
 class CommandShell(PosixShell):
     """A shell on a host that a command reaches; see `connect`."""
 
-    def __init__(self, name: str, address: str, template: ExecTemplate) -> None:
+    def __init__(self, name: str, address: str, template: ExecTemplate, steps: bool = False) -> None:
         self.name = name
+        self._steps = steps
         self.home = ""
         self._address, self._template = address, template
         self._lock = threading.Lock()
@@ -43,7 +44,9 @@ class CommandShell(PosixShell):
         self._closed = False
 
     @classmethod
-    def connect(cls, name: str, address: str, template: ExecTemplate, patience: float | None = None) -> CommandShell:
+    def connect(
+        cls, name: str, address: str, template: ExecTemplate, patience: float | None = None, *, steps: bool = False
+    ) -> CommandShell:
         """Run a first command on a host, which asks for the home folder.
 
         Args:
@@ -51,11 +54,12 @@ class CommandShell(PosixShell):
             address: what stands in place of {host}.
             template: the command that reaches hosts.
             patience: seconds in which a command must begin there; None: the same as over SSH.
+            steps: all processes of a command end with it there, so `start` leaves the child running.
 
         Raises:
             HostUnreachable: the command cannot be started, ends early, or begins nothing in time.
         """
-        shell = cls(name, address, template)
+        shell = cls(name, address, template, steps)
         shell.patience = shell.patience if patience is None else patience
         try:
             home = shell.run(["sh", "-c", "cd && pwd"], timeout=2 * shell.patience).stdout
@@ -65,7 +69,7 @@ class CommandShell(PosixShell):
             raise
         return shell
 
-    def _open(self, argv: Sequence[str]) -> CommandPipe:
+    def _open(self, argv: Sequence[str]) -> _CarriedPipe:
         command = command_line(argv).replace("\n", "'\"$N\"'")  # quoted words have their newlines inside single quotes
         marker = "psctl-" + secrets.token_hex(8)
         words = self._template.argv(self._address, ["sh", "-c", scripts.OVER_COMMAND, "psctl", marker])
@@ -82,8 +86,32 @@ class CommandShell(PosixShell):
                 ) from error
             self._open_pipes.add(child)
         pipe = _CarriedPipe(self, child, marker)
-        pipe.send_head(f"{command}\n".encode("utf-8", "surrogateescape"), time.monotonic() + self.patience)
+        pipe.send(f"{command}\n".encode("utf-8", "surrogateescape"), time.monotonic() + self.patience)
         return pipe
+
+    def _start_process(self, words: Sequence[str], environment: bytes, shown: str) -> bytes:
+        if not self._steps:
+            return super()._start_process(words, environment, shown)
+        marker = "psctl-" + secrets.token_hex(8)
+        opening = StartLine(marker)
+        pipe = self._open(["sh", "-c", scripts.START_IN_STEP, "psctl", marker, *words])
+        output = errors = b""
+        deadline = time.monotonic() + self.patience
+        try:
+            pipe.send(environment, deadline)
+            pipe.end()
+            while b"\n" not in output:
+                got = pipe.read(0.5)
+                if got is None:
+                    raise CommandFailed(self.name, shown, pipe.status() or 1, errors.decode("utf-8", "replace"))
+                output, errors = output + opening.feed(got[0]), errors + got[1]
+                if time.monotonic() > deadline:
+                    raise self.start_error(None, errors)
+        except BaseException:
+            pipe.close()
+            raise
+        pipe.release()
+        return output
 
     def close(self) -> None:
         with self._lock:
@@ -113,6 +141,10 @@ class CommandShell(PosixShell):
 
     def _start_failure(self, pipe: CommandPipe, status: int | None, output: bytes) -> PsctlError | None:
         pipe.close()
+        return self.start_error(status, output)
+
+    def start_error(self, status: int | None, output: bytes) -> HostUnreachable:
+        """Return the error of a command that did not begin; `status` is None when it has not ended."""
         text = " ".join(output.decode("utf-8", "replace").split())[-_SHOWN:]
         how = f"no command began in {self.patience:g} s" if status is None else "no command began"
         return self._unreachable(f"`{self._tool}`: {how}{': ' if text else ''}{text}", self._hint)
@@ -140,8 +172,8 @@ class _CarriedPipe:
         self._silent_since: float | None = None
         self._ended: float | None = None
 
-    def send_head(self, data: bytes, deadline: float) -> None:
-        """Write the line with the command; a child that does not take it in time, or ended, is found by `read`."""
+    def send(self, data: bytes, deadline: float) -> None:
+        """Write input at once; a child that does not take it until the deadline, or ended, is found by `read`."""
         view = memoryview(data)
         try:
             while view and time.monotonic() < deadline:
@@ -184,6 +216,10 @@ class _CarriedPipe:
         # output may come after the line, by another stream: until the child ends, or for a while
         over = self._child.status() is not None or time.monotonic() - self._ended > _LINGER
         return self._lines.status if over else None
+
+    def release(self) -> None:
+        """Close all streams and let the child go on."""
+        self._child.release()
 
     def close(self) -> None:
         self._child.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from psctl.errors import PsctlError, TimedOut
+from psctl.remote import slurm
 from psctl.remote.command import CommandShell
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Shell, TransferMeter
@@ -166,6 +167,8 @@ def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | N
         return LocalShell(host.name)
     if cluster.kind == "command":
         return CommandShell.connect(host.name, host.address, ExecTemplate.parse(cluster.exec or ""), timeout)
+    if cluster.kind == "slurm":
+        return slurm.connect(host.name, host.address, cluster.allocation, timeout)
     from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay
 
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -61,6 +61,13 @@ START = (
 
 `setsid -f` and not `&`: a shell without job control starts `&` with SIGINT ignored for good."""
 
+START_IN_STEP = (
+    _HELLO + "PSCTL_START_ENV=$(cat); export PSCTL_START_ENV; l=$1 c=$2 i=$3; shift 3; "
+    '(umask 077; mkdir -p -- "$(dirname -- "$l")" && : >>"$l") && cd -- "$c" || exit 1; '
+    'exec sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null'
+)
+"""As START, for a script that OVER_COMMAND gave a session: the process takes its place, and the child carries it on."""
+
 BORN = _BORN
 
 ALIVE = _HELLO + _STARTED + 'if [ "$(started "$1")" = "$2" ]; then echo yes; else echo no; fi'

@@ -33,6 +33,12 @@ from psctl.spec.nearest import did_you_mean
 LOCAL = "local"
 """The address that stands for this machine, reached without SSH."""
 
+HOST_PLACE = "{host}"
+"""Stands for the host's name in `runtime.workdir`."""
+
+SLURM_WORKDIR = f"~/.psctl/nodes/{HOST_PLACE}"
+"""The default of `runtime.workdir` under `kind: slurm`: its nodes share the home folder."""
+
 VARIABLE = KeyPattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letters, digits and _)")
 """Names of environment variables."""
 
@@ -101,7 +107,14 @@ class RuntimeSpec(Section, frozen=True):
         Literal["existing", "managed"],
         Doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
     ] = "managed"
-    workdir: Annotated[str, _PATH, Doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"
+    workdir: Annotated[
+        str,
+        _PATH,
+        Doc(
+            "Folder on the host that holds all that psctl keeps there; hosts that share their disk need one each: "
+            "{host} is the host's name. Default under kind: slurm: ~/.psctl/nodes/{host}."
+        ),
+    ] = "~/.psctl/host"
     torch: Annotated[
         str,
         text("auto, none or a version such as 2.5.1", r"auto|none|[0-9][A-Za-z0-9.+!_-]*"),
@@ -189,6 +202,7 @@ class LinkSpec(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """A cluster: its hosts and their settings."""
 
+    later: ClassVar[tuple[str, ...]] = ("partition", "account", "nodes", "gpus_per_node", "time", "extra")  # of slurm
     name: Annotated[
         str,
         text(
@@ -201,13 +215,15 @@ class ClusterSpec(Section, frozen=True):
         tuple[HostSpec, ...],
         ShortForm("a name, an address, or a range such as node[02-16]"),
         Instead(HostsFrom),
-        Doc("The machines; the first of those in a job is its head."),
+        Doc("The machines; the first of those in a job is its head. Left out under kind: slurm, which has its nodes."),
     ]
     version: Annotated[int, whole(1, 1), Doc("Version of this file's format.")] = 1
     kind: Annotated[
-        Literal["ssh", "command"],
-        choice("ssh", "command", "slurm", only=("ssh", "command")),
-        Doc("How hosts are reached. ssh: by SSH. command: by the command in exec:, such as kubectl or docker."),
+        Literal["ssh", "command", "slurm"],
+        Doc(
+            "How hosts are reached. ssh: by SSH. command: by the command in exec:, such as kubectl or docker. slurm: "
+            "the nodes of the Slurm allocation that psctl runs in, by srun."
+        ),
     ] = "ssh"
     exec: Annotated[
         str | None,
@@ -226,19 +242,22 @@ class ClusterSpec(Section, frozen=True):
     ] = ()
     source: Annotated[str, Internal()] = ""
     hosts_command: Annotated[str, Internal()] = ""  # of hosts: {from: COMMAND}; without its result there are no hosts
+    allocation: Annotated[str, Internal()] = ""  # kind: slurm: number of the allocation
 
     def host(self, name: str) -> HostSpec | None:
         """Return the host of this name, or None."""
         return next((host for host in self.hosts if host.name == name), None)
 
 
-def load_cluster(text: str, source: str, found: Sequence[str] | None = None) -> ClusterSpec:
+def load_cluster(text: str, source: str, found: Sequence[str] | None = None, allocation: str = "") -> ClusterSpec:
     """Read a cluster file.
 
     Args:
         text: the text of the file.
         source: its name, for messages.
-        found: the hosts that the command of `hosts: {from: COMMAND}` printed; None: not known, so there are none.
+        found: the hosts that the command of `hosts: {from: COMMAND}` printed, or the nodes of the allocation; None: not
+            known, so there are none.
+        allocation: number of the Slurm allocation, under `kind: slurm`.
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
@@ -248,24 +267,36 @@ def load_cluster(text: str, source: str, found: Sequence[str] | None = None) -> 
 
     decoder = Decoder({"job file": JobSpec})
     node = yaml_nodes.parse(text, source, decoder.problems)
-    command = ""
-    if isinstance(node, yaml_nodes.Mapping) and (hosts := node.get("hosts")) is not None:
+    command, slurm = "", _is_slurm(node)
+    given = [entry.key for entry in node.entries] if isinstance(node, yaml_nodes.Mapping) else []
+    if isinstance(node, yaml_nodes.Mapping):
+        hosts = node.get("hosts")
         if isinstance(hosts, yaml_nodes.Mapping):
             command = host_lists.command_of(hosts, decoder.problems)
-            hosts = host_lists.listed(found or (), hosts.where)
-        node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
+        if isinstance(hosts, yaml_nodes.Mapping) or (slurm and hosts is None):
+            hosts = host_lists.listed(found or (), node.where if hosts is None else hosts.where)
+        if hosts is not None:
+            node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
     whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
-    if whole and decoder.sound("hosts") and not (command and found is None):
+    if whole and decoder.sound("hosts") and not ((command or slurm) and found is None):
         _check_hosts(spec, decoder, node)
     if decoder.sound("kind", "exec"):
-        _check_kind(spec, decoder, node, several=bool(command) or len(_entries(node)) > 1)
+        _check_kind(spec, decoder, node, given, several=bool(command) or len(_entries(node)) > 1)
     if whole and decoder.sound("hosts", "links"):
         _check_links(spec, decoder)
     if decoder.sound("runtime"):
         _check_runtime(spec, decoder)
     raise_all(decoder.problems)
-    return msgspec.structs.replace(spec, source=source, hosts_command=command)
+    if slurm and "runtime.workdir" not in decoder.places:
+        runtime = msgspec.structs.replace(spec.runtime, workdir=SLURM_WORKDIR)
+        spec = msgspec.structs.replace(spec, runtime=runtime)
+    return msgspec.structs.replace(spec, source=source, hosts_command=command, allocation=allocation)
+
+
+def _is_slurm(node: yaml_nodes.Node) -> bool:
+    kind = node.get("kind") if isinstance(node, yaml_nodes.Mapping) else None
+    return isinstance(kind, yaml_nodes.Scalar) and kind.text == "slurm"
 
 
 def local_cluster(cores: int | None = None) -> ClusterSpec:
@@ -283,33 +314,42 @@ def local_cluster(cores: int | None = None) -> ClusterSpec:
     )
 
 
-def _check_kind(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node, several: bool) -> None:
+def _check_kind(
+    spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node, given: Sequence[str], several: bool
+) -> None:
     """Refuse keys that do not belong to the way in which hosts are reached, and a command that cannot reach them."""
-    if spec.kind != "command":
-        if spec.exec is not None:
-            decoder.refuse(
-                "exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out"
-            )
+    if spec.kind != "command" and spec.exec is not None:
+        decoder.refuse("exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out")
+    if spec.kind == "ssh":
         return
-    if spec.exec is None:
-        decoder.refuse("kind", "command, but exec: is missing", f'write exec: "{EXAMPLE}"')
-    else:
-        try:
-            template = ExecTemplate.parse(spec.exec)
-        except ValueError as error:
-            decoder.refuse("exec", str(error), f'such as exec: "{EXAMPLE}"')
-        else:
-            if several and not template.names_host:
-                message = "without {host} every command would reach the same place, and there are several hosts"
-                decoder.refuse("exec", message, f'such as exec: "{EXAMPLE}"')
+    if spec.kind == "command":
+        _check_exec(spec, decoder, several)
+    cure = "leave it out" if spec.kind == "slurm" else "leave it out, or put it into exec:"
     ssh = node.get("ssh") if isinstance(node, yaml_nodes.Mapping) else None
     for key in [entry.key for entry in ssh.entries] if isinstance(ssh, yaml_nodes.Mapping) else ():
-        decoder.refuse(f"ssh.{key}", "kind: command uses no SSH", "leave it out, or put it into exec:")
+        decoder.refuse(f"ssh.{key}", f"kind: {spec.kind} uses no SSH", cure)
+    if spec.kind == "slurm" and "hosts" in given:
+        decoder.refuse("hosts", "kind: slurm uses the nodes of the allocation that psctl runs in", cure)
+        return
     for host, entry in zip(spec.hosts, _entries(node), strict=True) if decoder.sound("hosts") else ():
         for key in ("user", "port"):
             if getattr(host, key) is not None and not host.local:
-                message = "kind: command logs in by exec: alone"
-                decoder.refuse(f"{entry.path}.{key}", message, "leave it out, or put it into exec:")
+                decoder.refuse(f"{entry.path}.{key}", "kind: command logs in by exec: alone", cure)
+
+
+def _check_exec(spec: ClusterSpec, decoder: Decoder, several: bool) -> None:
+    """Refuse a command that cannot reach the hosts."""
+    if spec.exec is None:
+        decoder.refuse("kind", "command, but exec: is missing", f'write exec: "{EXAMPLE}"')
+        return
+    try:
+        template = ExecTemplate.parse(spec.exec)
+    except ValueError as error:
+        decoder.refuse("exec", str(error), f'such as exec: "{EXAMPLE}"')
+        return
+    if several and not template.names_host:
+        message = "without {host} every command would reach the same place, and there are several hosts"
+        decoder.refuse("exec", message, f'such as exec: "{EXAMPLE}"')
 
 
 def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:

@@ -19,8 +19,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def cluster_schema() -> JsonSchema:
-    """Return the JSON Schema of cluster.yaml."""
-    return {"$schema": DIALECT, "title": "psctl cluster file"} | section_schema(ClusterSpec)
+    """Return the JSON Schema of cluster.yaml; hosts are required, unless they are Slurm's."""
+    schema = section_schema(ClusterSpec)
+    schema["required"].remove("hosts")
+    slurm = {"required": ["kind"], "properties": {"kind": {"const": "slurm"}}}
+    return {"$schema": DIALECT, "title": "psctl cluster file"} | schema | {"anyOf": [{"required": ["hosts"]}, slurm]}
 
 
 def job_schema() -> JsonSchema:

@@ -26,9 +26,9 @@ from psctl.spec.exec_template import ExecTemplate
 from tests.helpers.fake_shell import FakeShell
 from tests.helpers.running import until
 
-KINDS = ["ssh", "command", "local", "fake"]
+KINDS = ["ssh", "command", "step", "local", "fake"]
 MOUNT_SMALL = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
-REAL = pytest.mark.parametrize("shell", ["ssh", "command", "local"], indirect=True)
+REAL = pytest.mark.parametrize("shell", ["ssh", "command", "step", "local"], indirect=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -38,8 +38,9 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         from psctl.remote.ssh import SshShell
 
         made = SshShell.connect(request.getfixturevalue("node_a"))
-    elif request.param == "command":
-        made = CommandShell.connect("node-a", "a", ExecTemplate.parse("env PSCTL_TEST_HOST={host} {command}"))
+    elif request.param in ("command", "step"):
+        template = ExecTemplate.parse("env PSCTL_TEST_HOST={host} {command}")
+        made = CommandShell.connect("node-a", "a", template, steps=request.param == "step")
     else:
         made = LocalShell("node-a") if request.param == "local" else FakeShell("node-a")
     yield made

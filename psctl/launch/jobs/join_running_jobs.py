@@ -158,7 +158,9 @@ class _RunningJob:
 
 
 def _logins(cluster: ClusterSpec) -> dict[str, tuple[str, str | None, int | None, str | None]]:
-    return {host.name: (host.address, host.user, host.port, cluster.exec) for host in cluster.hosts}
+    return {
+        host.name: (host.address, host.user, host.port, cluster.exec or cluster.allocation) for host in cluster.hosts
+    }
 
 
 def _await_agent(shell: Shell, host: HostRecord, job: str) -> None:

@@ -52,6 +52,10 @@ SERVING = 60.0
 """Seconds after which the servers of the reach test end by themselves."""
 
 
+_WAYS = {"ssh": "ssh", "command": "exec", "slurm": "slurm"}
+"""The row of the way to a host, by the cluster's kind."""
+
+
 class HostCheck(msgspec.Struct, frozen=True):
     """One row of `doctor`; `cure` is the remedy when it is not ok."""
 
@@ -161,8 +165,8 @@ def _note_refusal(report: HostReport, error: errors.PsctlError, cluster: Cluster
     """Say at which step the connection was refused."""
     if report.error is not None:
         return
-    if cluster.kind == "command":
-        report.bad("exec", error)
+    if cluster.kind != "ssh":
+        report.bad(_WAYS[cluster.kind], error)
     elif isinstance(error, (errors.HostKeyUnknown, errors.HostKeyChanged)):
         report.bad("host key", error)
     elif isinstance(error, errors.AuthFailed):
@@ -178,10 +182,13 @@ def _note_refusal(report: HostReport, error: errors.PsctlError, cluster: Cluster
 
 def _note_login(report: HostReport, host: HostSpec | None, cluster: ClusterSpec) -> None:
     if host is not None and host.local:
-        report.good("ssh" if cluster.kind == "ssh" else "exec", "this machine, without SSH")
+        report.good(_WAYS[cluster.kind], "this machine, without SSH")
         return
     if cluster.kind == "command":
         report.good("exec", f"`{shlex.split(cluster.exec or '')[0]}` starts commands there")
+        return
+    if cluster.kind == "slurm":
+        report.good("slurm", f"allocation {cluster.allocation} starts steps there")
         return
     report.good("host key", "known")
     report.good("auth", "logged in")
