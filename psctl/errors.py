@@ -5,7 +5,8 @@
     |- InvalidFile                  invalid-file        2   a cluster, job or topology file is wrong
     |- NotInThisVersion             usage / invalid-file 2  promised, not built yet
     |- HostUnreachable              host-unreachable    3   no route, refused, name unknown
-    |  '- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
+    |  |- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
+    |  '- AllocationEnded           host-unreachable    3   the Slurm allocation of the host has ended
     |- AuthFailed                   auth-failed         3   reached, but not let in
     |- PythonMissing                python-missing      4
     |- DiskFull                     disk-full           4
@@ -110,6 +111,10 @@ class HostUnreachable(PsctlError):
 
 class LoginShellFailed(HostUnreachable):
     """The login on a host succeeds, but its login shell runs no commands: a start-up file of the user prevents it."""
+
+
+class AllocationEnded(HostUnreachable):
+    """The Slurm allocation that a host belonged to has ended, and all its processes with it."""
 
 
 class AuthFailed(PsctlError):

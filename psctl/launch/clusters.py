@@ -242,12 +242,12 @@ def allocated_nodes(environment: Mapping[str, str], source: str) -> tuple[str, l
         source: the cluster file, for messages.
 
     Raises:
-        UsageError: psctl runs in none.
+        NoSuchCluster: psctl runs in none.
         HostUnreachable: scontrol cannot be asked.
     """
     allocation = environment.get("SLURM_JOB_ID", "")
     if not allocation.isdecimal():
-        raise errors.UsageError(
+        raise errors.NoSuchCluster(
             f"{source}: kind: slurm uses the allocation that psctl runs in, and psctl runs in none (no SLURM_JOB_ID)",
             "salloc --nodes=2 psctl train JOB.yaml, or the same line in a script for sbatch",
             where=source,
@@ -283,9 +283,9 @@ def _named(home: Home, reference: str, folder: Path, environment: Mapping[str, s
     if reference == LOCAL and reference not in home.clusters():
         return embedded_cluster(home)
     recalled = recalled_cluster(home, home.cluster(reference))
-    if recalled.spec.kind != "slurm" or not environment.get("SLURM_JOB_ID"):
+    if recalled.spec.kind != "slurm":
         return recalled
-    known = recalled.known  # psctl runs in an allocation, which may be another one than the recorded one
+    known = recalled.known  # the recorded allocation may have ended
     allocation, found = allocated_nodes(environment, known.source)
     return recalled_cluster(home, msgspec.structs.replace(known, allocation=allocation, found=found))
 

@@ -8,15 +8,18 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 _CHUNK = 1 << 16
 
 
 class ChildPipe:
-    """The streams of a child process, which has a session of its own; `close` kills its process group.
+    """The streams of a child process, which has a session of its own; `close` ends its process group.
 
     Args:
+        grace: seconds in which it may end by itself once `close` has closed its input: a child that carries a command
+            to a host has to pass that on. Then it is terminated, and after the same time killed.
         argv: program and arguments.
         closed: called with the pipe when it was closed.
         cwd: folder to start in; None: psctl's own.
@@ -32,7 +35,9 @@ class ChildPipe:
         closed: Callable[[ChildPipe], None],
         cwd: str | None = None,
         environment: Mapping[str, str] | None = None,
+        grace: float = 0.0,
     ) -> None:
+        self._grace = grace
         self._process = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -110,12 +115,27 @@ class ChildPipe:
 
     def close(self) -> None:
         self.end()
-        if self._process.poll() is None:
-            # not reaped yet, so the number is still this process's own
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._grace and not self._ends_in(self._grace):
+            self._kill(signal.SIGTERM)
+            self._ends_in(self._grace)
+        self._kill(signal.SIGKILL)
+        self._process.wait()
         with self._reading:
             for stream in self._streams:
                 stream.close()
         self._discard(self)
+
+    def _ends_in(self, seconds: float) -> bool:
+        """Return whether it ends in this time; its output is dropped."""
+        until = time.monotonic() + seconds
+        while self._process.poll() is None:
+            if time.monotonic() > until:
+                return False
+            if self.read(0.02) is None:
+                time.sleep(0.01)
+        return True
+
+    def _kill(self, number: int) -> None:
+        if self._process.poll() is None:  # not reaped yet, so the number is still this process's own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from psctl.errors import CommandFailed, HostUnreachable, PsctlError
 from psctl.remote import scripts
@@ -24,6 +24,10 @@ from psctl.spec.exec_template import ExecTemplate
 _LINGER = 2.0
 """Seconds to wait for the end of a child or of its output, once the other one has ended."""
 
+_GRACE = 1.0
+"""Seconds in which a child may pass on the end of its input, which ends the command there. srun and others do not tell
+the host when they are killed."""
+
 _SHOWN = 600
 """Characters of the child's error output that an error repeats: the last ones."""
 
@@ -31,12 +35,17 @@ _KEPT = 1 << 16
 """Bytes of error output before the command that are kept."""
 
 
+Explain = Callable[[], HostUnreachable | None]
+
+
 class CommandShell(PosixShell):
     """A shell on a host that a command reaches; see `connect`."""
 
-    def __init__(self, name: str, address: str, template: ExecTemplate, steps: bool = False) -> None:
+    def __init__(
+        self, name: str, address: str, template: ExecTemplate, steps: bool = False, explain: Explain | None = None
+    ) -> None:
         self.name = name
-        self._steps = steps
+        self._steps, self._explain = steps, explain
         self.home = ""
         self._address, self._template = address, template
         self._lock = threading.Lock()
@@ -45,8 +54,9 @@ class CommandShell(PosixShell):
 
     @classmethod
     def connect(
-        cls, name: str, address: str, template: ExecTemplate, patience: float | None = None, *, steps: bool = False
-    ) -> CommandShell:
+        cls, name: str, address: str, template: ExecTemplate, patience: float | None = None, *,
+        steps: bool = False, explain: Explain | None = None,
+    ) -> CommandShell:  # fmt: skip
         """Run a first command on a host, which asks for the home folder.
 
         Args:
@@ -55,11 +65,12 @@ class CommandShell(PosixShell):
             template: the command that reaches hosts.
             patience: seconds in which a command must begin there; None: the same as over SSH.
             steps: all processes of a command end with it there, so `start` leaves the child running.
+            explain: asked why the way to the host was lost, for an error in place of the child's own.
 
         Raises:
             HostUnreachable: the command cannot be started, ends early, or begins nothing in time.
         """
-        shell = cls(name, address, template, steps)
+        shell = cls(name, address, template, steps, explain)
         shell.patience = shell.patience if patience is None else patience
         try:
             home = shell.run(["sh", "-c", "cd && pwd"], timeout=2 * shell.patience).stdout
@@ -78,7 +89,7 @@ class CommandShell(PosixShell):
             if self._closed:
                 raise self.closed_error()
             try:
-                child = ChildPipe(words, self._open_pipes.discard)
+                child = ChildPipe(words, self._open_pipes.discard, grace=_GRACE)
             except OSError as error:
                 raise self._unreachable(
                     f"`{words[0]}` cannot be started: {error.strerror or error}",
@@ -134,6 +145,8 @@ class CommandShell(PosixShell):
         """
         if self._closed:
             return self.closed_error()
+        if self._explain is not None and (error := self._explain()) is not None:
+            return error
         text = " ".join(output.decode("utf-8", "replace").split())[-_SHOWN:]
         how = "did not end" if status is None else f"ended with exit status {status}"
         when = "before the command there had ended" if begun else "and began nothing there"

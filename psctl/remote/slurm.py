@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from psctl.errors import HostUnreachable
+from psctl.errors import AllocationEnded
 from psctl.remote.command import CommandShell
 from psctl.spec.exec_template import ExecTemplate
 
@@ -16,6 +16,8 @@ STEP = (
 
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "RESIZING")
 """States of an allocation that has not ended."""
+
+_CURE = "run psctl in a new allocation (salloc, sbatch); `psctl train --resume JOB@latest` continues a job there"
 
 _ASK = 30.0
 """Seconds that squeue may take."""
@@ -31,20 +33,24 @@ def connect(name: str, node: str, allocation: str, patience: float | None = None
         patience: seconds in which a step must begin; None: the same as over SSH.
 
     Raises:
-        HostUnreachable: the allocation has ended, srun is missing, or no step begins.
+        AllocationEnded: it has.
+        HostUnreachable: srun is missing, or no step begins.
     """
     words = ("srun", f"--jobid={allocation}", "--nodelist={host}", *STEP, "{command}")
-    try:
-        return CommandShell.connect(name, node, ExecTemplate(words), patience, steps=True)
-    except HostUnreachable as error:
-        state = state_of(allocation)
-        if state is None or state in ALIVE:
-            raise
-        raise HostUnreachable(
-            f"{name}: the Slurm allocation {allocation} has ended ({state}), and psctl's processes with it",
-            "run psctl in a new allocation (salloc, sbatch); `psctl train --resume JOB@latest` continues a job there",
-            where=name,
-        ) from error
+
+    def explain() -> AllocationEnded | None:
+        why = why_ended(allocation)
+        return AllocationEnded(f"{name}: {why}", _CURE, where=name) if why else None
+
+    return CommandShell.connect(name, node, ExecTemplate(words), patience, steps=True, explain=explain)
+
+
+def why_ended(allocation: str) -> str:
+    """Return a clause that says how an allocation ended; "" where it has not, or nothing is known."""
+    state = state_of(allocation) if allocation else None
+    if state is None or state in ALIVE:
+        return ""
+    return f"the Slurm allocation {allocation} has ended ({state}), and psctl's processes with it"
 
 
 def state_of(allocation: str) -> str | None:
