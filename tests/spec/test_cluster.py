@@ -182,9 +182,19 @@ def test_what_a_command_prints_in_place_of_hosts_is_refused(printed: str, says: 
     assert "hosts.from: `kubectl get pods` " + says in caught.value.message
 
 
+def test_slurm_has_the_nodes_of_its_allocation_and_a_workdir_for_each() -> None:
+    spec = load_cluster("name: x\nkind: slurm", "c")
+    assert (spec.hosts, spec.runtime.workdir) == ((), "~/.psctl/nodes/{host}")
+    spec = load_cluster("name: x\nkind: slurm\nruntime: {workdir: /s}", "c", ["n1", "n2"], "4711")
+    assert ([host.name for host in spec.hosts], spec.allocation, spec.runtime.workdir) == (["n1", "n2"], "4711", "/s")
+
+
 @pytest.mark.parametrize(
     ("text", "where", "says"),
     [
+        ("kind: slurm\nhosts: [a]", "c:3:8", "hosts: kind: slurm uses the nodes of the allocation"),
+        ("kind: slurm\nexec: a {command}", "c:3:7", "exec: kind: slurm reaches hosts without it"),
+        ("kind: slurm\nssh: {user: u}", "c:3:13", "ssh.user: kind: slurm uses no SSH"),
         ("kind: command\nhosts: [a]", "c:2:7", "kind: command, but exec: is missing"),
         ("exec: a {command}\nhosts: [a]", "c:2:7", "exec: kind: ssh reaches hosts without it"),
         ("kind: command\nexec: a {host}\nhosts: [a]", "c:3:7", "exec: no place for the command that psctl runs"),
