@@ -109,11 +109,14 @@ $(VENV)/installed-dev: pyproject.toml psctl/constraints.txt | $(VENV)/bin/python
 	$(PIP) install -c psctl/constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
+SYSTEM = "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox" "tcsh tcsh" "zsh zsh" "fish fish" "chromium chromium"
+soak: SYSTEM += "munged munge" "slurmctld slurmctld" "slurmd slurmd" "srun slurm-client"
+
 # Test hosts want sshd, ip and namespaces, drawings graphviz, the probe a shell that is not bash, logins other shells;
 # without root tests use what is there and say so.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox" "tcsh tcsh" "zsh zsh" "fish fish" "chromium chromium"; do \
+	  for need in $(SYSTEM); do \
 	    set -- $$need; \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
 	  done; \

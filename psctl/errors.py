@@ -5,7 +5,8 @@
     |- InvalidFile                  invalid-file        2   a cluster, job or topology file is wrong
     |- NotInThisVersion             usage / invalid-file 2  promised, not built yet
     |- HostUnreachable              host-unreachable    3   no route, refused, name unknown
-    |  '- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
+    |  |- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
+    |  '- AllocationEnded           host-unreachable    3   the Slurm allocation of the host has ended
     |- AuthFailed                   auth-failed         3   reached, but not let in
     |- PythonMissing                python-missing      4
     |- DiskFull                     disk-full           4
@@ -99,16 +100,21 @@ class NotInThisVersion(UsageError):
 
 
 class HostUnreachable(PsctlError):
-    """No connection to a host's sshd: name unknown, refused, no route or no answer."""
+    """No connection to a host: name unknown, refused, no route, no answer; or the command in exec: fails."""
 
     code, exit = "host-unreachable", 3
     cure = (
-        "`ssh HOST` shows the same from your terminal; `psctl doctor` tells which step fails: name, TCP, key or login."
+        "`ssh HOST`, or the command in exec:, shows the same from your terminal; `psctl doctor` tells which step "
+        "fails: name, TCP, key or login."
     )
 
 
 class LoginShellFailed(HostUnreachable):
     """The login on a host succeeds, but its login shell runs no commands: a start-up file of the user prevents it."""
+
+
+class AllocationEnded(HostUnreachable):
+    """The Slurm allocation that a host belonged to has ended, and all its processes with it."""
 
 
 class AuthFailed(PsctlError):

@@ -21,7 +21,8 @@ TEMPLATES = sorted((ROOT / "templates").glob("*/job.yaml"))
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_a_shipped_cluster_file_is_valid_and_commented(path: Path) -> None:
     text = path.read_text()
-    assert load_cluster(text, path.name).hosts
+    spec = load_cluster(text, path.name)
+    assert spec.hosts or spec.kind == "slurm"
     assert kind_of(text, path.name) == "cluster"
     assert text.startswith("# "), "its first line says what it is for"
 

@@ -14,13 +14,19 @@ import msgspec
 from psctl import errors
 from psctl.launch.home import NEW, READY, Home, KnownCluster
 from psctl.remote.fleet import Fleet
+from psctl.remote.local import LocalShell
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
+from psctl.spec.hosts import read_found
 from psctl.spec.yaml_nodes import LARGEST
 from psctl.units import format_bytes
 
 MOST_BYTES = 4 * LARGEST
 """Bytes of a YAML file that are read: each of its characters takes four at most."""
+
+
+LISTING = 60.0
+"""Seconds that the command of `hosts: {from: COMMAND}` may take."""
 
 
 class ChosenCluster(msgspec.Struct, frozen=True):
@@ -42,8 +48,8 @@ class ChosenCluster(msgspec.Struct, frozen=True):
         return f"{self.spec.name} ({inside})"
 
     def same(self, other: ChosenCluster) -> bool:
-        """Return whether both are the same file's same text, or both this machine."""
-        return (self.known.name, self.known.text) == (other.known.name, other.known.text)
+        """Return whether both are the same file's same text with the same hosts, or both this machine."""
+        return self.known.same(other.known)
 
 
 Connect = Callable[[ChosenCluster, Sequence[str] | None], Fleet]
@@ -78,21 +84,19 @@ def choose_cluster(
         home: the records of this machine.
         asked: --cluster, or CLUSTER on the command line.
         job_cluster: the job file's `cluster:`; a path in it is relative to `job_folder`.
-        environment: for PSCTL_CLUSTER.
+        environment: for PSCTL_CLUSTER, and Slurm's variables.
 
     Raises:
         NoSuchCluster: there is none of that name, or no such file.
         InvalidFile, NotInThisVersion: its file is wrong.
     """
+    shell, here = environment or {}, Path.cwd()
     if asked:
-        return _named(home, asked, Path.cwd())
+        return _named(home, asked, here, shell)
     if job_cluster:
-        return _named(home, job_cluster, job_folder or Path.cwd())
-    from_environment = (environment or {}).get("PSCTL_CLUSTER")
-    if from_environment:
-        return _named(home, from_environment, Path.cwd())
-    current = home.current()
-    return _named(home, current, Path.cwd()) if current else embedded_cluster(home)
+        return _named(home, job_cluster, job_folder or here, shell)
+    current = shell.get("PSCTL_CLUSTER") or home.current()
+    return _named(home, current, here, shell) if current else embedded_cluster(home)
 
 
 def embedded_cluster(home: Home) -> ChosenCluster:
@@ -104,7 +108,7 @@ def embedded_cluster(home: Home) -> ChosenCluster:
 
 def recalled_cluster(home: Home, known: KnownCluster) -> ChosenCluster:
     """Return the cluster of a record, as it was when the record was written."""
-    return ChosenCluster(load_cluster(known.text, known.source), known) if known.text else embedded_cluster(home)
+    return ChosenCluster(known.spec(), known) if known.text else embedded_cluster(home)
 
 
 def make_current(home: Home, chosen: ChosenCluster) -> None:
@@ -112,7 +116,7 @@ def make_current(home: Home, chosen: ChosenCluster) -> None:
     name = chosen.known.name
     if not chosen.embedded:
         before = home.cluster(name) if name in home.clusters() else None
-        if before is None or before.text != chosen.known.text:
+        if before is None or not before.same(chosen.known):
             home.save_cluster(msgspec.structs.replace(chosen.known, state=NEW))
     home.set_current(name)
 
@@ -163,7 +167,7 @@ def reference(home: Home, chosen: ChosenCluster) -> str:
     """Return how a command line names a cluster: by its name where that means it, else by its file."""
     name = chosen.known.name
     known = home.cluster(name) if name in home.clusters() else None
-    by_name = chosen.embedded if known is None else known.text == chosen.known.text
+    by_name = chosen.embedded if known is None else known.same(chosen.known)
     return name if by_name else shown_path(Path(chosen.known.source))
 
 
@@ -211,17 +215,90 @@ def read_text(path: Path, what: str) -> str:
         ) from None
 
 
-def _named(home: Home, reference: str, folder: Path) -> ChosenCluster:
+def found_hosts(command: str, source: str) -> list[str]:
+    """Run the command of `hosts: {from: COMMAND}` on this machine and return the hosts that it prints.
+
+    Args:
+        command: split into words, no shell.
+        source: the cluster file, for messages.
+
+    Raises:
+        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
+        InvalidFile: it prints no hosts, or something else.
+    """
+    printed = _output(shlex.split(command), f"{source}: hosts.from: `{command}`", source)
+    try:
+        return read_found(printed, command)
+    except errors.InvalidFile as error:
+        error.where = source
+        raise
+
+
+def allocated_nodes(environment: Mapping[str, str], source: str) -> tuple[str, list[str]]:
+    """Return the number and the nodes of the Slurm allocation that psctl runs in.
+
+    Args:
+        environment: Slurm's variables.
+        source: the cluster file, for messages.
+
+    Raises:
+        NoSuchCluster: psctl runs in none.
+        HostUnreachable: scontrol cannot be asked.
+    """
+    allocation = environment.get("SLURM_JOB_ID", "")
+    if not allocation.isdecimal():
+        raise errors.NoSuchCluster(
+            f"{source}: kind: slurm uses the allocation that psctl runs in, and psctl runs in none (no SLURM_JOB_ID)",
+            "salloc --nodes=2 psctl train JOB.yaml, or the same line in a script for sbatch",
+            where=source,
+        )
+    command = ["scontrol", "show", "hostnames", environment.get("SLURM_JOB_NODELIST", "")]
+    return allocation, read_found(_output(command, f"{source}: `{shlex.join(command)}`", source), shlex.join(command))
+
+
+def _output(command: Sequence[str], what: str, source: str) -> str:
+    """Run a command on this machine and return its output; `what` names it in errors.
+
+    Raises:
+        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
+    """
+    here = LocalShell("this machine")
+    try:
+        done = here.run([os.path.expanduser(command[0]), *command[1:]], timeout=LISTING, check=False, limit=MOST_BYTES)
+    except errors.TimedOut as error:
+        why = f"{what} did not end within {LISTING:g} s"
+        raise errors.HostUnreachable(why, "run it in a terminal: does it ask something?", source) from error
+    finally:
+        here.close()
+    if done.status != 0:
+        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed no error"])[-1]
+        why = f"{what} ended with exit status {done.status}: {said}"
+        raise errors.HostUnreachable(why, "run it in a terminal, then correct it or its login", source)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _named(home: Home, reference: str, folder: Path, environment: Mapping[str, str]) -> ChosenCluster:
     if reference.endswith((".yaml", ".yml")) or "/" in reference:  # a path; else it is a name
-        return _load(folder / Path(reference).expanduser())
+        return _load(folder / Path(reference).expanduser(), environment)
     if reference == LOCAL and reference not in home.clusters():
         return embedded_cluster(home)
-    return recalled_cluster(home, home.cluster(reference))
+    recalled = recalled_cluster(home, home.cluster(reference))
+    if recalled.spec.kind != "slurm":
+        return recalled
+    known = recalled.known  # the recorded allocation may have ended
+    allocation, found = allocated_nodes(environment, known.source)
+    return recalled_cluster(home, msgspec.structs.replace(known, allocation=allocation, found=found))
 
 
-def _load(path: Path) -> ChosenCluster:
+def _load(path: Path, environment: Mapping[str, str]) -> ChosenCluster:
     if not path.exists():
         raise errors.NoSuchCluster(f"{path}: there is no such file", hint="psctl init writes one", where=str(path))
     text = read_text(path, "a cluster file")
-    spec = load_cluster(text, str(path))
-    return ChosenCluster(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time()))
+    spec, found, allocation = load_cluster(text, str(path)), None, ""
+    if spec.kind == "slurm":
+        allocation, found = allocated_nodes(environment, str(path))
+    elif spec.hosts_command:
+        found = found_hosts(spec.hosts_command, str(path))
+    spec = load_cluster(text, str(path), found, allocation)
+    known = KnownCluster(spec.name, str(path.resolve()), text, time.time(), found=found, allocation=allocation)
+    return ChosenCluster(spec, known)

@@ -29,6 +29,7 @@ from psctl import errors
 from psctl.grouping import grouped
 from psctl.launch.remote_programs.host_files import make_private
 from psctl.launch.remote_programs.host_state import open_to_others
+from psctl.spec.cluster import ClusterSpec, load_cluster
 from psctl.types import UNDECODABLE
 
 MEASURED = ("links", "reach", "costs")
@@ -56,6 +57,22 @@ class KnownCluster(msgspec.Struct, frozen=True):
     text: str
     time: float
     state: str = READY
+    found: list[str] | None = None  # hosts that the command of `hosts: {from: COMMAND}` printed, or Slurm's nodes
+    allocation: str = ""  # of Slurm
+
+    def spec(self) -> ClusterSpec:
+        """Return the cluster as it was then; not for the embedded one.
+
+        Raises:
+            InvalidFile, NotInThisVersion: another version of psctl read it.
+        """
+        return load_cluster(self.text, self.source, self.found, self.allocation)
+
+    def same(self, other: KnownCluster) -> bool:
+        """Return whether both are the same file's same text with the same hosts, or both this machine."""
+        return (self.name, self.text, self.found, self.allocation) == (
+            other.name, other.text, other.found, other.allocation,
+        )  # fmt: skip
 
 
 class HostRecord(msgspec.Struct, frozen=True):

@@ -1,9 +1,12 @@
-"""Commands and files on hosts, over SSH or on this machine.
+"""Commands and files on hosts, over SSH, over any other command or on this machine.
 
 shell: the interface of a host's shell
 posix: a shell on any POSIX host, given a way to start `sh` there
 scripts: the sh scripts that posix runs
 local: a shell on this machine
+child: a child process as the streams of a command
+command: a shell over any command (`kind: command`)
+slurm: shells on the nodes of a Slurm allocation
 ssh: a shell over SSH
 ssh_hop: one SSH connection, or a chain of them
 ssh_auth: login with keys

@@ -9,11 +9,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from psctl.errors import PsctlError, TimedOut
+from psctl.errors import AllocationEnded, PsctlError, TimedOut
+from psctl.remote import slurm
+from psctl.remote.command import CommandShell
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Shell, TransferMeter
 from psctl.remote.target import Target, resolve
-from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.spec.cluster import HOST_PLACE, ClusterSpec, HostSpec
+from psctl.spec.exec_template import ExecTemplate
 from psctl.types import HostName
 
 T = TypeVar("T")
@@ -77,7 +80,7 @@ class Fleet:
         """Connect to the hosts, many at once.
 
         Args:
-            cluster: whose hosts; one with the address `local` is this machine, without SSH.
+            cluster: whose hosts, and how they are reached; one with the address `local` is this machine.
             forks: hosts at once; at most AT_ONE_SSHD of them log in through one jump host at a time.
             timeout: seconds for each host, beside connect_timeout of each hop; None: no other limit.
             config: another file than ~/.ssh/config.
@@ -162,6 +165,10 @@ def target_of(cluster: ClusterSpec, host: HostSpec, config: Path | None = None) 
 def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | None, timeout: float | None) -> Shell:
     if host.local:
         return LocalShell(host.name)
+    if cluster.kind == "command":
+        return CommandShell.connect(host.name, host.address, ExecTemplate.parse(cluster.exec or ""), timeout)
+    if cluster.kind == "slurm":
+        return _reach_node(cluster, host, timeout)
     from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -175,6 +182,19 @@ def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | N
         return SshShell.connect(target, deadline=deadline)
     finally:
         gate.release()
+
+
+def _reach_node(cluster: ClusterSpec, host: HostSpec, timeout: float | None) -> Shell:
+    """Reach a node of Slurm; once its allocation has ended, its files, where this machine shares the disk.
+
+    Nothing new begins there then: `choose_cluster` takes an allocation that psctl runs in.
+    """
+    try:
+        return slurm.connect(host.name, host.address, cluster.allocation, timeout)
+    except AllocationEnded:
+        if not Path(cluster.runtime.workdir.replace(HOST_PLACE, host.name)).expanduser().is_dir():
+            raise
+        return LocalShell(host.name)
 
 
 def _together(

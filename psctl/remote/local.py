@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
-import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from psctl.errors import HostUnreachable
+from psctl.remote.child import ChildPipe
 from psctl.remote.posix import CommandPipe, PosixShell
-
-_CHUNK = 1 << 16
 
 
 class LocalShell(PosixShell):
@@ -28,14 +23,14 @@ class LocalShell(PosixShell):
         self.name = name
         self.home = home or os.path.expanduser("~")
         self._lock = threading.Lock()
-        self._open_pipes: set[_LocalPipe] = set()
+        self._open_pipes: set[ChildPipe] = set()
         self._closed = False
 
     def _open(self, argv: Sequence[str]) -> CommandPipe:
         with self._lock:
             if self._closed:
                 raise HostUnreachable(f"{self.name}: this connection was closed", where=self.name)
-            pipe = _LocalPipe(argv, self.home, self._open_pipes.discard)
+            pipe = ChildPipe(argv, self._open_pipes.discard, self.home, {**os.environ, "HOME": self.home})
             self._open_pipes.add(pipe)
         return pipe
 
@@ -45,85 +40,3 @@ class LocalShell(PosixShell):
             pipes = list(self._open_pipes)
         for pipe in pipes:
             pipe.close()
-
-
-class _LocalPipe:
-    def __init__(self, argv: Sequence[str], cwd: str, closed: Callable[[_LocalPipe], None]) -> None:
-        environment = {**os.environ, "HOME": cwd}
-        self._process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=cwd,
-            env=environment,
-            bufsize=0,
-            start_new_session=True,  # its own group for the guard; a Ctrl-C of the terminal is psctl's alone
-        )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._streams = self._process.stdin, [self._process.stdout, self._process.stderr]
-        for stream in (self._stdin, *self._streams):
-            os.set_blocking(stream.fileno(), False)
-        # a descriptor is never used after its close, which another thread may do
-        self._writing, self._reading = threading.Lock(), threading.Lock()
-        self._discard = closed
-
-    def write(self, data: memoryview) -> int:
-        with self._writing:
-            if self._stdin.closed:
-                raise BrokenPipeError
-            fd = self._stdin.fileno()
-            watch = select.poll()
-            watch.register(fd, select.POLLOUT)
-            if not watch.poll(50):
-                return 0
-            try:
-                return os.write(fd, data[:_CHUNK])
-            except BlockingIOError:
-                return 0
-
-    def end(self) -> None:
-        with self._writing, contextlib.suppress(BrokenPipeError):
-            self._stdin.close()
-
-    def read(self, timeout: float) -> tuple[bytes, bytes] | None:
-        watch = select.poll()
-        with self._reading:
-            for stream in self._streams:
-                if not stream.closed:
-                    watch.register(stream.fileno(), select.POLLIN)
-            if all(stream.closed for stream in self._streams):
-                return None
-        watch.poll(timeout * 1000)
-        first, second = (self._take(index) for index in (0, 1))
-        return None if not first and not second and all(stream.closed for stream in self._streams) else (first, second)
-
-    def _take(self, index: int) -> bytes:
-        stream = self._streams[index]
-        parts: list[bytes] = []
-        with self._reading:
-            while not stream.closed and len(parts) < 64:
-                try:
-                    part = os.read(stream.fileno(), _CHUNK)
-                except BlockingIOError:
-                    break
-                if not part:
-                    stream.close()
-                parts.append(part)
-        return b"".join(parts)
-
-    def status(self) -> int | None:
-        status = self._process.poll()
-        return status if status is None or status >= 0 else 128 - status
-
-    def close(self) -> None:
-        self.end()
-        if self._process.poll() is None:
-            # not reaped yet, so the number is still this process's own
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        with self._reading:
-            for stream in self._streams:
-                stream.close()
-        self._discard(self)

@@ -55,7 +55,7 @@ class CommandPipe(Protocol):
         """Close all streams; a command under GUARD then ends."""
 
 
-class _StartLine:
+class StartLine:
     """Finds the line with this call's marker and process number, and drops the output before it."""
 
     def __init__(self, marker: str) -> None:
@@ -171,9 +171,9 @@ class PosixShell:
     def close(self) -> None:
         """End the connection."""
 
-    def _start_script(self, script: str, *arguments: str) -> tuple[CommandPipe, _StartLine]:
+    def _start_script(self, script: str, *arguments: str) -> tuple[CommandPipe, StartLine]:
         marker = "psctl-" + secrets.token_hex(8)
-        return self._open(["sh", "-c", script, "psctl", marker, *arguments]), _StartLine(marker)
+        return self._open(["sh", "-c", script, "psctl", marker, *arguments]), StartLine(marker)
 
     def run(
         self,
@@ -203,7 +203,7 @@ class PosixShell:
             raise CommandFailed(self.name, shown, status, tail[-4000:])
         return result
 
-    def _end_guarded(self, pipe: CommandPipe, opening: _StartLine) -> None:
+    def _end_guarded(self, pipe: CommandPipe, opening: StartLine) -> None:
         """End a command under GUARD and wait until it is gone, also when it never read its input.
 
         A slow host gets _PID_WAIT seconds to report the process number: without it such a command cannot be ended.
@@ -223,7 +223,7 @@ class PosixShell:
     def _finish(
         self,
         pipe: CommandPipe,
-        opening: _StartLine,
+        opening: StartLine,
         source: Iterable[bytes],
         sink: Callable[[bytes], object],
         timeout: float | None,
@@ -270,7 +270,7 @@ class PosixShell:
             self._raise_start_failure(pipe, opening, status, errors.content)
         return status, errors.content
 
-    def _raise_start_failure(self, pipe: CommandPipe, opening: _StartLine, status: int | None, errors: bytes) -> None:
+    def _raise_start_failure(self, pipe: CommandPipe, opening: StartLine, status: int | None, errors: bytes) -> None:
         error = self._start_failure(pipe, status, opening.before + b"\n" + errors)
         if error is not None:
             raise error
@@ -345,17 +345,14 @@ class PosixShell:
                 raise ValueError(f"not an environment variable: {key!r}")
             exports.append(f"export {key}={shlex.quote(value)}\n")
         text = "".join(exports).encode("utf-8", "surrogateescape")
-        out = self._script(
-            scripts.START,
-            expand(log, self.home),
-            expand(cwd, self.home),
-            scripts.BORN,
-            *argv,
-            shown=f"start {printable(argv)}",
-            source=[text] if text else [],
-        )
+        words = (expand(log, self.home), expand(cwd, self.home), scripts.BORN, *argv)
+        out = self._start_process(words, text, f"start {printable(argv)}")
         pid, _, started = out.decode().strip().partition(" ")
         return Process(int(pid), started)
+
+    def _start_process(self, words: Sequence[str], environment: bytes, shown: str) -> bytes:
+        """Run scripts.START with these arguments and this input; return its output."""
+        return self._script(scripts.START, *words, shown=shown, source=[environment] if environment else [])
 
     def alive(self, process: Process) -> bool:
         return self._ask_about(scripts.ALIVE, process)
@@ -379,7 +376,7 @@ class PosixShell:
 class PosixTail:
     """Reads a growing file; the reader on the host ends with its channel."""
 
-    def __init__(self, pipe: CommandPipe, opening: _StartLine) -> None:
+    def __init__(self, pipe: CommandPipe, opening: StartLine) -> None:
         self._pipe, self._opening = pipe, opening
         self._closed = threading.Event()
 

@@ -61,6 +61,13 @@ START = (
 
 `setsid -f` and not `&`: a shell without job control starts `&` with SIGINT ignored for good."""
 
+START_IN_STEP = (
+    _HELLO + "PSCTL_START_ENV=$(cat); export PSCTL_START_ENV; l=$1 c=$2 i=$3; shift 3; "
+    '(umask 077; mkdir -p -- "$(dirname -- "$l")" && : >>"$l") && cd -- "$c" || exit 1; '
+    'exec sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null'
+)
+"""As START, for a script that OVER_COMMAND gave a session: the process takes its place, and the child carries it on."""
+
 BORN = _BORN
 
 ALIVE = _HELLO + _STARTED + 'if [ "$(started "$1")" = "$2" ]; then echo yes; else echo no; fi'
@@ -78,3 +85,17 @@ TAIL = (
     'exec tail -c "+$(($2 + 1))" -f -- "$1"'
 )
 """Arguments: path, offset. Run under GUARD."""
+
+OVER_COMMAND = (
+    'if [ -z "${HOME-}" ]; then HOME=$(eval "echo ~$(id -un)"); export HOME; fi; cd || exit 1; '
+    "unset SSH_CONNECTION SSH_CLIENT; m=$1; IFS= read -r P; "
+    'if [ -z "$P" ]; then echo "no standard input arrives: does the command in exec: need -i?" >&2; exit 1; fi; '
+    'printf "\\n%s begin\\n" "$m" >&2; N=$(printf "\\n_"); N=${N%_}; eval "set -- $P"; '
+    'setsid "$@"; s=$?; printf "\\n%s end %s\\n" "$m" "$s" >&2; exit "$s"'
+)
+"""Arguments: word. First line of its input: the command, quoted, with "$N" for newlines; `kind: command` runs it.
+
+The command gets a session of its own, as sshd would give it: GUARD kills its process group. `setsid` is not the last
+command, so sh forks for it, and it does not fork itself. The two lines on standard error tell the end of the command
+from the end of what carries it. A SSH_CONNECTION there is psctl's own, which the child inherited.
+"""

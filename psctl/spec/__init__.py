@@ -2,6 +2,7 @@
 
 cluster: cluster.yaml
 decode: nodes of a file decoded into sections, with every error
+exec_template: the command of `kind: command`
 fields: notations of fields, for the loader and the schema
 hosts: ranges of hosts and hostfiles
 job: job.yaml

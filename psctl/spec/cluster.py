@@ -1,8 +1,9 @@
-"""cluster.yaml: the hosts, the access to them, the network of training, and Python on the hosts."""
+"""cluster.yaml: the hosts, how they are reached, the network of training, and Python on the hosts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -11,8 +12,10 @@ from psctl.errors import InvalidFile
 from psctl.spec import hosts as host_lists
 from psctl.spec import yaml_nodes
 from psctl.spec.decode import Decoder, raise_all
+from psctl.spec.exec_template import EXAMPLE, ExecTemplate
 from psctl.spec.fields import (
     Doc,
+    Instead,
     Internal,
     KeyPattern,
     Notation,
@@ -29,6 +32,12 @@ from psctl.spec.nearest import did_you_mean
 
 LOCAL = "local"
 """The address that stands for this machine, reached without SSH."""
+
+HOST_PLACE = "{host}"
+"""Stands for the host's name in `runtime.workdir`."""
+
+SLURM_WORKDIR = f"~/.psctl/nodes/{HOST_PLACE}"
+"""The default of `runtime.workdir` under `kind: slurm`: its nodes share the home folder."""
 
 VARIABLE = KeyPattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letters, digits and _)")
 """Names of environment variables."""
@@ -98,7 +107,14 @@ class RuntimeSpec(Section, frozen=True):
         Literal["existing", "managed"],
         Doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
     ] = "managed"
-    workdir: Annotated[str, _PATH, Doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"
+    workdir: Annotated[
+        str,
+        _PATH,
+        Doc(
+            "Folder on the host that holds all that psctl keeps there; hosts that share their disk need one each: "
+            "{host} is the host's name. Default under kind: slurm: ~/.psctl/nodes/{host}."
+        ),
+    ] = "~/.psctl/host"
     torch: Annotated[
         str,
         text("auto, none or a version such as 2.5.1", r"auto|none|[0-9][A-Za-z0-9.+!_-]*"),
@@ -160,6 +176,19 @@ class HostSpec(Section, frozen=True):
         return self.address == LOCAL
 
 
+class HostsFrom(Section, frozen=True):
+    """Hosts that a command prints, in place of a list."""
+
+    command: Annotated[
+        str,
+        text("a command"),
+        Doc(
+            "Command of this machine that prints one host a line (pod/name counts as name); no shell reads it. "
+            "It runs when the file is read; later commands by the cluster's name use what `up` found."
+        ),
+    ] = msgspec.field(name="from")
+
+
 class LinkSpec(Section, frozen=True):
     """A link between two hosts or groups of hosts that probes cannot see."""
 
@@ -173,7 +202,7 @@ class LinkSpec(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """A cluster: its hosts and their settings."""
 
-    later: ClassVar[tuple[str, ...]] = ("kind",)
+    later: ClassVar[tuple[str, ...]] = ("partition", "account", "nodes", "gpus_per_node", "time", "extra")  # of slurm
     name: Annotated[
         str,
         text(
@@ -185,9 +214,25 @@ class ClusterSpec(Section, frozen=True):
     hosts: Annotated[
         tuple[HostSpec, ...],
         ShortForm("a name, an address, or a range such as node[02-16]"),
-        Doc("The machines; the first of those in a job is its head."),
+        Instead(HostsFrom),
+        Doc("The machines; the first of those in a job is its head. Left out under kind: slurm, which has its nodes."),
     ]
     version: Annotated[int, whole(1, 1), Doc("Version of this file's format.")] = 1
+    kind: Annotated[
+        Literal["ssh", "command", "slurm"],
+        Doc(
+            "How hosts are reached. ssh: by SSH. command: by the command in exec:, such as kubectl or docker. slurm: "
+            "the nodes of the Slurm allocation that psctl runs in, by srun."
+        ),
+    ] = "ssh"
+    exec: Annotated[
+        str | None,
+        text("a command with {command} in it", r"(?s).*\S.*"),
+        Doc(
+            "kind: command only: starts a command on a host. {host}: its address; {command}: what psctl runs, several "
+            "words; {line}: the same as one word, for tools that pass it to a shell."
+        ),
+    ] = None
     ssh: Annotated[SshSpec, Doc("Access to the hosts; keys that are left out come from ~/.ssh/config.")] = SshSpec()
     network: Annotated[NetworkSpec, Doc("The network that gradients travel over.")] = NetworkSpec()
     runtime: Annotated[RuntimeSpec, Doc("Python and its packages on the hosts.")] = RuntimeSpec()
@@ -196,18 +241,23 @@ class ClusterSpec(Section, frozen=True):
         Doc("Links that probes cannot see, such as a trunk between racks; they replace measured rates."),
     ] = ()
     source: Annotated[str, Internal()] = ""
+    hosts_command: Annotated[str, Internal()] = ""  # of hosts: {from: COMMAND}; without its result there are no hosts
+    allocation: Annotated[str, Internal()] = ""  # kind: slurm: number of the allocation
 
     def host(self, name: str) -> HostSpec | None:
         """Return the host of this name, or None."""
         return next((host for host in self.hosts if host.name == name), None)
 
 
-def load_cluster(text: str, source: str) -> ClusterSpec:
+def load_cluster(text: str, source: str, found: Sequence[str] | None = None, allocation: str = "") -> ClusterSpec:
     """Read a cluster file.
 
     Args:
         text: the text of the file.
         source: its name, for messages.
+        found: the hosts that the command of `hosts: {from: COMMAND}` printed, or the nodes of the allocation; None: not
+            known, so there are none.
+        allocation: number of the Slurm allocation, under `kind: slurm`.
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
@@ -217,18 +267,36 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
 
     decoder = Decoder({"job file": JobSpec})
     node = yaml_nodes.parse(text, source, decoder.problems)
-    if isinstance(node, yaml_nodes.Mapping) and (hosts := node.get("hosts")) is not None:
-        node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
+    command, slurm = "", _is_slurm(node)
+    given = [entry.key for entry in node.entries] if isinstance(node, yaml_nodes.Mapping) else []
+    if isinstance(node, yaml_nodes.Mapping):
+        hosts = node.get("hosts")
+        if isinstance(hosts, yaml_nodes.Mapping):
+            command = host_lists.command_of(hosts, decoder.problems)
+        if isinstance(hosts, yaml_nodes.Mapping) or (slurm and hosts is None):
+            hosts = host_lists.listed(found or (), node.where if hosts is None else hosts.where)
+        if hosts is not None:
+            node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
     whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
-    if whole and decoder.sound("hosts"):
+    if whole and decoder.sound("hosts") and not ((command or slurm) and found is None):
         _check_hosts(spec, decoder, node)
+    if decoder.sound("kind", "exec"):
+        _check_kind(spec, decoder, node, given, several=bool(command) or len(_entries(node)) > 1)
     if whole and decoder.sound("hosts", "links"):
         _check_links(spec, decoder)
     if decoder.sound("runtime"):
         _check_runtime(spec, decoder)
     raise_all(decoder.problems)
-    return msgspec.structs.replace(spec, source=source)
+    if slurm and "runtime.workdir" not in decoder.places:
+        runtime = msgspec.structs.replace(spec.runtime, workdir=SLURM_WORKDIR)
+        spec = msgspec.structs.replace(spec, runtime=runtime)
+    return msgspec.structs.replace(spec, source=source, hosts_command=command, allocation=allocation)
+
+
+def _is_slurm(node: yaml_nodes.Node) -> bool:
+    kind = node.get("kind") if isinstance(node, yaml_nodes.Mapping) else None
+    return isinstance(kind, yaml_nodes.Scalar) and kind.text == "slurm"
 
 
 def local_cluster(cores: int | None = None) -> ClusterSpec:
@@ -246,6 +314,44 @@ def local_cluster(cores: int | None = None) -> ClusterSpec:
     )
 
 
+def _check_kind(
+    spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node, given: Sequence[str], several: bool
+) -> None:
+    """Refuse keys that do not belong to the way in which hosts are reached, and a command that cannot reach them."""
+    if spec.kind != "command" and spec.exec is not None:
+        decoder.refuse("exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out")
+    if spec.kind == "ssh":
+        return
+    if spec.kind == "command":
+        _check_exec(spec, decoder, several)
+    cure = "leave it out" if spec.kind == "slurm" else "leave it out, or put it into exec:"
+    ssh = node.get("ssh") if isinstance(node, yaml_nodes.Mapping) else None
+    for key in [entry.key for entry in ssh.entries] if isinstance(ssh, yaml_nodes.Mapping) else ():
+        decoder.refuse(f"ssh.{key}", f"kind: {spec.kind} uses no SSH", cure)
+    if spec.kind == "slurm" and "hosts" in given:
+        decoder.refuse("hosts", "kind: slurm uses the nodes of the allocation that psctl runs in", cure)
+        return
+    for host, entry in zip(spec.hosts, _entries(node), strict=True) if decoder.sound("hosts") else ():
+        for key in ("user", "port"):
+            if getattr(host, key) is not None and not host.local:
+                decoder.refuse(f"{entry.path}.{key}", "kind: command logs in by exec: alone", cure)
+
+
+def _check_exec(spec: ClusterSpec, decoder: Decoder, several: bool) -> None:
+    """Refuse a command that cannot reach the hosts."""
+    if spec.exec is None:
+        decoder.refuse("kind", "command, but exec: is missing", f'write exec: "{EXAMPLE}"')
+        return
+    try:
+        template = ExecTemplate.parse(spec.exec)
+    except ValueError as error:
+        decoder.refuse("exec", str(error), f'such as exec: "{EXAMPLE}"')
+        return
+    if several and not template.names_host:
+        message = "without {host} every command would reach the same place, and there are several hosts"
+        decoder.refuse("exec", message, f'such as exec: "{EXAMPLE}"')
+
+
 def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:
     """Refuse packages that would not be installed, and two sources of packages."""
     if spec.runtime.environment == "existing" and spec.runtime.requirements:
@@ -261,8 +367,7 @@ def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> 
     """Refuse hosts that contradict each other."""
     if not spec.hosts:
         decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
-    listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
-    entries = listed.items if isinstance(listed, yaml_nodes.Sequence) else ()
+    entries = _entries(node)
     seen: dict[str, str] = {}
     found = decoder.problems
     for host, entry in zip(spec.hosts, entries, strict=True):
@@ -301,6 +406,12 @@ def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
         if not link.bandwidth:
             decoder.refuse(f"links[{number}].bandwidth", "a link with a bandwidth of 0", "leave it out")
         seen.setdefault(ends, number)
+
+
+def _entries(node: yaml_nodes.Node) -> tuple[yaml_nodes.Node, ...]:
+    """Return the items of the list under `hosts:`."""
+    listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
+    return listed.items if isinstance(listed, yaml_nodes.Sequence) else ()
 
 
 def _name_place(entry: yaml_nodes.Node) -> str:

@@ -63,6 +63,12 @@ class ShortForm(msgspec.Struct, frozen=True):
     text: str
 
 
+class Instead(msgspec.Struct, frozen=True):
+    """These keys may stand in place of a list: `hosts: {from: COMMAND}`. The loader replaces them before it decodes."""
+
+    section: type[Section]
+
+
 class Internal(msgspec.Struct, frozen=True):
     """The field is set by the loader and is no key of the file."""
 

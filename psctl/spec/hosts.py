@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import msgspec
 
 from psctl.errors import InvalidFile, PsctlError
+from psctl.spec.exec_template import check_program
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence
 
 MOST = 4096
@@ -19,6 +21,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 """A host's name; it never begins with a dash, so ssh cannot take it for an option."""
 ADDRESS = rf"{NAME}|[0-9A-Fa-f:]{{2,39}}(%[A-Za-z0-9._-]+)?"
 """A host's name, IPv4 or IPv6 address."""
+
+FROM_HINT = 'such as hosts: {from: "kubectl get pods -l app=train -o name"}: one host a line, nothing else'
 
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 _PIECE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -79,6 +83,64 @@ def expand_hosts(hosts: Node, problems: list[PsctlError]) -> Node:
         if len(items) > MOST:
             raise InvalidFile(f"hosts[{index}]: more than {MOST} hosts", "make two clusters of them", item.where)
     return Sequence(tuple(items), hosts.where)
+
+
+def command_of(hosts: Node | None, problems: list[PsctlError]) -> str:
+    """Return the command under `hosts: {from: COMMAND}`; "" where hosts are listed, or where it is wrong.
+
+    Args:
+        hosts: the value in the file.
+        problems: gets keys beside `from`, and a command that cannot be run.
+    """
+    if not isinstance(hosts, Mapping):
+        return ""
+    for entry in hosts.entries:
+        if entry.key != "from":
+            hint = "write hosts: {from: COMMAND}, or a list of hosts"
+            problems.append(InvalidFile(f"hosts.{entry.key}: unknown key", hint, entry.where))
+    command = hosts.get("from")
+    if command is None:
+        if not problems:
+            problems.append(InvalidFile("hosts: expected a list, got keys with values", "- node-a", hosts.where))
+        return ""
+    try:
+        words = shlex.split(command.text) if isinstance(command, Scalar) and not command.null else []
+        if not isinstance(command, Scalar) or not words:
+            raise ValueError("expected a command that prints one host a line")
+        check_program(words[0])
+    except ValueError as error:
+        problems.append(InvalidFile(f"hosts.from: {error}", FROM_HINT, command.where))
+        return ""
+    return command.text
+
+
+def read_found(text: str, command: str) -> list[str]:
+    """Return the hosts that the command of `hosts: {from: COMMAND}` printed: one a line, `kind/name` counts as `name`.
+
+    Raises:
+        InvalidFile: it printed none, one twice, too many, or something else.
+    """
+    names: list[str] = []
+    for line in text.splitlines():
+        name = line.strip().rpartition("/")[2]
+        if not name and not line.strip():
+            continue
+        if not re.fullmatch(ADDRESS, name):
+            shown = ascii(line.strip()[:60])
+            raise InvalidFile(f"hosts.from: `{command}` printed {shown}, which is no name of a host", FROM_HINT)
+        if name in names:
+            raise InvalidFile(f"hosts.from: `{command}` printed {name} twice", FROM_HINT)
+        names.append(name)
+    if not names:
+        raise InvalidFile(f"hosts.from: `{command}` printed no host", "run it in a terminal; do the hosts exist?")
+    if len(names) > MOST:
+        raise InvalidFile(f"hosts.from: `{command}` printed more than {MOST} hosts", FROM_HINT)
+    return names
+
+
+def listed(names: List[str], where: str) -> Sequence:
+    """Return the list under `hosts:` of hosts that a command printed; `where` is the command's place in the file."""
+    return Sequence(tuple(Scalar(name, True, where) for name in names), where)
 
 
 def _hosts_of(item: Node, path: str) -> list[Node]:

@@ -14,7 +14,8 @@ import msgspec
 from psctl import units
 from psctl.spec.cluster import ClusterSpec
 from psctl.spec.decode import Field, fields_of, members, sections_in
-from psctl.spec.fields import Notation, Section, ShortForm
+from psctl.spec.exec_template import EXAMPLE
+from psctl.spec.fields import Instead, Notation, Section, ShortForm
 from psctl.spec.job import Every, JobSpec
 from psctl.spec.yaml_nodes import join
 
@@ -32,10 +33,11 @@ _EXAMPLES = {
     "runtime.env": "{HF_HOME: /data/hf}", "hosts": "[node-a, 'node[02-16]']", "hosts.address": "10.0.0.5",
     "hosts.name": "node-b", "hosts.user": "root", "hosts.port": "2222", "hosts.identity_file": "~/.ssh/id_ed25519",
     "hosts.proxy_jump": "bastion", "hosts.internal_address": "192.168.1.5", "hosts.slots": "4",
+    "hosts.from": "kubectl get pods -l app=train -o name",
     "hosts.roles": "[worker]", "hosts.labels": "{rack: r1}",
     "links": "[{between: [r1, r2], bandwidth: 10 Gbit/s}]", "links.between": "[r1, r2]", "replicas": "1",
     "links.bandwidth": "10 Gbit/s", "links.latency": "50us", "sync.size": "160MB", "timeouts.total": "12h",
-    "network.interface": "eth0",
+    "network.interface": "eth0", "exec": f'"{EXAMPLE}"',
 }  # fmt: skip
 """Examples of keys whose default says nothing, by path."""
 
@@ -72,7 +74,8 @@ def _below(section: type[Section], file: str, above: str) -> Iterator[KeyEntry]:
     defaults = {field.encode_name: field for field in msgspec.structs.fields(section)}
     for field in fields_of(section):
         path = join(above, field.name)
-        sections = _sections_below(field.kind)
+        instead = field.note(Instead)
+        sections = [*_sections_below(field.kind), *([instead.section] if instead is not None else [])]
         default = _default(defaults[field.name], field)
         text = field.text or _summary(sections)
         yield KeyEntry(path, file, text, _value(field), default, _example(path, default, field))
@@ -104,6 +107,8 @@ def _value(field: Field) -> str:
         elif origin is tuple and _sections_below(kind):
             inner = ", ".join(f"{each.name}:" for each in fields_of(_sections_below(kind)[0]))
             parts.append(f"a list of {{{inner}}}" + (f" or of words: {short.text}" if short else ""))
+            if (instead := field.note(Instead)) is not None:
+                parts.append("{" + ", ".join(f"{each.name}:" for each in fields_of(instead.section)) + "}")
         elif origin is dict:
             parts.append("a mapping of names to values")
         elif origin is tuple and typing.get_args(kind)[-1] is Ellipsis and notation is not None:
@@ -164,7 +169,7 @@ def _example(path: str, default: str, field: Field) -> str:
     top, *rest = path.split(".")
     for name in reversed(rest):
         shown = f"{{{name}: {shown}}}"
-    if top in _BESIDE and rest:
+    if top in _BESIDE and rest and path != "hosts.from":
         beside = [f"{name}: {value}" for name, value in _BESIDE[top].items() if name != rest[0]]
         shown = f"[{{{', '.join([*beside, shown[1:]])}]"
     elif top == "sync" and rest[:1] == ["filters"] and len(rest) > 1:

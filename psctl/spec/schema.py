@@ -12,15 +12,18 @@ import typing
 
 from psctl.spec.cluster import ClusterSpec
 from psctl.spec.decode import Field, fields_of, members, sections_in
-from psctl.spec.fields import JsonSchema, KeyPattern, Notation, Section, ShortForm
+from psctl.spec.fields import Instead, JsonSchema, KeyPattern, Notation, Section, ShortForm
 from psctl.spec.job import JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def cluster_schema() -> JsonSchema:
-    """Return the JSON Schema of cluster.yaml."""
-    return {"$schema": DIALECT, "title": "psctl cluster file"} | section_schema(ClusterSpec)
+    """Return the JSON Schema of cluster.yaml; hosts are required where the kind is not given: Slurm has its own."""
+    schema = section_schema(ClusterSpec)
+    schema["required"].remove("hosts")
+    either = {"anyOf": [{"required": ["hosts"]}, {"required": ["kind"]}]}
+    return {"$schema": DIALECT, "title": "psctl cluster file"} | schema | either
 
 
 def job_schema() -> JsonSchema:
@@ -49,7 +52,9 @@ def _kind(kind: object, field: Field) -> JsonSchema:
     if origin is tuple and notation is not None and notation.only == ((),):
         return {"type": "array", "maxItems": 0}
     if origin is tuple and field.kind is kind and typing.get_args(kind)[-1] is Ellipsis:
-        return {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
+        items: JsonSchema = {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
+        instead = field.note(Instead)
+        return {"anyOf": [items, section_schema(instead.section)]} if instead is not None else items
     if origin is dict:
         keys = field.note(KeyPattern)
         names = {"propertyNames": {"pattern": f"^({keys.pattern})$"}} if keys else {}

@@ -28,6 +28,8 @@ def with_example(key: KeyEntry) -> str:
     hosts = "hosts: [{address: a, name: node-a, labels: {rack: r1}}, {address: b, labels: {rack: r2}}]"
     job, cluster = {"name": "name: digits", "script": "script: train.py"}, {"name": "name: lab", "hosts": hosts}
     lines = job if key.file == "job.yaml" else cluster
+    if top == "exec":
+        lines["kind"] = "kind: command"
     lines.pop("script" if top == "module" else top, None)
     return "\n".join([*lines.values(), key.example, ""])
 

@@ -1,4 +1,4 @@
-"""Every shell keeps the same promises: over SSH (a real sshd), on this machine, and in memory.
+"""Every shell keeps the same promises: over SSH (a real sshd), over any command, on this machine, and in memory.
 
 A promise that needs real processes is not asked of the one in memory; REAL marks these.
 """
@@ -19,14 +19,16 @@ import psutil
 import pytest
 
 from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
+from psctl.remote.command import CommandShell
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Process, Shell
+from psctl.spec.exec_template import ExecTemplate
 from tests.helpers.fake_shell import FakeShell
 from tests.helpers.running import until
 
-KINDS = ["ssh", "local", "fake"]
+KINDS = ["ssh", "command", "step", "local", "fake"]
 MOUNT_SMALL = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
-REAL = pytest.mark.parametrize("shell", ["ssh", "local"], indirect=True)
+REAL = pytest.mark.parametrize("shell", ["ssh", "command", "step", "local"], indirect=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -36,6 +38,9 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         from psctl.remote.ssh import SshShell
 
         made = SshShell.connect(request.getfixturevalue("node_a"))
+    elif request.param in ("command", "step"):
+        template = ExecTemplate.parse("env PSCTL_TEST_HOST={host} {command}")
+        made = CommandShell.connect("node-a", "a", template, steps=request.param == "step")
     else:
         made = LocalShell("node-a") if request.param == "local" else FakeShell("node-a")
     yield made

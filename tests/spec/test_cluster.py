@@ -6,6 +6,7 @@ import pytest
 
 from psctl.errors import InvalidFile
 from psctl.spec.cluster import HostSpec, load_cluster, local_cluster
+from psctl.spec.hosts import read_found
 
 FULL = """\
 version: 1
@@ -141,6 +142,89 @@ def test_user_at_host_is_answered_with_how_it_is_written_here() -> None:
     with pytest.raises(InvalidFile) as caught:
         load("name: x\nhosts: ['ubuntu@node-a:2222']")
     assert caught.value.hint == "write {address: node-a, user: ubuntu, port: 2222}"
+
+
+PODS = "name: x\nkind: command\nexec: kubectl exec {host} -i -- {command}\n"
+
+
+def test_hosts_may_be_reached_by_a_command() -> None:
+    spec = load_cluster(f"{PODS}hosts: ['pod-[0-1]', {{address: pod-2, slots: 3}}, {{address: local}}]", "c")
+    assert (spec.kind, spec.exec) == ("command", "kubectl exec {host} -i -- {command}")
+    assert [(host.address, host.slots) for host in spec.hosts] == [
+        ("pod-0", None), ("pod-1", None), ("pod-2", 3), ("local", None),
+    ]  # fmt: skip
+    assert load_cluster("name: x\nhosts: [a]", "c").kind == "ssh"
+
+
+def test_hosts_may_come_from_a_command() -> None:
+    text = f'{PODS}hosts: {{from: "kubectl get pods -o name"}}'
+    spec = load_cluster(text, "c")
+    assert (spec.hosts, spec.hosts_command) == ((), "kubectl get pods -o name")
+    found = read_found("pod/train-0\n\n train-1 \n", spec.hosts_command)
+    assert load_cluster(text, "c", found).hosts == (
+        HostSpec(address="train-0", name="train-0"), HostSpec(address="train-1", name="train-1"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("", "printed no host"),
+        ("a\na\n", "printed a twice"),
+        ("a\n-oProxyCommand=id\n", "printed '-oProxyCommand=id', which is no name of a host"),
+        ("\x1b[31mred\n", r"printed '\x1b[31mred', which is no name"),
+        ("NAME READY\n", "printed 'NAME READY', which is no name"),
+    ],
+)
+def test_what_a_command_prints_in_place_of_hosts_is_refused(printed: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        read_found(printed, "kubectl get pods")
+    assert "hosts.from: `kubectl get pods` " + says in caught.value.message
+
+
+def test_slurm_has_the_nodes_of_its_allocation_and_a_workdir_for_each() -> None:
+    spec = load_cluster("name: x\nkind: slurm", "c")
+    assert (spec.hosts, spec.runtime.workdir) == ((), "~/.psctl/nodes/{host}")
+    spec = load_cluster("name: x\nkind: slurm\nruntime: {workdir: /s}", "c", ["n1", "n2"], "4711")
+    assert ([host.name for host in spec.hosts], spec.allocation, spec.runtime.workdir) == (["n1", "n2"], "4711", "/s")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        ("kind: slurm\nhosts: [a]", "c:3:8", "hosts: kind: slurm uses the nodes of the allocation"),
+        ("kind: slurm\nexec: a {command}", "c:3:7", "exec: kind: slurm reaches hosts without it"),
+        ("kind: slurm\nssh: {user: u}", "c:3:13", "ssh.user: kind: slurm uses no SSH"),
+        ("kind: command\nhosts: [a]", "c:2:7", "kind: command, but exec: is missing"),
+        ("exec: a {command}\nhosts: [a]", "c:2:7", "exec: kind: ssh reaches hosts without it"),
+        ("kind: command\nexec: a {host}\nhosts: [a]", "c:3:7", "exec: no place for the command that psctl runs"),
+        ("kind: command\nexec: a {command} {line}\nhosts: [a]", "c:3:7", "more than one place for the command"),
+        ("kind: command\nexec: 'a {command} \"b'\nhosts: [a]", "c:3:7", "cannot be split into words: no closing quot"),
+        ("kind: command\nexec: a {hots} {command}\nhosts: [a]", "c:3:7", 'unknown place {hots}, did you mean "host"?'),
+        ("kind: command\nexec: a --run={command}\nhosts: [a]", "c:3:7", "{command} stands for several words"),
+        ("kind: command\nexec: bin/a {command}\nhosts: [a]", "c:3:7", "bin/a is a relative path"),
+        ("kind: command\nexec: '{command}'\nhosts: [a]", "c:3:7", "the program that reaches the host comes first"),
+        ("kind: command\nexec: a {command}\nhosts: [a, b]", "c:3:7", "without {host} every command would reach the"),
+        ("kind: command\nexec: a {command}\nhosts: {from: b}", "c:3:7", "without {host} every command would reach the"),
+        ("kind: command\nexec: a {command}\nssh: {user: u}\nhosts: [a]", "c:4:13", "ssh.user: kind: command uses no"),
+        (
+            "kind: command\nexec: a {host} {command}\nhosts: [a, {address: b, port: 22}]", "c:4:31",
+            "hosts[1].port: kind: command logs in by exec: alone",
+        ),
+        ("kind: comand\nhosts: [a]", "c:2:7", 'kind: unknown value comand, did you mean "command"?'),
+        ("hosts: {form: a}", "c:2:9", "hosts.form: unknown key"),
+        ("hosts: {}", "c:2:8", "hosts: expected a list"),
+        ("hosts: {from: [a]}", "c:2:15", "hosts.from: expected a command that prints one host a line"),
+        ("hosts: {from: 'a \"b'}", "c:2:15", "hosts.from: No closing quotation"),
+        ("hosts: {from: ./list}", "c:2:15", "hosts.from: ./list is a relative path"),
+    ],
+)  # fmt: skip
+def test_a_way_to_hosts_that_cannot_be_is_refused_with_its_place(text: str, where: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load_cluster(f"name: x\n{text}", "c")
+    assert caught.value.where == where
+    assert says in caught.value.message
+    assert caught.value.hint
 
 
 RACKS = "name: x\nhosts: [{address: a, labels: {rack: r1}}, {address: node-b, labels: {rack: r2}}]\n"

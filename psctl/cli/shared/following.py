@@ -37,6 +37,7 @@ from psctl.launch.jobs import job_end
 from psctl.launch.jobs.event_stream import EventReader
 from psctl.launch.jobs.host_messages import resumed_by
 from psctl.launch.jobs.prepare import split_notes
+from psctl.remote import slurm
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
 from psctl.types import HostName
@@ -267,7 +268,7 @@ class JobFollower:
         words = [f"--set {shlex.quote(each)}" for each in settings]
         words += [f"--env {variable.partition('=')[0]}" for variable in variables]
         ran_on = own.cluster_of(record)
-        with contextlib.suppress(errors.NoSuchCluster, errors.InvalidFile):
+        with contextlib.suppress(errors.PsctlError):  # what would be chosen is unknown, broken or not reached
             job, folder = load_job(text, record.job_source, settings), Path(record.job_source).parent
             plain = choose_cluster(
                 own.home, None, job_cluster=job.cluster, job_folder=folder, environment=own.environment
@@ -294,6 +295,8 @@ class JobFollower:
             return 0
         self._record_end(last, output)
         self._warn_of_leftovers()
+        if last.status == "stopped" and (why := slurm.why_ended(self.record.cluster.allocation)):
+            self.context.warn(f"{job}: {why}")
         if self.context.options.output == "json":
             print_json({"job": job, **msgspec.to_builtins(last)})
         if not self.context.options.machine:

@@ -13,7 +13,7 @@ from psctl import errors
 from psctl.launch.host_programs import HOST_STATE, program_source, read_answer
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell, expand
-from psctl.spec.cluster import ClusterSpec
+from psctl.spec.cluster import HOST_PLACE, ClusterSpec
 from psctl.topology.facts import HostFacts
 from psctl.topology.readers.probe import PROBE, parse_probe
 from psctl.types import JsonObject
@@ -106,7 +106,7 @@ def inspect_host(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Ho
     """
     python = interpreter(shell, cluster)
     question = {
-        "workdir": expand(cluster.runtime.workdir, shell.home),
+        "workdir": expand(cluster.runtime.workdir.replace(HOST_PLACE, shell.name), shell.home),
         "codes": list(codes),
         "modules": [*NEEDED, "pip", "ensurepip"],
     }

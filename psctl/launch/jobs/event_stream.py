@@ -19,6 +19,7 @@ from psctl.launch import agent_calls, leader_search
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs.host_messages import SourcePaths
 from psctl.process.leader_file import LeaderFile
+from psctl.remote import slurm
 from psctl.remote.shell import Shell, Tail
 from psctl.types import UNDECODABLE
 
@@ -93,6 +94,7 @@ class EventReader:
         self._lines = LineSplitter()
         self._paths = SourcePaths(record)
         self._lost_since: float | None = None
+        self._ended = False  # the allocation of the job's hosts has
         self._tries = 0
 
     @property
@@ -120,6 +122,11 @@ class EventReader:
                         yield event
                         if isinstance(event, Finished):
                             return
+            except errors.AllocationEnded as error:
+                if self._ended:  # its files are not on a disk of this machine either
+                    yield finished_by_failure(self._clock.wall(), error.message)
+                    return
+                self._ended, self._shell = True, None
             except (errors.HostUnreachable, errors.AuthFailed, errors.TimedOut) as error:
                 yield from self._wait(error)
             self._lines.restart()
@@ -212,6 +219,8 @@ class EventReader:
             return Finished(
                 time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
             )
+        if why := slurm.why_ended(self._record.cluster.allocation):
+            return finished_by_failure(self._clock.wall(), why)
         line = agent_calls.last_log_line(shell, self._record.head)
         text = f"the agent on {shell.name} ended without a report" + (f"; its log: {line}" if line else "")
         return finished_by_failure(self._clock.wall(), text)

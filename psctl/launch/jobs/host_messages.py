@@ -23,7 +23,6 @@ from psctl.job.failures import TRAIN_AGAIN
 from psctl.launch.archive import walk
 from psctl.launch.clusters import shown_path
 from psctl.launch.home import JobRecord
-from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 from psctl.types import JsonObject
 
@@ -168,7 +167,7 @@ def _as_package(name: str, record: JobRecord) -> str:
     if not record.cluster.text:
         return f"install the package that provides {name}: {sys.executable} -m pip install {name}"
     try:
-        runtime = load_cluster(record.cluster.text, record.cluster.source).runtime
+        runtime = record.cluster.spec().runtime
     except errors.InvalidFile:
         return f"add the package that provides {name} to runtime.requirements in the cluster file"
     file = record.cluster.source or "the cluster file"

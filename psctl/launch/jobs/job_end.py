@@ -14,6 +14,7 @@ from psctl.launch import agent_calls, leader_search
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
 from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
+from psctl.remote import slurm
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.types import HostName
@@ -69,6 +70,8 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
     """
     record = leader_search.on_fleet(fleet, record) if force else leader_search.await_leader(fleet, record)
     head = HostName(record.head.name)
+    if isinstance(fleet.failed.get(head), errors.AllocationEnded):
+        return _without_allocation(home, record, fleet.failed[head])
     if head in fleet.failed and not force:
         raise fleet.failed[head]
     was, checkpoint = "unknown", None
@@ -100,6 +103,15 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
             where=record.job,
         )
     return Stopped(record.job, record.state, was, checkpoint=checkpoint)
+
+
+def _without_allocation(home: Home, record: JobRecord, error: errors.PsctlError) -> Stopped:
+    """Record the end of a job whose processes and event log were lost with Slurm's allocation."""
+    was = record.state if record.over else "failed"
+    if not record.over:
+        record = msgspec.structs.replace(record, state="failed", exit=1, reason=error.message)
+        home.update_record(record)
+    return Stopped(record.job, record.state, was, checkpoint=None)
 
 
 def kill(fleet: Fleet, record: JobRecord) -> None:
@@ -179,7 +191,7 @@ def _reason(record: JobRecord, digest: JobDigest) -> str:
         return str((digest.finished.failure or {}).get("exception", ""))
     if record.state == "placing":
         return "psctl ended before it had started the job's agents"
-    return f"psctl's agent on {record.head.name} ended without a report"
+    return slurm.why_ended(record.cluster.allocation) or f"psctl's agent on {record.head.name} ended without a report"
 
 
 def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> JobDigest:

@@ -14,6 +14,7 @@ from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
 from psctl.launch.home import Home, JobRecord, ReportedRank, by_cluster
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
+from psctl.remote import slurm
 from psctl.remote.shell import Shell
 from psctl.types import HostName, JsonObject
 
@@ -66,6 +67,11 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
 
 def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostRow]:
     """Return `status.hosts` of a cluster after one inspection of each host."""
+    if why := slurm.why_ended(chosen.spec.allocation):
+        return [
+            {"name": host.name, "state": "unreachable", "cores": None, "gpus": None, "problems": [why], "labels": {}}
+            for host in chosen.spec.hosts
+        ]
     with inspect(home, chosen, connect) as reached:
         rows: list[HostRow] = []
         for host in chosen.spec.hosts:

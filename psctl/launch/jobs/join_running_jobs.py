@@ -25,7 +25,7 @@ from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.roster import spare_host
 from psctl.orders import HostOrder
 from psctl.remote.shell import Shell
-from psctl.spec.cluster import ClusterSpec, load_cluster
+from psctl.spec.cluster import ClusterSpec
 from psctl.types import HostName, JsonObject
 
 
@@ -117,7 +117,7 @@ class _RunningJob:
         record, spec = self._record, self._reached.chosen.spec
         if PurePosixPath(record.head.code).name != self._reached.needs.code:
             return "the job was started by another version of psctl, which must add it"
-        now, before = _logins(spec), _logins(load_cluster(record.cluster.text, record.cluster.source))
+        now, before = _logins(spec), _logins(record.cluster.spec())
         moved = [host.name for host in record.hosts if now.get(host.name) != before.get(host.name)]
         names = ", ".join(moved)
         return f"in the cluster file {names}, where the job runs, is another machine or none" if moved else ""
@@ -157,8 +157,10 @@ class _RunningJob:
         self._reached.home.update_record(self._record)
 
 
-def _logins(cluster: ClusterSpec) -> dict[str, tuple[str, str | None, int | None]]:
-    return {host.name: (host.address, host.user, host.port) for host in cluster.hosts}
+def _logins(cluster: ClusterSpec) -> dict[str, tuple[str, str | None, int | None, str | None]]:
+    return {
+        host.name: (host.address, host.user, host.port, cluster.exec or cluster.allocation) for host in cluster.hosts
+    }
 
 
 def _await_agent(shell: Shell, host: HostRecord, job: str) -> None:

@@ -18,7 +18,7 @@ from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.topology.facts import HostFacts
-from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
+from psctl.topology.graph import Between, ClusterGraph, HostNode, Suggestion
 from psctl.topology.host.document import ClusterDocument, cluster_document
 from psctl.topology.host.host_graph import build_host_graph, with_copies
 from psctl.topology.host.worker_placement import place_workers
@@ -87,7 +87,16 @@ def cluster_graph(reached: ReachedCluster, names: Sequence[str], measured: Measu
         nodes.append(HostNode(name, graph, dict(specs[name].labels), tuple(specs[name].roles)))
     others = specs.keys() - set(names)
     between = link_measurement.between(reached, measured) if len(nodes) > 1 else ()
-    return ClusterGraph(tuple(nodes), tuple(edge for edge in between if not {edge.a, edge.b} & others))
+    edges = tuple(_known_via(nodes, edge) for edge in between if not {edge.a, edge.b} & others)
+    return ClusterGraph(tuple(nodes), edges)
+
+
+def _known_via(nodes: Sequence[HostNode], edge: Between) -> Between:
+    """Return a link without its NIC where that is none of the host's devices: loopback, a bridge."""
+    host = next((node for node in nodes if node.name == edge.a), None)
+    if not edge.via or host is None or host.graph.device(edge.via) is not None:
+        return edge
+    return msgspec.structs.replace(edge, via="")
 
 
 def saved_topology(reference: str) -> ClusterDocument:

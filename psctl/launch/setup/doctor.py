@@ -1,11 +1,13 @@
 """`psctl doctor`: checks every host in parallel, each check with a cure; it changes nothing.
 
-The order is from the network to the host: the name resolves, sshd's port answers, its key is known, the login works,
-then Python, GPUs, disk and clock, then whether hosts reach each other. A host that fails early has fewer rows.
+The order is from the network to the host: the name resolves, sshd's port answers, its key is known, the login works (or
+the command of `kind: command` starts another one there), then Python, GPUs, disk and clock, then whether hosts reach
+each other. A host that fails early has fewer rows.
 """
 
 from __future__ import annotations
 
+import shlex
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -50,6 +52,10 @@ SERVING = 60.0
 """Seconds after which the servers of the reach test end by themselves."""
 
 
+_WAYS = {"ssh": "ssh", "command": "exec", "slurm": "slurm"}
+"""The row of the way to a host, by the cluster's kind."""
+
+
 class HostCheck(msgspec.Struct, frozen=True):
     """One row of `doctor`; `cure` is the remedy when it is not ok."""
 
@@ -79,13 +85,14 @@ class HostReport(msgspec.Struct):
 def examine(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostReport]:
     """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
     reports = {host.name: HostReport(host.name) for host in chosen.spec.hosts}
-    _check_names_and_ports(chosen.spec, reports)
+    if chosen.spec.kind == "ssh":
+        _check_names_and_ports(chosen.spec, reports)
     with inspect(home, chosen, connect) as reached:
         fleet = reached.fleet
         for host, error in fleet.failed.items():
-            _note_refusal(reports[host], error)
+            _note_refusal(reports[host], error, chosen.spec)
         for host in fleet.shells:
-            _note_login(reports[host], chosen.spec.host(host))
+            _note_login(reports[host], chosen.spec.host(host), chosen.spec)
         for name, site in reached.sites.items():
             _check_host(reports[name], site, reached)
         for host in fleet.shells:
@@ -154,11 +161,13 @@ def _check_first_sshd(cluster: ClusterSpec, host: HostSpec, report: HostReport) 
         report.bad("tcp", errors.HostUnreachable(why, cure))
 
 
-def _note_refusal(report: HostReport, error: errors.PsctlError) -> None:
+def _note_refusal(report: HostReport, error: errors.PsctlError, cluster: ClusterSpec) -> None:
     """Say at which step the connection was refused."""
     if report.error is not None:
         return
-    if isinstance(error, (errors.HostKeyUnknown, errors.HostKeyChanged)):
+    if cluster.kind != "ssh":
+        report.bad(_WAYS[cluster.kind], error)
+    elif isinstance(error, (errors.HostKeyUnknown, errors.HostKeyChanged)):
         report.bad("host key", error)
     elif isinstance(error, errors.AuthFailed):
         report.good("host key", "known")
@@ -171,9 +180,15 @@ def _note_refusal(report: HostReport, error: errors.PsctlError) -> None:
         report.bad("ssh", error)
 
 
-def _note_login(report: HostReport, host: HostSpec | None) -> None:
+def _note_login(report: HostReport, host: HostSpec | None, cluster: ClusterSpec) -> None:
     if host is not None and host.local:
-        report.good("ssh", "this machine, without SSH")
+        report.good(_WAYS[cluster.kind], "this machine, without SSH")
+        return
+    if cluster.kind == "command":
+        report.good("exec", f"`{shlex.split(cluster.exec or '')[0]}` starts commands there")
+        return
+    if cluster.kind == "slurm":
+        report.good("slurm", f"allocation {cluster.allocation} starts steps there")
         return
     report.good("host key", "known")
     report.good("auth", "logged in")

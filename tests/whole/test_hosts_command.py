@@ -1,0 +1,109 @@
+"""Hosts that a command reaches in place of SSH: psctl has no key for them, and no sshd takes part."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.hosts import PATH
+from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args
+
+pytestmark = pytest.mark.whole
+
+EXEC = f"nsenter -t {{host}} -m -u -i -n -p -- env -i HOME=/root PATH={PATH} {{command}}"
+"""As `docker exec` does it: the address is the first process of the host."""
+
+
+def cluster_text(hosts: str, more: str = "") -> str:
+    runtime = f"runtime: {{python: {sys.executable}, environment: existing, env: {{OMP_NUM_THREADS: 1}}}}\n"
+    return f'version: 1\nname: pods\nkind: command\nexec: "{EXEC}"\n{runtime}{more}hosts: {hosts}\n'
+
+
+def test_a_job_lives_on_hosts_that_a_command_reaches(make_hosts: Any, tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    home = tmp_path / "home"
+    home.mkdir()  # without .ssh: no login over SSH would succeed
+    psctl, cluster = Psctl(home), tmp_path / "pods.yaml"
+    listed = ", ".join(f'{{address: "{hosts[name].init}", name: {name}}}' for name in hosts)
+    cluster.write_text(cluster_text(f"[{listed}]"))
+
+    up = psctl.run("up", str(cluster), "-o", "json")
+    assert [(host["name"], host["state"]) for host in up.document["hosts"]] == [("h1", "created"), ("h2", "created")], (
+        up
+    )
+    doctor = psctl.run("doctor", "-o", "json")
+    for host in doctor.document["hosts"]:
+        rows = {check["check"]: check for check in host["checks"]}
+        assert all(check["ok"] for check in rows.values()), doctor
+        assert rows["exec"]["detail"] == "`nsenter` starts commands there"
+        assert rows["interface"]["detail"].startswith(f"eth0 {hosts[host['name']].address}: "), rows
+        assert "resolve" not in rows
+
+    slow = set_args("--epochs", "40", "--pause", "0.05")
+    detached = psctl.run("train", str(STEADY), "--servers", "1", "-d", "-o", "json", *slow)
+    assert detached.code == 0, detached
+    job = detached.document["job"]
+    with psctl.start("attach", job, "-o", "jsonl") as follower:
+        next_event(follower, "checkpoint")
+        status = psctl.run("status", job, "-o", "json").document["jobs"][0]
+        assert status["state"] == "running"
+        assert {rank["host"] for rank in status["ranks"] if rank["role"] == "worker"} == {"h1", "h2"}
+        logs = psctl.run("logs", job, "--tail", "5")
+        assert logs.code == 0, logs
+        stopped = psctl.run("stop", job, "--save")
+        assert stopped.code == 0, stopped
+        end = next_event(follower, "finished")
+        assert follower.wait(30) == end["exit"] == 1
+    assert end["status"] == "stopped"
+    down = psctl.run("down", "--purge", "--yes")
+    assert down.code == 0, down
+    assert_clean(hosts)
+
+
+def test_hosts_that_a_command_lists_run_a_job_and_a_host_that_is_gone_is_named(make_hosts: Any, tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    home = tmp_path / "home"
+    home.mkdir()
+    psctl, cluster, names = Psctl(home), tmp_path / "pods.yaml", tmp_path / "names"
+    first, second = (str(hosts[name].init) for name in hosts)
+    names.write_text(f"pod/{first}\npod/{second}\n")
+    cluster.write_text(cluster_text(f'{{from: "cat {names}"}}'))
+    run = psctl.run(
+        "train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-o", "jsonl", *set_args("--epochs", "2")
+    )
+    assert run.code == 0, run
+    assert run.of("finished")[0]["steps"] == 20
+    names.unlink()  # later commands of the job use the hosts that it was started on
+    job = run.of("started")[0]["job"]
+    logs = psctl.run("logs", job)
+    assert logs.code == 0, logs
+    gone = psctl.run("doctor", str(cluster), "-o", "json")
+    assert gone.code == 3, gone
+    assert "No such file" in gone.document["error"]["message"]
+
+    hosts.crash("h2")
+    names.write_text(f"{first}\n{second}\n")
+    lost = psctl.run("doctor", str(cluster), "-o", "json")
+    assert lost.code != 0, lost
+    rows = {host["name"]: {check["check"]: check for check in host["checks"]} for host in lost.document["hosts"]}
+    assert rows[first]["exec"]["ok"]
+    assert not rows[second]["exec"]["ok"]
+    assert "`nsenter -t" in rows[second]["exec"]["detail"]
+    assert "began nothing there" in rows[second]["exec"]["detail"]
+
+
+def test_two_hosts_on_one_machine_need_no_root(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in ("home", "box-1", "box-2"):
+        (tmp_path / name).mkdir()
+    psctl, cluster = Psctl(home), tmp_path / "boxes.yaml"
+    text = cluster_text("[box-1, box-2]").replace(EXEC, f"env HOME={tmp_path}/{{host}} {{command}}")
+    cluster.write_text(text)
+    job = ROOT / "templates/digits/job.yaml"
+    run = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl", *set_args("--epochs", "1"))
+    assert run.code == 0, run
+    assert {each["host"] for each in run.of("worker-joined")} == {"box-1", "box-2"}
+    assert (tmp_path / "box-2/.psctl/host").is_dir()

@@ -1,0 +1,82 @@
+"""Jobs on the nodes of a real Slurm allocation, whose end ends the job with one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import slurm as library
+from tests.helpers.running import STEADY, Psctl, next_event, set_args, until
+
+pytestmark = [pytest.mark.whole, pytest.mark.soak]
+
+CLUSTER = f"version: 1\nname: slurm\nkind: slurm\nruntime: {{python: {sys.executable}, environment: existing}}\n"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[library.Slurm]:
+    if reason := library.missing():
+        pytest.skip(reason)
+    with library.Slurm() as made:
+        yield made
+
+
+def test_a_job_runs_in_an_allocation_and_ends_with_it(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(CLUSTER)
+    outside = Psctl(home, environment=slurm.env)
+    none = outside.run("doctor", str(cluster))
+    assert none.code == 6, none
+    assert "psctl runs in none" in none.err
+
+    allocation = slurm.allocate()
+    inside = Psctl(home, environment={**slurm.env, **allocation})
+    doctor = inside.run("doctor", str(cluster), "-o", "json")
+    for host in doctor.document["hosts"]:
+        rows = {check["check"]: check for check in host["checks"]}
+        assert rows["slurm"]["detail"] == f"allocation {allocation['SLURM_JOB_ID']} starts steps there"
+        assert all(check["ok"] for check in rows.values()), doctor
+
+    train = ("train", str(STEADY), "--cluster", str(cluster), "--servers", "1")
+    first = inside.run(*train, "-o", "jsonl", *set_args("--epochs", "2"))
+    assert first.code == 0, first
+    assert {each["host"] for each in first.of("worker-joined")} == {"n1", "n2"}
+    until(lambda: not slurm.steps(allocation["SLURM_JOB_ID"]), name="steps of a job that has ended")
+
+    # -d: the agents' steps outlive psctl; from outside of the allocation the job is followed and stopped
+    slow = set_args("--epochs", "400", "--pause", "0.05")
+    stopped = inside.run(*train, "-d", "-o", "json", *slow).document["job"]
+    status = outside.run("status", stopped, "-o", "json").document
+    assert {host["name"] for host in status["hosts"]} == {"n1", "n2"}
+    stop = outside.run("stop", stopped, "--save")
+    assert stop.code == 0, stop
+    until(lambda: not slurm.steps(allocation["SLURM_JOB_ID"]), name="steps of a job that was stopped")
+
+    job = inside.run(*train, "-d", "-o", "json", *slow).document["job"]
+    with outside.start("attach", job, "-o", "jsonl") as follower:
+        saved = next_event(follower, "checkpoint")
+        slurm.run("scancel", allocation["SLURM_JOB_ID"])
+        end = next_event(follower, "finished")
+        assert follower.wait(60) == end["exit"] == 1
+        assert follower.stderr is not None
+        said = follower.stderr.read()
+    # Slurm terminates processes before it kills them: in general the job has time to stop
+    sentence = f"the Slurm allocation {allocation['SLURM_JOB_ID']} has ended (CANCELLED), and psctl's processes with it"
+    assert sentence in (said if end["status"] == "stopped" else end["failure"]["exception"]), (end, said)
+    assert outside.run("status", job, "-o", "json").document["jobs"][0]["state"] == end["status"]
+    logs = outside.run("logs", job)  # the nodes' files are on a disk of this machine
+    assert logs.code == 0, logs
+
+    again = slurm.allocate(1)
+    resumed = Psctl(home, environment={**slurm.env, **again}).run(
+        "train", str(STEADY), "--cluster", "slurm", "--workers", "1", "--servers", "1", "-o", "jsonl",
+        "--resume", f"{job}@latest", *set_args("--epochs", str(saved["step"] // 10 + 40)),
+    )  # fmt: skip
+    assert resumed.code == 0, resumed
+    assert resumed.of("restored")[0]["step"] >= saved["step"]
+    slurm.run("scancel", again["SLURM_JOB_ID"])
