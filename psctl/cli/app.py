@@ -26,7 +26,9 @@ from psctl.cli.commands.logs import logs
 from psctl.cli.commands.plan import plan
 from psctl.cli.commands.profile import profile
 from psctl.cli.commands.report import report
+from psctl.cli.commands.run import run as run_command
 from psctl.cli.commands.scale import scale
+from psctl.cli.commands.ssh import ssh
 from psctl.cli.commands.stacks import stacks
 from psctl.cli.commands.status import status
 from psctl.cli.commands.stop import stop
@@ -57,10 +59,10 @@ GLOBALS = "Global options (psctl --help) may stand before or after any command: 
 
 GROUPS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Begin": (init, validate, explain),
-    "Machines": (doctor, up, down, use, clusters, topo),
+    "Machines": (doctor, up, down, use, clusters, topo, run_command),
     "Predict and measure": (plan, bench),
     "Train": (train, attach, stop, scale),
-    "Watch": (status, jobs, logs, stacks, trace, profile, store, ui, report),
+    "Watch": (status, jobs, logs, stacks, trace, profile, ssh, store, ui, report),
     "Save and restore": (checkpoint,),
 }
 """The commands by what they are for, in the order in which a user needs them."""

@@ -183,13 +183,14 @@ class PosixShell:
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
+        take: Callable[[bytes], object] | None = None,
     ) -> CommandResult:
         shown = printable(argv)
         pipe, opening = self._start_script(scripts.GUARD, str(len(stdin)), *argv)
         output = _Collector(self.name, shown, limit)
         try:
             with self._counted(_pieces_of(stdin), len(stdin)) as source:
-                status, errors = self._finish(pipe, opening, source, output.add, timeout, shown, end=False)
+                status, errors = self._finish(pipe, opening, source, take or output.add, timeout, shown, end=False)
         except LoginShellFailed:
             raise  # there is no command to end
         except BaseException:

@@ -87,6 +87,7 @@ class Shell(Protocol):
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
+        take: Callable[[bytes], object] | None = None,
     ) -> CommandResult:
         """Run a command to its end.
 
@@ -96,6 +97,7 @@ class Shell(Protocol):
             timeout: seconds; None: no limit.
             check: raise when it ends non-zero.
             limit: bytes that it may print on standard output.
+            take: called with the output as it arrives, without a limit; the result has none then.
 
         Raises:
             CommandFailed: it ended non-zero and `check` is set, or it printed more than `limit` and was ended.

@@ -159,7 +159,7 @@ def _settings(address: str, user: str | None, port: int | None, config: Path | N
         raise UsageError(f"not a host name or address: {address!r}")
     if user is not None and (not user or user.startswith("-")):
         raise UsageError(f"not a user name: {user!r}", where=address)
-    config = config or _config_of_home()
+    config = config or config_of_home()
     program = shutil.which("ssh")
     if program is None:
         from psctl.remote import ssh_config
@@ -173,7 +173,7 @@ def _settings(address: str, user: str | None, port: int | None, config: Path | N
     return found
 
 
-def _config_of_home() -> Path | None:
+def config_of_home() -> Path | None:
     """Return $HOME/.ssh/config where $HOME is not the home that ssh takes from the password database."""
     home = os.environ.get("HOME")
     if home and os.path.realpath(home) != os.path.realpath(_passwd_home()):

@@ -99,6 +99,7 @@ class FakeShell:
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
+        take: Callable[[bytes], object] | None = None,
     ) -> CommandResult:
         shown = printable(argv)
         with self.changed:
@@ -109,6 +110,9 @@ class FakeShell:
                     f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
                 )
             result = self._command(argv)(argv, stdin)
+        if take is not None:
+            take(result.stdout)
+            result = CommandResult(result.status, b"", result.stderr)
         if len(result.stdout) > limit:
             raise output_too_large(self.name, shown, limit)
         if check and result.status != 0:

@@ -100,6 +100,12 @@ def test_a_command_runs_in_the_home_folder(shell: Shell) -> None:
     assert shell.run(["pwd"]).stdout.decode().strip() == os.path.realpath(shell.home)
 
 
+def test_output_is_handed_over_as_it_comes(shell: Shell) -> None:
+    parts: list[bytes] = []
+    done = shell.run(["echo", "a"], take=parts.append)
+    assert (b"".join(parts), done.stdout, done.status) == (b"a\n", b"", 0)
+
+
 def test_a_deadline_ends_the_wait(shell: Shell) -> None:
     began = time.monotonic()
     with pytest.raises(TimedOut, match="node-a: `sleep 300` did not end within"):

@@ -51,12 +51,18 @@ def test_gradients_are_those_of_ddp_and_steps_count(job: Path) -> None:
     assert {each["why_not"] for each in ring.of("plan")[-1]["candidates"] if each["strategy"] == "ps"} == {
         "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
     }
+
+
+@pytest.mark.soak
+def test_sums_are_rounded_as_the_job_says(job: Path) -> None:
+    plain = train(job)
     rounded = train(job, "--set", "sync.compression=bf16", ACCELERATE="1")
     assert rounded.code == 0, rounded
     assert parameters(rounded.out) != parameters(plain.out)
     assert parameters(rounded.out) == pytest.approx(parameters(plain.out), rel=1e-2)
 
 
+@pytest.mark.soak
 def test_it_does_nothing_under_torchrun(job: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(SCRIPT)],
@@ -67,6 +73,7 @@ def test_it_does_nothing_under_torchrun(job: Path) -> None:
     assert parameters(done.stdout) > 0
 
 
+@pytest.mark.soak
 def test_a_lost_worker_starts_all_again_and_what_cannot_be_is_refused(job: Path) -> None:
     psctl = Psctl(job.parent.parent)
     options = ("-o", "jsonl", "--strategy", "ring", "--env", "ACCELERATE=1", "--env", "STEPS=60", "--env", "PAUSE=0.05")

@@ -63,6 +63,7 @@ def test_a_job_lives_on_hosts_that_a_command_reaches(make_hosts: Any, tmp_path: 
     assert_clean(hosts)
 
 
+@pytest.mark.soak
 def test_hosts_that_a_command_lists_run_a_job_and_a_host_that_is_gone_is_named(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2)
     home = tmp_path / "home"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.running import STEADY, assert_clean, next_event, set_args
+from tests.helpers.running import STEADY, assert_clean, next_event, set_args, until
 
 pytestmark = pytest.mark.whole
 
@@ -73,4 +73,33 @@ def test_a_job_survives_its_psctl_and_is_restored_on_another_number_of_hosts(lab
     assert again.of("restored")[0]["step"] == last
     assert again.of("finished")[0]["steps"] == 10 * epochs - last
     assert again.of("progress")[-1]["step"] == 10 * epochs
+    assert_clean(hosts)
+
+
+def test_commands_run_on_all_hosts_and_beside_a_process(lab: Any) -> None:
+    psctl, hosts, cluster = lab
+    cluster.write_text(hosts.cluster_text(["h1", "h2"]))
+    done = psctl.run("run", str(cluster), "--", "sh", "-c", "echo on $(hostname) >&2; test $(hostname) = h1")
+    assert done.code == 10, done
+    assert sorted(done.out.splitlines()) == ["h1 │ on h1", "h2 │ on h2"]
+    assert "1 of 2 hosts are done" in done.err
+    json = psctl.run("run", str(cluster), "-o", "json", "--", "hostname").document
+    assert {(each["host"], each["text"]) for each in json["lines"]} == {("h1", "h1"), ("h2", "h2")}
+    assert [each["status"] for each in json["hosts"]] == [0, 0]
+
+    slow = set_args("--epochs", "400", "--pause", "0.05")
+    detached = psctl.run("train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-d", "-o", "json", *slow)
+    assert detached.code == 0, detached
+    job = detached.document["job"]
+    until(lambda: psctl.run("status", job, "-o", "json").document["jobs"][0]["step"], 60, 0.5)
+    beside = psctl.run(
+        "ssh", job, "-r", "worker:1", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE on $(hostname); ls; exit 4"
+    )
+    assert beside.code == 4, beside
+    assert "1 of 2 on h2" in beside.out
+    assert "train.py" in beside.out or "steady.py" in beside.out
+    assert psctl.run("stop", job).code == 0
+    after = psctl.run("ssh", job, "--", "pwd")
+    assert after.code == 0, after
+    assert "does not run" in after.err
     assert_clean(hosts)

@@ -39,6 +39,7 @@ def test_two_workers_learn_as_one_does_and_it_writes(tmp_path: Path) -> None:
     assert len(alone.stdout) > 350
 
 
+@pytest.mark.soak
 def test_the_network_for_pictures_learns_on_two_workers(tmp_path: Path) -> None:
     short = ("--epochs", "5", "--pictures", "1500")
     run = Psctl(tmp_path).run("train", str(TEMPLATES / "resnet" / "job.yaml"), "-o", "jsonl", *set_args(*short))

@@ -13,7 +13,9 @@ logs: print the output of a job's processes
 plan: predict the time of every strategy and choose one
 profile: profile some steps of a worker
 report: write the page of a job to a file
+run: run a command on all hosts of a cluster
 scale: change the number of processes of a running job
+ssh: open a shell beside a process of a job
 stacks: show what the processes of a running job execute
 status: show running jobs and their hosts
 stop: end a job

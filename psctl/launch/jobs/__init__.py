@@ -8,6 +8,7 @@ job_scale: `psctl scale`
 job_stacks: `psctl stacks`
 job_status: `psctl status` and `psctl jobs`
 prepare: from a job file to a submission: connect, make ready, place
+rank_shell: the command that opens a shell beside a process of a job
 script_entry: checks of the script that a job file names
 step_profile: a profile of some steps of a worker
 step_times: the times of some steps from all workers

@@ -1,0 +1,50 @@
+"""Starts a shell or a command beside a process of a job: in its folder, with its environment.
+
+    python rank_shell.py JOB PID CODE [COMMAND ...]
+
+Where the process runs no more, the folder is CODE, the one that holds the job's files, and the environment is that of
+the login. It stands in for a login shell, so it prints nothing but that notice.
+"""
+
+import os
+import pwd
+import sys
+
+PRIVATE = "PSCTL_ORDERS"  # names what only the process itself may read
+
+
+def environment_of(pid: str, job: str) -> "dict[str, str] | None":
+    """Return the environment of a process of a job; None when the process is gone, or is another one."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            items = [os.fsdecode(item) for item in file.read().split(b"\0") if b"=" in item]
+    except OSError:
+        return None
+    found = dict(item.split("=", 1) for item in items)
+    if found.get("PSCTL_JOB") != job:
+        return None
+    found.pop(PRIVATE, None)
+    return found
+
+
+def main(job: str, pid: str, code: str, *command: str) -> None:
+    """Replace this process by the shell or the command."""
+    environment, folder = environment_of(pid, job), os.path.expanduser(code)
+    if environment is None:
+        print("the process does not run: this is its folder, with the environment of a login", file=sys.stderr)
+        environment = dict(os.environ)
+    else:
+        folder = os.readlink(f"/proc/{pid}/cwd")
+    environment["TERM"] = os.environ.get("TERM", "dumb")
+    os.chdir(folder)
+    shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    words = list(command) or [shell if os.access(shell, os.X_OK) else "/bin/sh", "-i"]
+    try:
+        os.execvpe(words[0], words, environment)  # noqa: S606  the user's own command
+    except OSError as error:
+        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
