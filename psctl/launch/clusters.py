@@ -12,12 +12,11 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
+from psctl.launch.cluster_hosts import Allocation, allocated_nodes, found_hosts
 from psctl.launch.home import NEW, READY, Home, KnownCluster
 from psctl.remote.fleet import Fleet
-from psctl.remote.local import LocalShell
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
-from psctl.spec.hosts import read_found
 from psctl.spec.yaml_nodes import LARGEST
 from psctl.units import format_bytes
 
@@ -25,8 +24,8 @@ MOST_BYTES = 4 * LARGEST
 """Bytes of a YAML file that are read: each of its characters takes four at most."""
 
 
-LISTING = 60.0
-"""Seconds that the command of `hosts: {from: COMMAND}` may take."""
+Allocate = Callable[[ClusterSpec, str], Allocation]
+"""Submits an allocation for a cluster; the second argument is its file, for messages."""
 
 
 class ChosenCluster(msgspec.Struct, frozen=True):
@@ -77,6 +76,7 @@ def choose_cluster(
     job_cluster: str | None = None,
     job_folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    allocate: Allocate | None = None,
 ) -> ChosenCluster:
     """Return the cluster that a command means.
 
@@ -85,6 +85,7 @@ def choose_cluster(
         asked: --cluster, or CLUSTER on the command line.
         job_cluster: the job file's `cluster:`; a path in it is relative to `job_folder`.
         environment: for PSCTL_CLUSTER, and Slurm's variables.
+        allocate: submits an allocation for a cluster of Slurm where psctl runs in none; None: that is an error.
 
     Raises:
         NoSuchCluster: there is none of that name, or no such file.
@@ -92,11 +93,11 @@ def choose_cluster(
     """
     shell, here = environment or {}, Path.cwd()
     if asked:
-        return _named(home, asked, here, shell)
+        return _named(home, asked, here, shell, allocate)
     if job_cluster:
-        return _named(home, job_cluster, job_folder or here, shell)
+        return _named(home, job_cluster, job_folder or here, shell, allocate)
     current = shell.get("PSCTL_CLUSTER") or home.current()
-    return _named(home, current, here, shell) if current else embedded_cluster(home)
+    return _named(home, current, here, shell, allocate) if current else embedded_cluster(home)
 
 
 def embedded_cluster(home: Home) -> ChosenCluster:
@@ -215,90 +216,39 @@ def read_text(path: Path, what: str) -> str:
         ) from None
 
 
-def found_hosts(command: str, source: str) -> list[str]:
-    """Run the command of `hosts: {from: COMMAND}` on this machine and return the hosts that it prints.
-
-    Args:
-        command: split into words, no shell.
-        source: the cluster file, for messages.
-
-    Raises:
-        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
-        InvalidFile: it prints no hosts, or something else.
-    """
-    printed = _output(shlex.split(command), f"{source}: hosts.from: `{command}`", source)
-    try:
-        return read_found(printed, command)
-    except errors.InvalidFile as error:
-        error.where = source
-        raise
-
-
-def allocated_nodes(environment: Mapping[str, str], source: str) -> tuple[str, list[str]]:
-    """Return the number and the nodes of the Slurm allocation that psctl runs in.
-
-    Args:
-        environment: Slurm's variables.
-        source: the cluster file, for messages.
-
-    Raises:
-        NoSuchCluster: psctl runs in none.
-        HostUnreachable: scontrol cannot be asked.
-    """
-    allocation = environment.get("SLURM_JOB_ID", "")
-    if not allocation.isdecimal():
-        raise errors.NoSuchCluster(
-            f"{source}: kind: slurm uses the allocation that psctl runs in, and psctl runs in none (no SLURM_JOB_ID)",
-            "salloc --nodes=2 psctl train JOB.yaml, or the same line in a script for sbatch",
-            where=source,
-        )
-    command = ["scontrol", "show", "hostnames", environment.get("SLURM_JOB_NODELIST", "")]
-    return allocation, read_found(_output(command, f"{source}: `{shlex.join(command)}`", source), shlex.join(command))
-
-
-def _output(command: Sequence[str], what: str, source: str) -> str:
-    """Run a command on this machine and return its output; `what` names it in errors.
-
-    Raises:
-        HostUnreachable: it cannot be started, fails, or takes longer than LISTING.
-    """
-    here = LocalShell("this machine")
-    try:
-        done = here.run([os.path.expanduser(command[0]), *command[1:]], timeout=LISTING, check=False, limit=MOST_BYTES)
-    except errors.TimedOut as error:
-        why = f"{what} did not end within {LISTING:g} s"
-        raise errors.HostUnreachable(why, "run it in a terminal: does it ask something?", source) from error
-    finally:
-        here.close()
-    if done.status != 0:
-        said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed no error"])[-1]
-        why = f"{what} ended with exit status {done.status}: {said}"
-        raise errors.HostUnreachable(why, "run it in a terminal, then correct it or its login", source)
-    return done.stdout.decode("utf-8", "replace")
-
-
-def _named(home: Home, reference: str, folder: Path, environment: Mapping[str, str]) -> ChosenCluster:
+def _named(
+    home: Home, reference: str, folder: Path, environment: Mapping[str, str], allocate: Allocate | None
+) -> ChosenCluster:
     if reference.endswith((".yaml", ".yml")) or "/" in reference:  # a path; else it is a name
-        return _load(folder / Path(reference).expanduser(), environment)
+        return _load(folder / Path(reference).expanduser(), environment, allocate)
     if reference == LOCAL and reference not in home.clusters():
         return embedded_cluster(home)
     recalled = recalled_cluster(home, home.cluster(reference))
     if recalled.spec.kind != "slurm":
         return recalled
-    known = recalled.known  # the recorded allocation may have ended
-    allocation, found = allocated_nodes(environment, known.source)
-    return recalled_cluster(home, msgspec.structs.replace(known, allocation=allocation, found=found))
+    # the recorded allocation may have ended
+    return recalled_cluster(home, _with_allocation(recalled.known, recalled.spec, environment, allocate))
 
 
-def _load(path: Path, environment: Mapping[str, str]) -> ChosenCluster:
+def _load(path: Path, environment: Mapping[str, str], allocate: Allocate | None) -> ChosenCluster:
     if not path.exists():
         raise errors.NoSuchCluster(f"{path}: there is no such file", hint="psctl init writes one", where=str(path))
     text = read_text(path, "a cluster file")
-    spec, found, allocation = load_cluster(text, str(path)), None, ""
+    spec = load_cluster(text, str(path))
+    known = KnownCluster(spec.name, str(path.resolve()), text, time.time())
     if spec.kind == "slurm":
-        allocation, found = allocated_nodes(environment, str(path))
+        known = _with_allocation(known, spec, environment, allocate)
     elif spec.hosts_command:
-        found = found_hosts(spec.hosts_command, str(path))
-    spec = load_cluster(text, str(path), found, allocation)
-    known = KnownCluster(spec.name, str(path.resolve()), text, time.time(), found=found, allocation=allocation)
-    return ChosenCluster(spec, known)
+        known = msgspec.structs.replace(known, found=found_hosts(spec.hosts_command, str(path)))
+    return ChosenCluster(known.spec(), known)
+
+
+def _with_allocation(
+    known: KnownCluster, spec: ClusterSpec, environment: Mapping[str, str], allocate: Allocate | None
+) -> KnownCluster:
+    """Return a cluster of Slurm with the allocation that psctl runs in, else with a new one."""
+    if allocate is not None and not environment.get("SLURM_JOB_ID"):
+        found = allocate(spec, known.source)
+    else:
+        found = allocated_nodes(environment, known.source)
+    return msgspec.structs.replace(known, allocation=found.number, found=found.nodes, owned=found.owned)

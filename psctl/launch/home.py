@@ -59,6 +59,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
     state: str = READY
     found: list[str] | None = None  # hosts that the command of `hosts: {from: COMMAND}` printed, or Slurm's nodes
     allocation: str = ""  # of Slurm
+    owned: bool = False  # psctl submitted the allocation
 
     def spec(self) -> ClusterSpec:
         """Return the cluster as it was then; not for the embedded one.

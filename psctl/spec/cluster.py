@@ -36,6 +36,9 @@ LOCAL = "local"
 HOST_PLACE = "{host}"
 """Stands for the host's name in `runtime.workdir`."""
 
+OF_SLURM = ("nodes", "partition", "account", "gpus_per_node", "time", "extra")
+"""Keys of `kind: slurm`: they describe the allocation that psctl submits."""
+
 SLURM_WORKDIR = f"~/.psctl/nodes/{HOST_PLACE}"
 """The default of `runtime.workdir` under `kind: slurm`: its nodes share the home folder."""
 
@@ -202,7 +205,6 @@ class LinkSpec(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """A cluster: its hosts and their settings."""
 
-    later: ClassVar[tuple[str, ...]] = ("partition", "account", "nodes", "gpus_per_node", "time", "extra")  # of slurm
     name: Annotated[
         str,
         text(
@@ -222,7 +224,7 @@ class ClusterSpec(Section, frozen=True):
         Literal["ssh", "command", "slurm"],
         Doc(
             "How hosts are reached. ssh: by SSH. command: by the command in exec:, such as kubectl or docker. slurm: "
-            "the nodes of the Slurm allocation that psctl runs in, by srun."
+            "the nodes of the Slurm allocation that psctl runs in, or that `train` submits, by srun."
         ),
     ] = "ssh"
     exec: Annotated[
@@ -233,6 +235,20 @@ class ClusterSpec(Section, frozen=True):
             "words; {line}: the same as one word, for tools that pass it to a shell."
         ),
     ] = None
+    nodes: Annotated[
+        int, whole(1, host_lists.MOST), Doc("kind: slurm: number of nodes of the allocation that `train` submits.")
+    ] = 1
+    partition: Annotated[str | None, _WORD, Doc("kind: slurm: its partition; null: Slurm's default.")] = None
+    account: Annotated[str | None, _WORD, Doc("kind: slurm: its account; null: Slurm's default.")] = None
+    gpus_per_node: Annotated[int | None, whole(1, 4096), Doc("kind: slurm: GPUs of each of its nodes.")] = None
+    time: Annotated[
+        float | None, duration(366 * 86400, 60), Doc("kind: slurm: its longest time; null: the partition's.")
+    ] = None
+    extra: Annotated[
+        tuple[str, ...],
+        text("an option of sbatch such as --qos=high", r"-\S.*"),
+        Doc("kind: slurm: further options of sbatch for it."),
+    ] = ()
     ssh: Annotated[SshSpec, Doc("Access to the hosts; keys that are left out come from ~/.ssh/config.")] = SshSpec()
     network: Annotated[NetworkSpec, Doc("The network that gradients travel over.")] = NetworkSpec()
     runtime: Annotated[RuntimeSpec, Doc("Python and its packages on the hosts.")] = RuntimeSpec()
@@ -281,7 +297,7 @@ def load_cluster(text: str, source: str, found: Sequence[str] | None = None, all
     spec = decoder.make(node, ClusterSpec)
     if whole and decoder.sound("hosts") and not ((command or slurm) and found is None):
         _check_hosts(spec, decoder, node)
-    if decoder.sound("kind", "exec"):
+    if decoder.sound("kind", "exec", *OF_SLURM):
         _check_kind(spec, decoder, node, given, several=bool(command) or len(_entries(node)) > 1)
     if whole and decoder.sound("hosts", "links"):
         _check_links(spec, decoder)
@@ -320,6 +336,8 @@ def _check_kind(
     """Refuse keys that do not belong to the way in which hosts are reached, and a command that cannot reach them."""
     if spec.kind != "command" and spec.exec is not None:
         decoder.refuse("exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out")
+    for key in [key for key in OF_SLURM if key in given] if spec.kind != "slurm" else ():
+        decoder.refuse(key, f"an allocation of Slurm has it, and kind: {spec.kind} has none", "leave it out")
     if spec.kind == "ssh":
         return
     if spec.kind == "command":

@@ -37,6 +37,7 @@ _EXAMPLES = {
     "hosts.roles": "[worker]", "hosts.labels": "{rack: r1}",
     "links": "[{between: [r1, r2], bandwidth: 10 Gbit/s}]", "links.between": "[r1, r2]", "replicas": "1",
     "links.bandwidth": "10 Gbit/s", "links.latency": "50us", "sync.size": "160MB", "timeouts.total": "12h",
+    "nodes": "4", "partition": "gpu", "account": "lab", "gpus_per_node": "8", "time": "12h", "extra": "[--qos=high]",
     "network.interface": "eth0", "exec": f'"{EXAMPLE}"',
 }  # fmt: skip
 """Examples of keys whose default says nothing, by path."""

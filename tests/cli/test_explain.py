@@ -13,7 +13,7 @@ import pytest
 from psctl.cli.app import make_command
 from psctl.cli.shared.topics import EXITS, error_codes, topics
 from psctl.errors import PsctlError
-from psctl.spec.cluster import load_cluster
+from psctl.spec.cluster import OF_SLURM, load_cluster
 from psctl.spec.decode import places_of
 from psctl.spec.job import JobSpec, load_job
 from psctl.spec.key_reference import KeyEntry, entries
@@ -30,6 +30,9 @@ def with_example(key: KeyEntry) -> str:
     lines = job if key.file == "job.yaml" else cluster
     if top == "exec":
         lines["kind"] = "kind: command"
+    if key.file == "cluster.yaml" and top in OF_SLURM:
+        lines["kind"] = "kind: slurm"
+        lines.pop("hosts")
     lines.pop("script" if top == "module" else top, None)
     return "\n".join([*lines.values(), key.example, ""])
 

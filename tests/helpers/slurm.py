@@ -81,9 +81,9 @@ class Slurm:
             list(words), env={**os.environ, **self.env}, check=check, capture_output=True, text=True, timeout=60
         )
 
-    def allocate(self, nodes: int = 2) -> dict[str, str]:
+    def allocate(self, nodes: int = 2, *more: str) -> dict[str, str]:
         """Make an allocation without a shell; return the variables that salloc sets."""
-        said = self.run("salloc", "--no-shell", f"--nodes={nodes}").stderr
+        said = self.run("salloc", "--no-shell", f"--nodes={nodes}", *more).stderr
         number = said.partition("Granted job allocation ")[2].split()[0]
         nodelist = self.run("squeue", "-h", "-j", number, "-o", "%N").stdout.strip()
         return {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": nodelist}

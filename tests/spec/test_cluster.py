@@ -192,6 +192,8 @@ def test_slurm_has_the_nodes_of_its_allocation_and_a_workdir_for_each() -> None:
 @pytest.mark.parametrize(
     ("text", "where", "says"),
     [
+        ("nodes: 2\nhosts: [a]", "c:2:8", "nodes: an allocation of Slurm has it, and kind: ssh has none"),
+        ("kind: slurm\nextra: [qos]", "c:3:9", "extra[0]: expected an option of sbatch such as --qos=high, got qos"),
         ("kind: slurm\nhosts: [a]", "c:3:8", "hosts: kind: slurm uses the nodes of the allocation"),
         ("kind: slurm\nexec: a {command}", "c:3:7", "exec: kind: slurm reaches hosts without it"),
         ("kind: slurm\nssh: {user: u}", "c:3:13", "ssh.user: kind: slurm uses no SSH"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,3 +81,44 @@ def test_a_job_runs_in_an_allocation_and_ends_with_it(slurm: library.Slurm, tmp_
     assert resumed.code == 0, resumed
     assert resumed.of("restored")[0]["step"] >= saved["step"]
     slurm.run("scancel", again["SLURM_JOB_ID"])
+
+
+def test_train_submits_an_allocation_waits_for_it_and_cancels_it(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(f"{CLUSTER}nodes: 2\npartition: debug\ntime: 1h\nextra: [--comment=psctl-test]\n")
+    psctl = Psctl(home, environment=slurm.env)
+    train = ("train", str(STEADY), "--cluster", str(cluster), "--servers", "1")
+    busy = slurm.allocate(2, "--exclusive")["SLURM_JOB_ID"]
+    with psctl.start(*train) as given_up:
+        assert given_up.stderr is not None
+        assert "PENDING" in next(line for line in given_up.stderr if "waits" in line)
+        given_up.send_signal(signal.SIGINT)
+        assert given_up.wait(60) == 130
+        given_up.stderr.read()
+    assert slurm.run("squeue", "-h", "-o", "%i").stdout.split() == [busy]
+
+    with psctl.start(*train, *set_args("--epochs", "2")) as waiting:
+        assert waiting.stderr is not None
+        assert "PENDING" in next(line for line in waiting.stderr if "waits" in line)
+        slurm.run("scancel", busy)
+        said = waiting.stderr.read()
+        assert waiting.wait(60) == 0, said
+    assert "Slurm granted allocation" in said
+    assert "done: 20 steps" in said
+    until(lambda: not slurm.run("squeue", "-h").stdout.strip(), name="the allocation of a job that has ended")
+
+    slow = set_args("--epochs", "400", "--pause", "0.05")
+    job = psctl.run(*train, "-d", "-o", "json", *slow).document["job"]
+    row = slurm.run("squeue", "-h", "-o", "%T %D %P %k %l").stdout.split()
+    assert row == ["RUNNING", "2", "debug", "psctl-test", "1:00:00"]
+    assert psctl.run("status", job, "-o", "json").document["jobs"][0]["state"] == "running"
+    stop = psctl.run("stop", job)
+    assert stop.code == 0, stop
+    until(lambda: not slurm.run("squeue", "-h").stdout.strip(), name="the allocation of a job that was stopped")
+
+    cluster.write_text(f"{CLUSTER}partition: none\n")
+    refused = psctl.run(*train, timeout=60)
+    assert refused.code == 3, refused
+    assert "sbatch ended with exit status 1" in refused.err

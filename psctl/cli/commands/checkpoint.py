@@ -179,7 +179,7 @@ def restore(
         wanted, code = load_requested_job(runs.job_file, record.job_source, given, []), runs.code
         if not runs.own:
             manifest_trust.refuse_shell(wanted.job, wanted.env, found.id)
-    launch = launching.JobLaunch(own, wanted, own.cluster(cluster), code)
+    launch = launching.JobLaunch(own, wanted, own.cluster(cluster, submits=not dry_run), code)
     if dry_run:
         launch.print_dry_run()
         return 0

@@ -30,6 +30,7 @@ def stop(
     import msgspec
 
     from psctl.errors import UsageError
+    from psctl.launch import cluster_hosts
     from psctl.launch.jobs import job_end
     from psctl.view.tables import draw_fields
 
@@ -41,6 +42,8 @@ def stop(
         own.tell(f"stopping {record.job}")
     with own.connect(own.cluster_of(record, acts=True), [host.name for host in record.hosts]) as fleet:
         done = job_end.stop(own.home, record, fleet, save=save, force=force, by="psctl stop")
+    if record.cluster.owned:
+        cluster_hosts.release(record.cluster.allocation)
     own.print_result(msgspec.to_builtins(done), lambda console, row: draw_fields(console, {row["job"]: row["state"]}))
     if done.was in ("done", "failed", "stopped"):
         own.tell(f"{done.job} had ended already")

@@ -71,7 +71,9 @@ def train(
     check_on_interrupt(on_interrupt)
     text, source = own.read_file(job, "a job file")
     wanted = load_requested_job(text, source, launching.overrides(workers, servers, strategy, settings), env or [])
-    launch = launching.JobLaunch(own, wanted, own.cluster(cluster, wanted.job.cluster, launching.folder_of(source)))
+    folder = launching.folder_of(source)
+    chosen = own.cluster(cluster, wanted.job.cluster, folder, submits=not dry_run)
+    launch = launching.JobLaunch(own, wanted, chosen)
     if dry_run:
         launch.print_dry_run(bytes_)
         return 0

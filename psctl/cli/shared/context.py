@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from psctl.launch.home import Home, JobRecord
     from psctl.remote.fleet import Fleet
     from psctl.remote.shell import Shell
+    from psctl.spec.cluster import ClusterSpec
     from psctl.view.console import Console
     from psctl.view.transfer_bar import TransferBar
 
@@ -181,14 +182,29 @@ class Context:
     # ---- clusters and jobs ---------------------------------------------------------------------------------------
 
     def cluster(
-        self, asked: str | None, job_cluster: str | None = None, job_folder: Path | None = None
+        self,
+        asked: str | None,
+        job_cluster: str | None = None,
+        job_folder: Path | None = None,
+        *,
+        submits: bool = False,
     ) -> ChosenCluster:
-        """Return the cluster that this call works on, and print its name."""
+        """Return the cluster that this call works on, and print its name.
+
+        Args:
+            asked, job_cluster, job_folder: as for `choose_cluster`.
+            submits: an allocation of Slurm is submitted where psctl runs in none.
+        """
+        from psctl.launch import cluster_hosts
         from psctl.launch.clusters import choose_cluster
 
+        def allocate(spec: ClusterSpec, source: str) -> cluster_hosts.Allocation:
+            return cluster_hosts.submit(spec, source, self.progress)
+
         chosen = choose_cluster(
-            self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment
-        )
+            self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment,
+            allocate=allocate if submits else None,
+        )  # fmt: skip
         return self._with_timeout(self._announced(chosen))
 
     def cluster_of(self, record: JobRecord, *, acts: bool = False) -> ChosenCluster:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from psctl import errors
 from psctl.cli.shared.context import Context, print_json
 from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
+from psctl.launch import cluster_hosts
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
@@ -61,6 +63,24 @@ class JobLaunch:
     ) -> int:
         """Start the job and follow it, unless detached; return the exit code."""
         check_on_interrupt(on_interrupt)
+        with self._allocation():
+            return self._run(resume, located, detach, on_interrupt)
+
+    @contextlib.contextmanager
+    def _allocation(self) -> Iterator[None]:
+        """Cancel the allocation that psctl submitted, unless a job of it runs at the end."""
+        known = self.chosen.known
+        try:
+            yield
+        finally:
+            if known.owned and all(
+                each.over for each in self.context.home.jobs() if each.cluster.allocation == known.allocation
+            ):
+                cluster_hosts.release(known.allocation)
+
+    def _run(
+        self, resume: str, located: checkpoint_actions.LocatedCheckpoint | None, detach: bool, on_interrupt: str | None
+    ) -> int:
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
             with self.context.home.start_lock():
