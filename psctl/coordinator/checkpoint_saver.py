@@ -1,7 +1,7 @@
 """Checkpoints on the head's disk: parts are written as they arrive, everything else on one thread.
 
 The thread that reads a part from the network writes it, so a slow disk slows the sender only, and no memory fills up.
-One thread commits, verifies, prunes, uploads and sends second copies, in order. A disk error ends that checkpoint, not
+One thread commits, verifies, prunes, uploads and sends copies, in order. A disk error ends that checkpoint, not
 the job.
 """
 
@@ -24,7 +24,7 @@ from psctl.checkpoint.reader import folder_name, open_checkpoint, read_state, ve
 from psctl.checkpoint.writer import CheckpointWriter, remove_abandoned
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
     CommitCheckpoint,
     RestorableFound,
 )
@@ -39,6 +39,7 @@ from psctl.job.checkpoint_messages import (
 from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
 from psctl.transport.peer_connection import PeerConnection
+from psctl.types import Member
 
 QUEUED = 8 << 20
 """Most bytes of a copy in the send queue."""
@@ -78,7 +79,7 @@ class CheckpointSaver:
         self,
         root: Path,
         order: JobOrder,
-        answer: Callable[[CheckpointCommitted | CheckpointCopySent | RestorableFound], None],
+        answer: Callable[[CheckpointCommitted | CheckpointCopyFailed | RestorableFound], None],
         sign: Callable[[bytes], bytes],
     ) -> None:
         self._root, self._order, self._answer, self._sign = root, order, answer, sign
@@ -192,9 +193,15 @@ class CheckpointSaver:
                 save.committing = True
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
-    def copy(self, step: int, peer: PeerConnection | None) -> None:
-        """Send a checkpoint to an agent; the answer is CheckpointCopySent."""
-        self._work.put(lambda: self._answer(self._copy(step, peer)))
+    def copy(self, step: int, agent: Member, peer: PeerConnection | None) -> None:
+        """Send a checkpoint to an agent, which answers; the answer to a failure is CheckpointCopyFailed."""
+
+        def send() -> None:
+            problem = self._copy(step, peer)
+            if problem:
+                self._answer(CheckpointCopyFailed(step, agent, problem))
+
+        self._work.put(send)
 
     def find_restorable(self, use: Callable[[Path | None], None]) -> None:
         """Find where the job continues after a loss: its newest verified checkpoint, else the one it came from. Steps
@@ -295,9 +302,10 @@ class CheckpointSaver:
                 print(f"psctl: {error.message}", file=sys.stderr, flush=True)
         return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
 
-    def _copy(self, step: int, peer: PeerConnection | None) -> CheckpointCopySent:
+    def _copy(self, step: int, peer: PeerConnection | None) -> str:
+        """Send a checkpoint; return why that failed, "" when all of it was sent."""
         if peer is None:
-            return CheckpointCopySent(step, "its host is not connected")
+            return "its host is not connected"
         folder = self._root / self._order.name / folder_name(step)
         try:
             names = file_sizes(folder, open_checkpoint(folder))
@@ -308,8 +316,8 @@ class CheckpointSaver:
                     peer.flush(FLUSH_TIMEOUT)
             peer.send(CheckpointCopyEnd(step))
         except PsctlError as error:
-            return CheckpointCopySent(step, error.message)
-        return CheckpointCopySent(step)
+            return error.message
+        return ""
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:

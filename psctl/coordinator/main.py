@@ -273,7 +273,7 @@ class CoordinatorProcess:
             case FindRestorable():
                 self._saver.find_restorable(self._connections.read_from)
             case SendCheckpointCopy(step=step, agent=agent):
-                self._saver.copy(step, self._connections.peer(agent))
+                self._saver.copy(step, agent, self._connections.peer(agent))
             case CloseCoordinator(status=status):
                 for agent in self._sessions.agents:
                     self._connections.send(agent, JobFinished(status))

@@ -89,6 +89,13 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
     seconds: float
 
 
+class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):
+    """A host holds a verified copy of a checkpoint."""
+
+    step: int
+    host: str
+
+
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
     """A worker was lost. `lost`: state that is lost with it and not computed again; "": none."""
 
@@ -185,8 +192,8 @@ class Notice(Event, frozen=True, tag="notice"):
 
 
 AnyEvent = (
-    Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
-    | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
+    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
+    | Restored | Log | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

@@ -175,7 +175,7 @@ class CheckpointSpec(Section, frozen=True):
         KeepBest()
     )
     on_stop: Annotated[bool, truth(), Doc("Write a checkpoint when the job is stopped.")] = True
-    copies: Annotated[int, whole(0, 16, only=(0, 1)), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
+    copies: Annotated[int, whole(0, 16), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
 
 
 class RestartSpec(Section, frozen=True):

@@ -323,11 +323,6 @@ def test_every_refusal_has_a_hint(line: str) -> None:
     assert raised.value.where.startswith("j.yaml:3:")
 
 
-def test_more_copies_than_are_made_are_refused() -> None:
-    with pytest.raises(NotInThisVersion, match="copies: 2"):
-        load_job("name: x\nscript: t.py\ncheckpoint: {copies: 2}\n", "j.yaml")
-
-
 @pytest.mark.parametrize(
     ("text", "address"),
     [

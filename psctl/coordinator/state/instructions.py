@@ -76,11 +76,12 @@ class CheckpointCommitted(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class CheckpointCopySent(msgspec.Struct, frozen=True):
-    """A checkpoint was sent to another host, whose agent has to verify it, or could not be sent."""
+class CheckpointCopyFailed(msgspec.Struct, frozen=True):
+    """A checkpoint could not be sent to another host."""
 
     step: int
-    problem: str = ""
+    agent: Member
+    problem: str
 
 
 class RestorableFound(msgspec.Struct, frozen=True):
@@ -113,7 +114,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
-    | CheckpointCommitted | CheckpointCopySent | RestorableFound | TakenOver | LeaderWaited | Tick
+    | CheckpointCommitted | CheckpointCopyFailed | RestorableFound | TakenOver | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class DiscardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a second copy; answer CheckpointCopySent."""
+    """Send the checkpoint of this step to an agent as a copy, which its CheckpointCopyDone answers, or CheckpointCopyFailed."""
 
     step: int
     agent: Member
