@@ -33,6 +33,7 @@ UNDECODABLE = (ValueError, RecursionError, OverflowError)
 """Raised by msgspec and json for bytes that are not what the decoder expects; other errors of a decoder are defects."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]

@@ -528,7 +528,9 @@ class Agent:
         members = [member for child, member in self._members.items() if child.pid in busy]
         memory = memory_bytes({child.pid for child in self._members})
         usage = [
-            ProcessUsage(member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0))
+            ProcessUsage(
+                member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0), self._rings.parts(member)
+            )
             for child, member in self._members.items()
         ]
         self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage, *self._network_usage.rates()))

@@ -162,6 +162,7 @@ class StateChanged(Event, frozen=True, tag="state"):
     memory: int = 0  # bytes that the process and its children hold
     sync: int = 0  # percent of a worker's time that it waits for synchronization
     traffic: float = 0.0  # bytes a second that a worker sends and receives
+    parts: dict[str, int] = {}  # percent of a worker's time by `activity.PARTS`; the rest is outside of steps
 
 
 class HostTraffic(Event, frozen=True, tag="traffic"):

@@ -11,10 +11,11 @@ from psctl.job import events as kinds
 from psctl.types import Document
 from psctl.view.job_view import JobView
 from psctl.view.run_summary import RunSummary
+from psctl.view.series import Series
 from psctl.view.text import one_line, sanitize
 
 POINTS = 2000
-"""Values of a series that are kept; beyond it every second one is dropped, so the whole run stays visible."""
+"""Values of a series that are kept."""
 
 SPANS = 400
 """Changes of a process that are kept; beyond it every second one that only changes its load is dropped."""
@@ -28,44 +29,11 @@ CHECKPOINTS = 500
 WORST_FIRST = ("", "info", "warning", "error")
 
 
-class Series:
-    """Values of one quantity over steps and time."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.times: list[float] = []
-        self.values: list[float] = []
-        self._stride = 1
-
-    def add(self, step: int, time: float, value: float) -> None:
-        """Add a value, unless it is not finite or nearer to the last one than the kept ones are to each other."""
-        if not math.isfinite(value) or (self.steps and step < self.steps[-1] + self._stride):
-            return
-        self.steps.append(step)
-        self.times.append(time)
-        self.values.append(value)
-        if len(self.steps) > POINTS:
-            for each in (self.steps, self.times, self.values):
-                del each[1::2]
-            self._stride = max(1, (self.steps[-1] - self.steps[0]) // (len(self.steps) - 1))
-
-    def cut(self, step: int) -> None:
-        """Remove what came after a step: training continues from there."""
-        kept = sum(each <= step for each in self.steps)
-        for each in (self.steps, self.times, self.values):
-            del each[kept:]
-
-    def document(self, began: float) -> Document:
-        """Return the series as JSON values; seconds count from `began`."""
-        seconds = [round(time - began, 3) for time in self.times]
-        return {"steps": list(self.steps), "seconds": seconds, "values": list(self.values)}
-
-
 class HostRates:
     """What a host's network interface sent and received over time, in bytes/s."""
 
     def __init__(self) -> None:
-        self._sent, self._received = Series(), Series()
+        self._sent, self._received = Series(POINTS), Series(POINTS)
         self._capacity = 0.0
 
     def add(self, event: kinds.HostTraffic, began: float) -> None:
@@ -77,8 +45,14 @@ class HostRates:
 
     def document(self, began: float) -> Document:
         """Return both series as JSON values; seconds count from `began`."""
-        sent, received = self._sent.document(began), self._received.document(began)
+        sent, received = series_document(self._sent, began), series_document(self._received, began)
         return {"sent": sent, "received": received, "capacity": self._capacity}
+
+
+def series_document(series: Series, began: float) -> Document:
+    """Return a series as JSON values; seconds count from `began`."""
+    seconds = [round(time - began, 3) for time in series.times]
+    return {"steps": list(series.steps), "seconds": seconds, "values": list(series.values)}
 
 
 class JobHistory:
@@ -148,8 +122,8 @@ class JobHistory:
             "total": view.total,
             "left": None if math.isnan(left) or view.finished else round(left, 1),
             "summary": [[label, one_line(text)] for label, text in self._summary.lines()],
-            "metrics": {one_line(name): series.document(began) for name, series in self._metrics.items()},
-            "rates": {name: series.document(began) for name, series in self._rates.items()},
+            "metrics": {one_line(name): series_document(series, began) for name, series in self._metrics.items()},
+            "rates": {name: series_document(series, began) for name, series in self._rates.items()},
             "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
             "traffic": {name: rates.document(began) for name, rates in self._traffic.items()},
             "plan": self._plan(),
@@ -199,13 +173,13 @@ class JobHistory:
 
     def _on_progress(self, event: kinds.Progress) -> None:
         for name, value in event.metrics.items():
-            self._metrics.setdefault(name, Series()).add(event.step, event.time, value)
+            self._metrics.setdefault(name, Series(POINTS)).add(event.step, event.time, value)
         rates = {
             "examples_per_second": event.examples_per_second, "bytes_per_second": event.bytes_per_second,
             "compute": event.compute_seconds, "sync": event.sync_seconds, "hidden": event.hidden_seconds,
         }  # fmt: skip
         for name, value in rates.items():
-            self._rates.setdefault(name, Series()).add(event.step, event.time, value)
+            self._rates.setdefault(name, Series(POINTS)).add(event.step, event.time, value)
 
     def _add_span(self, rank: str, time: float, state: str, sync: int) -> None:
         spans = self._spans.setdefault(rank, [])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from psctl.job import events
-from psctl.page.history import CHECKPOINTS, LINES, POINTS, SPANS, JobHistory, Series
+from psctl.page.history import CHECKPOINTS, LINES, SPANS, JobHistory
 from tests.page.sample import HOSTILE, failed, job_events
 
 
@@ -56,18 +56,6 @@ def test_steps_that_are_repeated_replace_those_before() -> None:
         if isinstance(event, events.Progress) and event.step > 20:
             made.apply(event)
     assert made.document()["metrics"]["loss"]["steps"] == list(range(1, 41))
-
-
-def test_a_long_series_keeps_the_whole_run() -> None:
-    series = Series()
-    for step in range(1, 100_001):
-        series.add(step, float(step), step / 2)
-    series.add(200_000, 200_000.0, float("nan"))
-    document = series.document(0.0)
-    assert POINTS / 2 <= len(document["steps"]) <= POINTS
-    assert document["steps"][0] == 1
-    assert document["steps"][-1] > 99_000
-    assert all(value == step / 2 for step, value in zip(document["steps"], document["values"], strict=True))
 
 
 def test_what_is_kept_of_a_long_job_is_limited() -> None:

@@ -51,6 +51,8 @@ class Rank(msgspec.Struct):
     """Percent of one core, at the last sample of its host."""
     memory: int = 0
     """Bytes, at the last sample of its host."""
+    parts: dict[str, int] = {}
+    """Percent of a worker's time by `activity.PARTS`, at the last sample of its host."""
     sync: int = 0
     """Percent of its time before its last appended state that it waited for synchronization."""
     traffic: float = 0.0
@@ -329,6 +331,6 @@ class JobState:
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
                 cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
-                traffic=rank.traffic,
+                traffic=rank.traffic, parts=rank.parts,
             )
         )  # fmt: skip
