@@ -56,7 +56,7 @@ def test_data_is_on_every_host_once_and_only_what_changed_is_sent(lab: Any, tmp_
     job = make_job(tmp_path / "mine", 8_000_000)
     dry = psctl.run("train", str(job), "--cluster", str(cluster), "--dry-run", "-o", "json")
     assert dry.code == 0, dry
-    assert [(each["to"], each["files"]) for each in dry.document["data"]] == [("data/corpus", 8)]
+    assert [(each["to"], each["files"]) for each in dry.document["data"]] == [("data/corpus", 7)]
     assert all(any("send corpus" in line for line in host["actions"]) for host in dry.document["hosts"])
 
     first = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl")

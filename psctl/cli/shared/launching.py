@@ -13,7 +13,6 @@ from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
 from psctl.launch import cluster_hosts
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster
-from psctl.launch.files.data_transfer import send_data
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
@@ -94,7 +93,7 @@ class JobLaunch:
                             located = self._resume_from(reached, resume)
                         record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
                 if lacking:  # without the lock: other jobs may start meanwhile, so the slots are looked at again
-                    send_data(reached, request.data, lacking, self.context.progress)
+                    request = prepare.place_data(reached, request, lacking, self.context.progress)
                     stack.close()
             if detach:
                 self._print_detached(record)

@@ -25,6 +25,7 @@ from psctl.spec import yaml_nodes
 from psctl.spec.data import DataSpec
 from psctl.spec.job import JobSpec
 from psctl.types import JsonObject
+from psctl.units import hide_credentials
 
 MOST_FILES = 1_000_000
 """Files of one set."""
@@ -225,7 +226,7 @@ def described(sets: tuple[DataSet, ...]) -> list[JsonObject]:
     """Return the `data` of a dry run."""
     return [
         {
-            "from": each.spec.source, "to": each.spec.place,
+            "from": hide_credentials(each.spec.source), "to": each.spec.place,
             "files": None if each.source is None or not each.files else len(each.files),
             "bytes": None if each.source is None or not each.files else each.size,
         }

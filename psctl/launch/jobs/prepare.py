@@ -12,7 +12,7 @@ from psctl import errors
 from psctl.launch.archive import Archive, pack_folder, walk
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
-from psctl.launch.files import data_sets, data_transfer
+from psctl.launch.files import data_sets, data_transfer, output_pull, url_fetch
 from psctl.launch.home import Home, JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import script_entry
@@ -28,7 +28,7 @@ from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell, TransferMeter
 from psctl.spec.job import JobSpec, load_job
 from psctl.types import JsonObject
-from psctl.units import format_bytes
+from psctl.units import format_bytes, hide_credentials
 
 Warn = Callable[[str], None]
 
@@ -113,7 +113,9 @@ def _pack(wanted: RequestedJob, progress: Progress) -> Archive:
     job, where = wanted.job, script_entry.position(wanted.text, wanted.source, "script")
     if error := script_entry.missing(job.script, wanted.folder, where):
         raise error
-    exclude = [*job.exclude, *data_sets.excluded(job, wanted.folder)]
+    exclude = [
+        *job.exclude, *data_sets.excluded(job, wanted.folder), *output_pull.excluded(job.source, wanted.folder)
+    ]  # fmt: skip
     size = sum(path.lstat().st_size for _, path in walk(wanted.folder, exclude))
     if size >= LARGE:
         progress("", f"packing the job's folder ({format_bytes(size)})")
@@ -171,7 +173,16 @@ def hosts_for_data(reached: ReachedCluster, request: JobRequest, progress: Progr
     if not request.data:
         return []
     names = _checked(reached, request, progress, warn).names
-    return names if data_transfer.hosts_that_lack(reached, request.data, names) else []
+    unknown = any(not each.name for each in request.data)
+    return names if unknown or data_transfer.hosts_that_lack(reached, request.data, names) else []
+
+
+def place_data(reached: ReachedCluster, request: JobRequest, names: list[str], progress: Progress) -> JobRequest:
+    """Send a job's data to its hosts, and have them fetch the URLs; return the request with their names there."""
+    data_transfer.send_data(reached, request.data, names, progress)
+    variables = {**request.environment, **request.secrets}
+    data = url_fetch.fetch_urls(reached, request.data, names, variables, progress)
+    return msgspec.structs.replace(request, data=data)
 
 
 def run(
@@ -229,6 +240,8 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> J
                     *map(str, reached.plans[host.name]), *_sends(reached, request, host.name),
                     *(f"{_verb(reached, host.name)} {each.spec.source} to data/{each.name[:12]}"
                       for each in lacking.get(host.name, [])),
+                    *(f"fetch {hide_credentials(each.spec.source)}, unless it is there"
+                      for each in request.data if each.source is None),
                 ],
             }
             for host in job_hosts.hosts

@@ -71,7 +71,7 @@ def need(question: Question) -> Question:
         part = store.path(name, ".part")
         for folder in (part, os.path.join(part, "whole"), os.path.join(part, "parts")):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-        with open(store.path(name, ".part.json"), "w", encoding="ascii") as file:
+        with open(os.path.join(part, "manifest.json"), "w", encoding="ascii") as file:
             json.dump(manifest, file)
         sizes = {digest: size for _, size, digest, _ in manifest["files"]}
         lacking = {digest for digest in sizes if not os.path.exists(os.path.join(part, "whole", digest))}
@@ -155,10 +155,10 @@ def finish(question: Question) -> Question:
             return {"busy": True}
         if store.is_whole(name):
             return {"whole": True}
-        with open(store.path(name, ".part.json"), encoding="ascii") as file:
+        part = store.path(name, ".part")
+        with open(os.path.join(part, "manifest.json"), encoding="ascii") as file:
             manifest: Manifest = json.load(file)
-        part = os.path.join(store.path(name, ".part"), "whole")
-        if not all(os.path.exists(os.path.join(part, digest)) for _, _, digest, _ in manifest["files"]):
+        if not all(os.path.exists(os.path.join(part, "whole", digest)) for _, _, digest, _ in manifest["files"]):
             return {"whole": False}
         store.finish(name, manifest)
         return {"whole": True}

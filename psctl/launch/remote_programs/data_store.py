@@ -140,8 +140,6 @@ class Store:
         os.rename(tree, self.path(name))
         self.write_manifest(name, {**manifest, "kept": kept})
         shutil.rmtree(part, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(name, ".part.json"))
         self._remove_former(name, manifest["label"])
 
     def write_manifest(self, name: str, manifest: Manifest) -> None:
