@@ -94,7 +94,7 @@ class AgentOrders(msgspec.Struct, frozen=True):
     paths: list[str]  # put first on PYTHONPATH: psctl's own archive, the dependencies' folder
     workdir: str  # psctl's folder on this host
     job_dir: str  # this job's folder on this host: logs, socket, event log
-    code_dir: str  # the job's own folder as it was sent; workers start in it
+    code_dir: str  # workers start in it: the job's code, its data, and what the script writes
     authority: str  # PEM of the job's certificate authority
     certificate: str
     key: str

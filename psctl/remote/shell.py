@@ -35,6 +35,18 @@ class CommandResult(msgspec.Struct, frozen=True):
     stderr: bytes
 
 
+class InputStream(msgspec.Struct, frozen=True):
+    """Input of a command that is too large for memory.
+
+    Args:
+        size: its bytes.
+        chunks: returns exactly so many, in parts; an OSError or PsctlError that it raises ends the command.
+    """
+
+    size: int
+    chunks: Callable[[], Iterator[bytes]]
+
+
 class Process(msgspec.Struct, frozen=True):
     """A process on a host. `started` identifies it where its number is reused; empty: it ended at once."""
 
@@ -83,7 +95,7 @@ class Shell(Protocol):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | InputStream = b"",
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,

@@ -13,6 +13,7 @@ from psctl import types, units
 from psctl.errors import UsageError
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import VARIABLE, ClusterSpec
+from psctl.spec.data import DataSpec, check_data, check_outputs
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
     Doc,
@@ -237,6 +238,14 @@ class JobSpec(Section, frozen=True):
         text("a pattern as in .gitignore"),
         Doc("Files of workdir that are not sent, in addition to those in .gitignore."),
     ] = ()
+    data: Annotated[
+        tuple[DataSpec, ...], Doc("Data that every host gets once, whatever its size: [{from: ./corpus, to: corpus}].")
+    ] = ()
+    outputs: Annotated[
+        tuple[str, ...],
+        text("a pattern as in .gitignore"),
+        Doc("Files that the script writes and that are fetched from all hosts when the job ends."),
+    ] = ()
     cluster: Annotated[str | None, _PATH, Doc("Cluster file or name; null: the current one.")] = None
     workers: Annotated[
         Auto | int | PerHost | Elastic,
@@ -439,6 +448,8 @@ def _mode(consistency: str | Ssp) -> str:
 _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, str, str]]]] = {
     ("script", "module"): _check_script,
     ("workers",): _check_workers,
+    ("data",): lambda spec: check_data(spec.data),
+    ("outputs",): lambda spec: check_outputs(spec.outputs),
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,
     ("env", "secrets"): _check_variables,

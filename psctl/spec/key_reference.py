@@ -37,13 +37,16 @@ _EXAMPLES = {
     "hosts.from": "kubectl get pods -l app=train -o name",
     "hosts.roles": "[worker]", "hosts.labels": "{rack: r1}",
     "links": "[{between: [r1, r2], bandwidth: 10 Gbit/s}]", "links.between": "[r1, r2]", "replicas": "1",
+    "data": "[{from: ./corpus, to: data/corpus}]", "data.from": "./corpus", "data.to": "data/corpus",
+    "outputs": "[out/, '*.png']",
     "links.bandwidth": "10 Gbit/s", "links.latency": "50us", "sync.size": "160MB", "timeouts.total": "12h",
     "nodes": "4", "partition": "gpu", "account": "lab", "gpus_per_node": "8", "time": "12h", "extra": "[--qos=high]",
     "network.interface": "eth0", "exec": f'"{EXAMPLE}"',
 }  # fmt: skip
 """Examples of keys whose default says nothing, by path."""
 
-_BESIDE = {"hosts": {"address": "node-a"}, "links": {"between": "[r1, r2]", "bandwidth": "10 Gbit/s"}}
+_BESIDE = {"hosts": {"address": "node-a"}, "links": {"between": "[r1, r2]", "bandwidth": "10 Gbit/s"},
+           "data": {"from": "./corpus", "to": "data/corpus"}}  # fmt: skip
 """The keys that an item of a list needs, beside the one that is shown."""
 
 

@@ -332,6 +332,17 @@ def draw_dry_run(console: Console, document: Document) -> None:
     ]  # fmt: skip
     if hosts:
         draw_table(console, ("host", "address", "interface", "actions"), hosts)
+    data = document.get("data", [])
+    if data:
+        rows: list[list[Cell]] = [
+            [
+                _text(each["from"]), _text(each["to"]),
+                "" if each["files"] is None else str(each["files"]),
+                "" if each["bytes"] is None else format_bytes(each["bytes"]),
+            ]
+            for each in data
+        ]  # fmt: skip
+        draw_table(console, ("data", "to", "files", "size"), rows, right=("files", "size"))
     files = document.get("files", [])
     if files:
         draw_table(console, ("file", "size"), [[f["path"], format_bytes(f["bytes"])] for f in files], right=("size",))

@@ -24,6 +24,7 @@ JOB = {
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
     "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
+    "data": "[{from: a, to: b}]", "outputs": "[out/]",
     "metrics.interval": "5s", "metrics.tensorboard": "true", "metrics.prometheus": "9464",
     "metrics.mlflow": "https://m.example.org", "metrics.wandb": "team/digits",
     "workers.per_host": "2", "workers.min": "2",

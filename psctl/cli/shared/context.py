@@ -86,7 +86,7 @@ class Context:
         return make_console(sys.stderr, no_color=self.options.no_color)
 
     @cached_property
-    def _bar(self) -> TransferBar | None:
+    def bar(self) -> TransferBar | None:
         """The bar of files that are transferred, in the output for people."""
         from psctl.view.transfer_bar import TransferBar
 
@@ -121,8 +121,8 @@ class Context:
         if not (self.options.quiet or self.options.machine):
             from psctl.view.console import say
 
-            if self._bar is not None:
-                self._bar.erase()
+            if self.bar is not None:
+                self.bar.erase()
             say(self.err, *lines)
 
     def detail(self, *lines: str) -> None:
@@ -237,7 +237,7 @@ class Context:
         from psctl.remote.fleet import Fleet
 
         before = time.monotonic()
-        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names, meter=self._bar)
+        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names, meter=self.bar)
         took = time.monotonic() - before
         self.detail(*(f"{name}: connected after {took:.2f} s at most" for name in fleet.shells))
         self.detail(*(f"{name}: {error.message}" for name, error in fleet.failed.items()))

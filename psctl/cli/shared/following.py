@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from psctl import errors
+from psctl.cli.shared import outputs
 from psctl.cli.shared.context import Context, head_of, print_json
 from psctl.cli.shared.interrupts import Action, Input, InterruptPolicy
 from psctl.cli.shared.signals import Terminated
@@ -162,6 +163,7 @@ class JobFollower:
         self._fleet = fleet
         self._runs = runs
         self._clock = SystemClock()
+        self._outputs: outputs.JobOutputs | None = None
         self._unanswered: bool | None = None  # `save` of a stop request that the head has not received yet
         self._policy = InterruptPolicy(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
 
@@ -176,7 +178,7 @@ class JobFollower:
             try:
                 for event in follower.events():
                     if isinstance(event, Finished):
-                        last = event = self._with_own_exit(event)
+                        last = event = self._with_outputs(self._with_own_exit(event), output)
                     if event is not None:
                         output.on_event(event)
                     if event is None and last is None and self._unanswered is not None:
@@ -258,6 +260,19 @@ class JobFollower:
             return event
         return msgspec.structs.replace(event, exit=self._policy.exit if self._policy.by else 1)
 
+    def _with_outputs(self, last: Finished, output: EventOutput) -> Finished:
+        """Fetch the job's outputs; return its end, whose exit code says where some of a done job's did not come."""
+        show = output.show_hint if output.screen is not None else None
+        try:
+            self._outputs = outputs.fetch(self.context, self._record_ended(last, output), self._fleet, show)
+        except errors.PsctlError as error:
+            self._outputs = outputs.JobOutputs({**error.document()}, f"not fetched: {error.message}", error)
+        if self._outputs is not None and self.context.options.output == "jsonl":
+            print_json({"time": last.time, "event": "outputs", **self._outputs.document})
+        if self._outputs is not None and self._outputs.error is not None and last.exit == 0:
+            return msgspec.structs.replace(last, exit=self._outputs.error.exit)
+        return last
+
     def _train_options(self) -> list[str]:
         """Return the options with which `train` runs this job again.
 
@@ -295,15 +310,21 @@ class JobFollower:
             return 0
         self._record_end(last, output)
         self._warn_of_leftovers()
+        if self._outputs is not None and self._outputs.error is not None:
+            self.context.warn(f"{job}: {self._outputs.text}")
         if last.status == "stopped" and (why := slurm.why_ended(self.record.cluster.allocation)):
             self.context.warn(f"{job}: {why}")
         if self.context.options.output == "json":
-            print_json({"job": job, **msgspec.to_builtins(last)})
+            files = {"outputs": self._outputs.document} if self._outputs is not None else {}
+            print_json({"job": job, **msgspec.to_builtins(last), **files})
         if not self.context.options.machine:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
                 uncounted = UncountedSteps(output.printed) if output.plan is None else None
-                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, output.summary.lines())
+                lines = output.summary.lines()
+                if self._outputs is not None:
+                    lines = [*lines, ("files", self._outputs.text)]
+                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, lines)
         return last.exit
 
     def _warn_of_leftovers(self) -> None:
@@ -313,12 +334,14 @@ class JobFollower:
                 self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
 
     def _record_end(self, last: Finished, output: EventOutput) -> None:
-        settled = msgspec.structs.replace(
-            self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit,
+        self.context.home.update_record(self._record_ended(last, output))
+
+    def _record_ended(self, last: Finished, output: EventOutput) -> JobRecord:
+        return msgspec.structs.replace(
+            self.record, state=last.status, exit={"done": 0, "stopped": 1}.get(last.status, last.exit),
             step=max(job_end.worker_steps(output.ranks.values()), default=last.steps),
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
-        self.context.home.update_record(settled)
 
 
 def follow(

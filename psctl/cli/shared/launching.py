@@ -83,11 +83,18 @@ class JobLaunch:
     ) -> int:
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
-            with self.context.home.start_lock():
-                reached = stack.enter_context(self._reach(request))
-                if located is None:
-                    located = self._resume_from(reached, resume)
-                record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
+            record = None
+            while record is None:
+                with self.context.home.start_lock():
+                    reached = stack.enter_context(self._reach(request))
+                    lacking = prepare.hosts_for_data(reached, request, self.context.progress, self.context.warn)
+                    if not lacking:
+                        if located is None:
+                            located = self._resume_from(reached, resume)
+                        record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
+                if lacking:  # without the lock: other jobs may start meanwhile, so the slots are looked at again
+                    request = prepare.place_data(reached, request, lacking, self.context.progress)
+                    stack.close()
             if detach:
                 self._print_detached(record)
                 return 0
@@ -95,7 +102,9 @@ class JobLaunch:
             return follow(self.context, record, signals, on_interrupt, reached.fleet)
 
     def _request(self) -> JobRequest:
-        return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress, self._code)
+        own = self.context
+        request = prepare.request_of(self.wanted, self.chosen, os.environ, own.progress, self._code)
+        return prepare.with_data(request, self.chosen, own.home, own.bar)
 
     def _reach(self, request: JobRequest) -> contextlib.AbstractContextManager[ReachedCluster]:
         own = self.context

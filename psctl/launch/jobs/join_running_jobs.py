@@ -138,14 +138,16 @@ class _RunningJob:
         record = self._record
         folders = {
             "host": index, "python": host.python, "code": host.code, "workdir": host.workdir, "job_dir": host.job_dir,
-            "code_dir": f"{host.workdir}/code/{record.code_hash}",
+            "code_dir": host.files,
             "added": None if added is None else msgspec.to_builtins(added),
         }  # fmt: skip
         answer = agent_calls.call(self._leading, record.head, "orders", _ORDERS, folders)
         if answer is None:
             raise errors.CommandFailed(self._leading.name, "orders", 1, f"the agent of {record.job} has ended")
         self._save(index, host)
-        written = write_orders(shell, host, answer.orders, claim=False, limit=record.limit)
+        written = write_orders(
+            shell, host, answer.orders, record.code_hash, record.data, claim=False, limit=record.limit
+        )
         process = start_agent(shell, host, written.orders, self._reached.chosen.spec.runtime.env)
         host = replace(host, pid=process.pid, started=process.started)
         _await_agent(shell, host, record.job)
