@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,34 @@ def test_the_network_for_pictures_learns_on_two_workers(tmp_path: Path) -> None:
     assert run.events[-1]["steps"] == 5 * 12
     assert run.events[-1]["metrics"]["accuracy"] > 0.2, "a guess is right in a tenth"
     assert [event for event in run.of("log") if event["text"].startswith("accuracy 0.")]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "library", "line"),
+    [("hf-trainer", "transformers", "evaluation loss 0."), ("lightning", "lightning", "accuracy 0.9")],
+)
+def test_scripts_of_other_libraries_do_the_same_under_torchrun_and_psctl(
+    tmp_path: Path, name: str, library: str, line: str
+) -> None:
+    pytest.importorskip(library)
+    folder = tmp_path / name
+    shutil.copytree(TEMPLATES / name, folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def last_line(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done
+        found = [each for each in done.stdout.splitlines() if each.startswith(line)]
+        assert len(found) == 1, done
+        return found[0]
+
+    last_line("train.py")
+    under_torchrun = last_line("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "train.py")
+    run = Psctl(tmp_path).run("train", str(folder / "job.yaml"), "-o", "jsonl", "--env", "OMP_NUM_THREADS=1")
+    assert run.code == 0, run
+    printed = [event["text"] for event in run.of("log") if event["text"].startswith(line)]
+    assert printed == [under_torchrun]
