@@ -35,7 +35,7 @@ from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import TableKind, UserFunction
-from psctl.ps.tables.table_state import FOREVER, first_sequence_at, merged
+from psctl.ps.tables.table_state import FOREVER, checked_settings, first_sequence_at, merged
 from psctl.transport.peer_connection import PeerConnection
 
 PATIENCE = 60.0
@@ -158,7 +158,8 @@ class Store:
         dtype: torch.dtype = torch.float32,
         reduce: str | UserFunction = "sum",
         apply: str | UserFunction = "",
-        initial: float | str | UserFunction | None = None,
+        initial: float | str | UserFunction | Mapping[str, object] | None = None,
+        optimizer: str | Mapping[str, object] | None = None,
     ) -> None:
         """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
@@ -171,15 +172,19 @@ class Store:
             apply: a function (stored, pushed) -> stored of tensors of rows. It runs on the servers for every push
                 (under bsp: for the reduced pushes of a clock) and returns the new value, for example an optimizer's
                 step. For a name it must be elementwise, because the tensor is stored in blocks.
-            initial: the initial value of an absent row: a number, or a function (keys, width) -> rows. Without it, a
-                pull of an absent row returns zero, and the first push becomes its value.
+            initial: the initial value of an absent row: a number; {"normal": DEVIATION, "seed": N} or
+                {"uniform": LIMIT, "seed": N}, which depend on the seed, the store and the key alone; or a function
+                (keys, width) -> rows. Without it, a pull of an absent row returns zero, and the first push becomes its
+                value.
+            optimizer: pushes are gradients, which this optimizer applies on the servers, to the rows that have one:
+                {"name": "adagrad", "lr": 0.05}; also sgd, rowwise-adagrad, adam, ftrl (ps/tables/row_optimizers.py has
+                their settings). `reduce` combines the gradients of a clock under bsp: sum or mean. Only servers have
+                the optimizer's state, so a worker sees its own push when the servers have applied it.
 
         Raises:
             UsageError: the key is declared already with other properties, or an argument is invalid.
         """
-        if key is not int and not isinstance(key, str):
-            raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
-        name = "" if key is int else given.checked_name(key, "a key's name")
+        name = given.table_name(key, "declared")
         if value is None and shape is None:
             raise UsageError(f"{key!r} is declared without a value or a shape", "give value= or shape=")
         made = given.inferred_spec(name, value, "sum") if value is not None and name else None
@@ -190,8 +195,9 @@ class Store:
         else:
             shape, kind_of_number = given.checked_shape(shape), given.checked_dtype(dtype)
         how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
-        first = given.checked_initial(initial, kind_of_number)
-        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
+        first = given.checked_initial(initial, kind_of_number, self.name)
+        rule = given.checked_optimizer(optimizer)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule))
         with self._lock:
             kind = self._make_kind(spec)
             if value is not None:
@@ -358,6 +364,34 @@ class Store:
             ticket = self._ticket(f"call {name}", None)
             changes = self._state.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
+            self._finish_tickets()
+        self._run_callbacks()
+        return ticket
+
+    def configure(self, key: str | type[int], **settings: float) -> Ticket:
+        """Change settings of the optimizer of a key, such as its learning rate; every rank makes the same call.
+
+        The change is ordered with this worker's pushes: later ones use it. Under bsp it applies to all pushes of the
+        clock in which it is made.
+
+        Args:
+            key: a name; or `int` for the rows of all integer keys.
+            settings: new values, by name: lr=0.01.
+
+        Returns:
+            The ticket of the change; its result is None.
+
+        Raises:
+            UsageError: the key has no optimizer, or it has no such setting, or a value is out of range.
+        """
+        name = given.table_name(key, "configured")
+        with self._lock:
+            self._check(writes=True)
+            kind = self._kind_for_pull(name)
+            numbers = checked_settings(kind.spec, settings)
+            ticket = self._ticket(f"configure {name or 'integer keys'}", None)
+            changes = self._state.prepare_settings(kind, numbers, ticket.number)
+            self._tasks.add(ticket, (), lambda: self._send_changes(changes))
             self._finish_tickets()
         self._run_callbacks()
         return ticket

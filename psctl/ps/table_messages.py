@@ -65,13 +65,28 @@ BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
 
 
+class RowOptimizerSpec(msgspec.Struct, frozen=True):
+    """An optimizer of rows (tables/row_optimizers.py), with its first settings."""
+
+    name: Name
+    settings: dict[Name, float]
+
+
+class Initialiser(msgspec.Struct, frozen=True):
+    """Random start values (tables/row_initialisers.py): normal of deviation `scale`, or uniform in [-scale, scale)."""
+
+    distribution: Literal["normal", "uniform"]
+    scale: float
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class TableSpec(msgspec.Struct, frozen=True):
     """A table's description, fixed by the first push or declaration; a different one is refused later.
 
     `shape` is that of the tensor of a named key, or of one row of integer keys. `reduce` combines pushes; `apply` (a
-    module:function, or "") updates the row with the combined pushes; without it the row is combined with them.
-    `initial` is the value of an absent row: a number, a module:function of keys, or None: zero for a reader, the
-    reduction's identity for a push.
+    module:function, or "") or `optimizer` updates the row with the combined pushes; without them the row is combined
+    with the pushes. `initial` is the value of an absent row: a number, a module:function of keys, an Initialiser, or
+    None: zero for a reader, the reduction's identity for a push.
     """
 
     name: Name
@@ -79,7 +94,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     dtype: Name  # torch's name without "torch."
     reduce: Name = "sum"
     apply: Name = ""
-    initial: float | Name | None = None
+    initial: float | Name | Initialiser | None = None
+    optimizer: RowOptimizerSpec | None = None
 
     @property
     def elements(self) -> int:
@@ -117,7 +133,8 @@ class StoreSpec(msgspec.Struct, frozen=True):
 class UpdateSection(msgspec.Struct, frozen=True):
     """An Update's change of one table in one shard. `digest`: hash of the whole key list, which then is not sent.
 
-    `push` combines rows, `start` sets absent rows, `call` runs `function` on rows (count -1: on all).
+    `push` combines rows, `start` sets absent rows, `call` runs `function` on rows (count -1: on all), `configure` sets
+    settings of the table's optimizer to `arguments` (count -1).
     `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
     order, and the payload has the sequence of each.
     """
@@ -125,7 +142,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     shard: Count
     table: Name
     count: RowCount
-    what: Literal["push", "start", "call"] = "push"
+    what: Literal["push", "start", "call", "configure"] = "push"
     spec: TableSpec | None = None
     digest: Digest = b""
     function: Name = ""

@@ -10,7 +10,7 @@ Keys and slots are numpy arrays (numpy's calls cost a tenth of torch's on short 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
@@ -185,10 +185,16 @@ class TableRows:
         width: elements of a row.
         dtype: of the values.
         extra: extra integers of a row (reductions.py); 0: none.
+        state: makes the state of an optimizer for a number of new rows; None: there is no optimizer.
     """
 
-    def __init__(self, width: int, dtype: torch.dtype, extra: int) -> None:
+    def __init__(
+        self, width: int, dtype: torch.dtype, extra: int, state: Callable[[int], torch.Tensor] | None = None
+    ) -> None:
         self.width, self.dtype, self.extra = width, dtype, extra
+        self._new_state = state
+        self.state = state(0) if state is not None else None
+        """By slot: the state of the optimizer; valid up to the number of rows."""
         self._index = KeyIndex()
         self._capacity = 0
         self._lists: dict[int, tuple[Keys, Keys]] = {}
@@ -242,4 +248,10 @@ class TableRows:
             if grown.extra is not None and self.lanes.extra is not None:
                 grown.extra[:held] = self.lanes.extra[:held]
             self.lanes = grown
+            if self.state is not None and self._new_state is not None:
+                state = torch.empty(self._capacity, *self.state.shape[1:], dtype=self.state.dtype)
+                state[:held] = self.state[:held]
+                self.state = state
+        if self.state is not None and self._new_state is not None:
+            self.state[held:count] = self._new_state(len(keys))
         return self._index.add(keys)

@@ -10,7 +10,7 @@ import torch
 from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
 from psctl.ps.tables.row_index import TableRows
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import PayloadReader, lanes_arrays, pack
+from psctl.ps.tables.table_packing import PayloadReader, bytes_of, lanes_arrays, pack
 from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard, What
 
 KindOf = Callable[[str, TableSpec | None], TableKind]
@@ -38,7 +38,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct, frozen=True):
     spec: StoreSpec
-    tables: list[tuple[TableSpec, int, bytes]]
+    tables: list[tuple[TableSpec, dict[str, float], int, bytes]]
     sequences: dict[int, int]
     clocks: dict[int, int]
     marks: dict[int, int]
@@ -80,7 +80,7 @@ def _part(part: _PartBytes, kind_of: KindOf) -> EntryPart:
     keys = None if part.count < 0 else reader.keys(part.count)
     numbers = reader.keys(part.count) if part.numbered else None
     lanes = None
-    if keys is not None and part.what != "call":
+    if keys is not None and part.what in ("push", "start"):
         kind = kind_of(part.table, part.spec)
         extra = kind.stored_extra if part.what == "start" else kind.extra
         lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, extra)
@@ -104,14 +104,15 @@ def encode_shards(shards: list[TableShard]) -> bytes:
 
 
 def _state(shard: TableShard) -> _State:
-    tables = [(table.kind.spec, *_rows(table.rows)) for table in shard.tables.values()]
+    tables = [(table.kind.spec, table.settings, *_rows(table.rows)) for table in shard.tables.values()]
     staged = staged_entries(shard)
     return _State(shard.spec, tables, shard.sequences, shard.clocks, shard.marks, staged, shard.restored)
 
 
 def _rows(rows: TableRows) -> tuple[int, bytes]:
     count = len(rows)
-    return count, bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count)))]))
+    state = [] if rows.state is None else [bytes_of(rows.state[:count])]
+    return count, bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count))), *state]))
 
 
 def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableShard]) -> list[TableShard]:
@@ -124,12 +125,15 @@ def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableSha
 
 
 def _shard(state: _State, shard: TableShard) -> TableShard:
-    for spec, count, payload in state.tables:
+    for spec, settings, count, payload in state.tables:
         table, reader = shard.table(spec), PayloadReader(memoryview(payload))
-        kind = table.kind
+        kind, table.settings = table.kind, settings
         slots = table.rows.add(reader.keys(count).copy())
         lanes = reader.lanes(count, spec.width, kind.dtype, kind.stored_extra)
         table.rows.lanes.put(torch.from_numpy(slots), lanes)
+        if table.rows.state is not None and kind.optimizer is not None:
+            held = reader.lanes(count, kind.optimizer.state_width, kind.optimizer.state_dtype, 0)
+            table.rows.state[torch.from_numpy(slots)] = held.values
         table.stamp(slots)
     shard.sequences, shard.clocks, shard.marks = state.sequences, state.clocks, state.marks
     shard.restored = state.restored

@@ -8,9 +8,11 @@ from typing import Protocol, TypeAlias
 import torch
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import TableSpec
+from psctl.ps.table_messages import Initialiser, TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, Reduction, dtype_named
 from psctl.ps.tables.row_index import Keys, TableRows
+from psctl.ps.tables.row_initialisers import initial_values
+from psctl.ps.tables.row_optimizers import RowOptimizer, rule_named
 
 LARGEST = 64 << 20
 """Largest row in bytes: as many as one message carries."""
@@ -46,10 +48,13 @@ class TableKind:
         self.reduction = functions.reduction(spec.reduce)
         self.reduction.check(self.dtype)
         self.extra = self.reduction.width(spec.width)
-        self.stored_extra = 0 if spec.apply else self.extra
+        self.optimizer = _optimizer(spec, self.dtype)
+        self.updates = bool(spec.apply) or self.optimizer is not None
+        """Whether a function or an optimizer makes the new row of the pushes."""
+        self.stored_extra = 0 if self.updates else self.extra
         self._apply = functions.function(spec.apply) if spec.apply else None
         self._initial = functions.function(spec.initial) if isinstance(spec.initial, str) else None
-        self.has_initial = spec.initial is not None or bool(spec.apply)
+        self.has_initial = spec.initial is not None or self.updates
         """Whether a push to an absent row is combined with an initial value."""
         self.row_bytes = spec.width * self.dtype.itemsize
         if self.row_bytes > LARGEST:
@@ -59,12 +64,14 @@ class TableKind:
         """Whether rows that are pushed one by one may be batched (single_key_batches.py)."""
         self.stores_values_unchanged = not self.extra and not spec.reduce.startswith("logical")
         """Whether pushed values are combined without conversion."""
-        self.only_sums = spec.reduce == "sum" and not spec.apply
+        self.only_sums = spec.reduce == "sum" and not self.updates
         """Whether a push to an existing row adds to it, and does nothing else."""
+        self.workers_apply = self.optimizer is None
+        """Whether a worker can apply its own pushes to rows that it has read: the state of optimizers is on servers."""
 
-    def rows(self) -> TableRows:
-        """Return an empty table."""
-        return TableRows(self.spec.width, self.dtype, self.stored_extra)
+    def rows(self, state: Callable[[int], torch.Tensor] | None = None) -> TableRows:
+        """Return an empty table; `state` makes the optimizer's state of new rows."""
+        return TableRows(self.spec.width, self.dtype, self.stored_extra, state)
 
     def buffer(self, count: int, extra: int) -> Lanes:
         """Return memory for `count` rows with `extra` integers each; the values are undefined."""
@@ -76,6 +83,9 @@ class TableKind:
         lanes = self.rows().zeros(len(keys))
         if self._initial is not None:
             lanes.values.copy_(self._initial(torch.from_numpy(keys.copy()), self.spec.width).view(lanes.values.shape))
+        elif isinstance(self.spec.initial, Initialiser):
+            made = initial_values(self.spec.initial, keys, self.spec.width)
+            lanes.values.copy_(torch.from_numpy(made))
         elif isinstance(self.spec.initial, int | float):
             lanes.values.fill_(self.spec.initial)
         return lanes
@@ -95,6 +105,7 @@ class TableKind:
             old.put(absent, self.initial_rows(keys[~present]))
         if self._apply is not None:
             return Lanes(self._apply(old.values, self.reduction.finish(pushed)).view(old.values.shape))
+        assert self.workers_apply, "an optimizer needs the state of the rows"
         joined = self.reduction.join(old, pushed)
         if absent is not None and not self.has_initial:
             joined.put(absent, pushed.at(absent))
@@ -105,6 +116,26 @@ class TableKind:
         if not present.all():
             lanes = Lanes(lanes.values.clone(), lanes.extra)
             lanes.values[torch.from_numpy(~present)] = self.initial_rows(keys[~present]).values
-        if self.spec.apply:
+        if self.updates:
             return lanes
         return Lanes(self.reduction.finish(lanes), lanes.extra)
+
+
+def _optimizer(spec: TableSpec, dtype: torch.dtype) -> RowOptimizer | None:
+    if spec.optimizer is None:
+        return None
+    name = spec.optimizer.name
+    if not dtype.is_floating_point:
+        raise UsageError(f"optimizer {name!r} of rows of {spec.dtype}", "declare a floating-point dtype")
+    if spec.apply:
+        raise UsageError(f"optimizer {name!r} and apply={spec.apply!r}", "give one of them: both update the rows")
+    if spec.reduce not in ("sum", "mean"):
+        raise UsageError(f"optimizer {name!r} with reduce={spec.reduce!r}", 'gradients are combined by "sum" or "mean"')
+    if spec.name and name == "rowwise-adagrad":
+        raise UsageError(f"optimizer {name!r} for key {spec.name!r}", "use adagrad: a tensor has no rows")
+    if not rule_named(name).keeps_initial and spec.initial not in (None, 0.0):
+        raise UsageError(
+            f"optimizer {name!r} with initial={spec.initial!r}: it makes rows of sums of gradients alone",
+            "declare the rows without an initial value",
+        )
+    return RowOptimizer(spec.optimizer, spec.width, dtype)

@@ -18,7 +18,7 @@ needs no further information.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -30,6 +30,7 @@ from psctl.errors import UsageError
 from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, Reduction
 from psctl.ps.tables.row_index import Keys, rounds
+from psctl.ps.tables.row_optimizers import check_settings
 from psctl.ps.tables.table_kinds import Functions, TableKind, UserFunction
 
 FOREVER = 1 << 62
@@ -98,11 +99,18 @@ class TableEntry(msgspec.Struct, frozen=True):
 
 
 class ShardTable:
-    """Rows of one table in one shard, with the number of the last change of each row."""
+    """Rows of one table in one shard, with the number of the last change of each row.
 
-    def __init__(self, kind: TableKind) -> None:
+    Args:
+        kind: the table's.
+        cache: whether the rows are copies of a server's: then they have no optimizer's state.
+    """
+
+    def __init__(self, kind: TableKind, *, cache: bool = False) -> None:
         self.kind = kind
-        self.rows = kind.rows()
+        self.settings = dict(kind.optimizer.settings) if kind.optimizer is not None else {}
+        """The optimizer's, in use now."""
+        self.rows = kind.rows(self._new_state if kind.optimizer is not None and not cache else None)
         self.changes = 0
         self.stamps = np.zeros(0, dtype=np.int64)
         """By slot."""
@@ -119,8 +127,36 @@ class ShardTable:
             self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: copies a third of the bytes
             self.stamp(slots)
             return
+        if self.kind.optimizer is not None:
+            self._step(slots, present, lanes, keys)
+            return
         self.rows.lanes.put(at, self.kind.after_push(self.rows.lanes.at(at), present, lanes, keys))
         self.stamp(slots)
+
+    def _step(self, slots: Keys, present: Array, lanes: Lanes, keys: Keys) -> None:
+        """Apply gradients by the optimizer."""
+        optimizer, rows, at = self.kind.optimizer, self.rows, torch.from_numpy(slots)
+        assert optimizer is not None, "checked by the caller"
+        assert rows.state is not None, "a server's table has the state"
+        if not present.all():
+            rows.lanes.put(at[torch.from_numpy(~present)], self.kind.initial_rows(keys[~present]))
+        state = rows.state.index_select(0, at)
+        gradients = self.kind.reduction.finish(lanes)
+        rows.lanes.put(at, Lanes(optimizer.step(rows.lanes.at(at).values, gradients, state, self.settings)))
+        rows.state[at] = state
+        self.stamp(slots)
+
+    def _new_state(self, count: int) -> torch.Tensor:
+        assert self.kind.optimizer is not None, "only a table with an optimizer has a state"
+        return self.kind.optimizer.new_state(count, self.settings)
+
+    def configure(self, settings: dict[str, PlainValue]) -> None:
+        """Change settings of the optimizer, which later pushes use.
+
+        Raises:
+            UsageError: the table has no optimizer, or a setting is invalid.
+        """
+        self.settings |= checked_settings(self.kind.spec, settings)
 
     def apply_push(self, part: EntryPart) -> None:
         """Apply a push: of one call, or of single pushes, in which a key may occur several times."""
@@ -136,12 +172,14 @@ class ShardTable:
         for indices in found:
             self.push(keys[indices], lanes.at(torch.from_numpy(indices)))
 
-    def set_absent(self, keys: Keys, lanes: Lanes) -> None:
-        """Set those of the rows that are absent."""
+    def set_absent(self, keys: Keys, lanes: Lanes, state: torch.Tensor | None = None) -> None:
+        """Set those of the rows that are absent; `state`: the optimizer's state of all of them, None: a new one."""
         absent = self.rows.find(keys) < 0
         if absent.any():
             slots = self.rows.add(keys[absent])
             self.rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(absent)))
+            if state is not None and self.rows.state is not None:
+                self.rows.state[torch.from_numpy(slots)] = state[torch.from_numpy(absent)]
             self.stamp(slots)
 
     def call(self, function: UserFunction, keys: Keys | None, arguments: dict[str, PlainValue]) -> None:
@@ -301,14 +339,19 @@ class TableShard:
         table = self.tables[part.table]
         if part.what == "call":
             table.call(self._functions.function(part.function), part.keys, part.arguments)
+        elif part.what == "configure":
+            table.configure(part.arguments)
         else:
             table.apply_push(part)
 
     def _apply_staged(self, clocks: Iterable[int]) -> None:
-        """Apply these clocks: the pushes of each combined in the order of ranks, then its calls."""
+        """Apply these clocks: the settings of each, its pushes combined in the order of ranks, then its calls."""
         for clock in sorted(clocks):
             workers = self.staged.pop(clock)
             parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
+            for part in parts:
+                if part.what == "configure":
+                    self._apply_part(part)
             for name in dict.fromkeys(part.table for part in parts):
                 pushes = [part for part in parts if part.table == name and part.what == "push"]
                 if pushes:
@@ -326,6 +369,24 @@ def _until(entry: TableEntry, last: int) -> list[TableEntry]:
         return [entry]
     parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
     return [replace(entry, sequence=last, parts=parts)] if parts else []
+
+
+def checked_settings(spec: TableSpec, settings: Mapping[str, PlainValue]) -> dict[str, float]:
+    """Return settings of a table's optimizer that fit it.
+
+    Raises:
+        UsageError: the table has no optimizer, or a setting is unknown, no number, or out of range.
+    """
+    what = f"key {spec.name!r}" if spec.name else "the rows of integer keys"
+    if spec.optimizer is None:
+        raise UsageError(f"{what} have no optimizer", "declare them with optimizer=")
+    numbers: dict[str, float] = {}
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{name}={value!r} of optimizer {spec.optimizer.name!r}", "give a number")
+        numbers[name] = float(value)
+    check_settings(spec.optimizer.name, numbers)
+    return numbers
 
 
 def spec_conflict(held: TableSpec, asked: TableSpec) -> UsageError:

@@ -1,12 +1,12 @@
 """Tables in a checkpoint: by the store's name and ranges of hash values, so that any number of servers can take them.
 
     store/STORE/LO-HI/about                        JSON: what the store and its tables are, clocks, what waits for one
-    store/STORE/LO-HI/integers/{keys,rows,beside}  the rows of integer keys
-    store/STORE/LO-HI/named/KEY/{keys,rows,beside} the blocks of a named key's tensor
+    store/STORE/LO-HI/integers/{keys,rows,beside,state}  the rows of integer keys
+    store/STORE/LO-HI/named/KEY/{keys,rows,beside,state} the blocks of a named key's tensor
 
 LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the extra integers that some
-reductions have with a row. Names are quoted as in a URL. A server that restores takes its own keys from every range
-that overlaps its own range.
+reductions have with a row, `state` is that of the table's optimizer. Names are quoted as in a URL. A server that
+restores takes its own keys from every range that overlaps its own range.
 
 A server's part of a checkpoint of tables: each shard that it leads, as it was when all had marked the step.
 """
@@ -43,6 +43,8 @@ class SavedStore(msgspec.Struct, frozen=True):
     tables: list[TableSpec]
     clocks: dict[int, int]
     staged: list[bytes]
+    settings: dict[str, dict[str, float]] = {}
+    """By table: the settings of its optimizer, in use then."""
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -58,8 +60,10 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
     """Copy a shard of a store as it is now."""
     where = hashes(shard, shards)
     place = f"{ROOT}{quote(held.spec.name, safe='')}/{where.start:08x}-{where.stop:08x}"
+    tables = held.tables
+    settings = {name: table.settings for name, table in tables.items() if table.settings}
     about = SavedStore(
-        held.spec, [table.kind.spec for table in held.tables.values()], held.clocks, staged_entries(held)
+        held.spec, [table.kind.spec for table in tables.values()], held.clocks, staged_entries(held), settings
     )
     found = [_copied(f"{place}/about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
     for name, table in held.tables.items():
@@ -69,6 +73,8 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
         found.append(_copied(f"{within}/rows", lanes.values.clone()))
         if lanes.extra is not None:
             found.append(_copied(f"{within}/beside", lanes.extra.clone()))
+        if table.rows.state is not None:
+            found.append(_copied(f"{within}/state", table.rows.state[: len(table.rows)].clone()))
     return found
 
 
@@ -125,11 +131,12 @@ def _join(
     for spec in about.tables:
         within = f"{place}named/{quote(spec.name, safe='')}" if spec.name else f"{place}integers"
         table = held.table(spec)
+        table.settings |= about.settings.get(spec.name, {})
         keys, extra = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
         mine = torch.from_numpy(_mine(spec.name, keys, own))
         if mine.any():
-            lanes = Lanes(tensors[f"{within}/rows"], extra).at(mine)
-            table.set_absent(keys[mine.numpy()], lanes)
+            lanes, state = Lanes(tensors[f"{within}/rows"], extra).at(mine), tensors.get(f"{within}/state")
+            table.set_absent(keys[mine.numpy()], lanes, state[mine] if state is not None else None)
     for data in about.staged:
         entry = decode_entry(data, held.kind)
         parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
