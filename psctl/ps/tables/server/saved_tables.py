@@ -115,6 +115,18 @@ def _range(name: str) -> Range:
         raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
 
 
+def decode_about(data: bytes, name: str) -> SavedStore:
+    """Return what a saved range says about its store.
+
+    Raises:
+        CheckpointCorrupt: the bytes are not such a description.
+    """
+    try:
+        return _ABOUT.decode(data)
+    except UNDECODABLE as error:
+        raise CheckpointCorrupt(f"{name}: {error}") from error
+
+
 def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: ReplicatedTables) -> list[TableShard]:
     """Return a shard of all stores, made from the tensors that `wanted` named.
 
@@ -128,10 +140,7 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
     """
     found: dict[str, TableShard] = {}
     for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
-        try:
-            about = _ABOUT.decode(bytes(tensors[name].numpy()))
-        except UNDECODABLE as error:
-            raise CheckpointCorrupt(f"{name}: {error}") from error
+        about = decode_about(bytes(tensors[name].numpy()), name)
         first = about.store.name not in found
         held = found.setdefault(about.store.name, machine.make_shard(about.store))
         held.restored = True
