@@ -58,6 +58,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/links.py
+	$(BIN)/python bench/slope.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
 	$(BIN)/python bench/dataplane.py

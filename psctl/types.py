@@ -103,7 +103,8 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     """One parameter of the model, as every rank must have it.
 
     `group` is the index of the optimizer's group that holds it, -1 when none does. A frozen parameter
-    (`trainable` false) has no gradient and no place in the flat spaces.
+    (`trainable` false) has no gradient and no place in the flat spaces. `linear`: it is the weight of a linear layer
+    that alone uses it.
     """
 
     name: Name
@@ -111,6 +112,7 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     dtype: Name  # torch's name without "torch.": float32, bfloat16 ...
     group: int
     trainable: bool = True
+    linear: bool = False
 
     @property
     def size(self) -> int:

@@ -303,7 +303,7 @@ class CoordinatorProcess:
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
-        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
+        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors)
 
 
 def main() -> int:

@@ -59,6 +59,8 @@ class Planned(Event, frozen=True, tag="plan"):
     candidates: list[PlanCandidate]
     sums: str = ""
     """The order in which gradients are summed: floating-point sums depend on it."""
+    factors: list[str] = []
+    """Weights of linear layers whose gradients are sent as factors."""
 
 
 class Progress(Event, frozen=True, tag="progress"):

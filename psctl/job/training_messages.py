@@ -111,6 +111,7 @@ class Decision(JobMessage, frozen=True):
     native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
+    `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
     """
 
     strategy: str
@@ -127,6 +128,8 @@ class Decision(JobMessage, frozen=True):
     sums: dict[str, object] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
+    factors: tuple[str, ...] = ()
+    factor_rows: int = 0
 
 
 class Go(JobMessage, frozen=True):

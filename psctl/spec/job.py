@@ -111,6 +111,14 @@ class SyncSpec(Section, frozen=True):
         choice("local", "sync", only=("local",)),
         Doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
     ] = "local"
+    factor_rows: Annotated[
+        int | None,
+        whole(1, 1_000_000),
+        Doc(
+            "Rows of a worker's batch, at most. Gradients of linear layers are then sent as factors (their inputs and "
+            "output gradients) where that takes less time; null: never."
+        ),
+    ] = None
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
 
     @property
@@ -378,6 +386,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             f"{sync.period} cannot be combined with consistency: {_mode(sync.consistency)}: all synchronise at its end",
             "consistency: bsp, or period: 1",
         )
+    if sync.factor_rows is not None:
+        yield from _check_factors(sync)
     on_servers = _only_on_servers(sync)
     if spec.servers == 0 and on_servers:
         yield on_servers, f"needs servers ({sync.compressed}), but servers: 0 is given", "servers: auto, or none"
@@ -395,6 +405,24 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield on_servers, text, cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas} cannot be combined with strategy: {strategy}, which has no servers", cure
+
+
+def _check_factors(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which gradients are not summed at every step as they are, by a collective."""
+    refused = {
+        "strategy: ps": sync.strategy == "ps",
+        f"consistency: {_mode(sync.consistency)}": sync.consistency != "bsp",
+        "update: server": sync.update == "server",
+        f"period: {sync.period}": sync.period > 1,
+        f"compression: {sync.compressed.kind}": sync.compression != "none",
+        "filters": bool(sync.filters),
+    }
+    for other in (name for name, given in refused.items() if given):
+        yield (
+            "sync.factor_rows",
+            f"{sync.factor_rows} cannot be combined with {other}: collectives send factors, at every step, as they are",
+            f"leave out factor_rows, or {other}",
+        )
 
 
 def _only_on_servers(sync: SyncSpec) -> str:

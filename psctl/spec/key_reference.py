@@ -27,6 +27,7 @@ _EXAMPLES = {
     "workers.per_host": "2", "workers.min": "2", "workers.max": "8", "servers": "2", "servers.per_host": "1",
     "sync.consistency.ssp": "4", "sync.compression": "{topk: 0.01}", "sync.compression.topk": "0.01",
     "sync.filters": "[{random_skip: 0.5}]", "sync.filters.random_skip": "0.5", "sync.filters.significance": "0.5",
+    "sync.factor_rows": "64",
     "checkpoint.to": "/data/checkpoints", "ssh.user": "ubuntu", "ssh.port": "2222",
     "ssh.identity_file": "~/.ssh/id_ed25519", "ssh.proxy_jump": "bastion", "runtime.wheelhouse": "./wheels",
     "runtime.index": "https://packages.example/simple", "runtime.requirements": "[numpy>=1.26]",

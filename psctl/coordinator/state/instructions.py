@@ -48,7 +48,7 @@ class AgentsSilent(msgspec.Struct, frozen=True):
 
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
-    is the reason when there is no plan."""
+    is the reason when there is no plan; `factors`: weights whose gradients are sent as factors."""
 
     chosen: str
     update: str
@@ -56,6 +56,7 @@ class PlanMade(msgspec.Struct, frozen=True):
     event: Planned | None
     problem: str = ""
     options: dict[str, object] = {}
+    factors: tuple[str, ...] = ()
 
 
 class ShardsMade(msgspec.Struct, frozen=True):

@@ -233,6 +233,7 @@ def job_order(
         staleness=staleness_of(job),
         period=job.sync.period,
         compression=job.sync.compressed,
+        factor_rows=job.sync.factor_rows,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,
