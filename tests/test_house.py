@@ -56,7 +56,7 @@ DOORS = {
               "agent/"),
     "numpy": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/"),
     "tensorboard": ("export/tensorboard_export",), "prometheus_client": ("export/prometheus_export",),
-    "mlflow": ("export/mlflow_export",), "wandb": ("export/wandb_export",),
+    "mlflow": ("export/mlflow_export",), "pyarrow": ("kv/parquet_file",), "wandb": ("export/wandb_export",),
     "fsspec": ("checkpoint/", "launch/remote_programs/url_data"),
     "cryptography": ("transport/protocol/",), "ssl": ("transport/",),
     "socket": ("transport/", "process/", "agent/", "client/", "collectives/", "coordinator/", "server/", "worker/",

@@ -362,11 +362,9 @@ def draw_store(console: Console, document: Document) -> None:
     """Draw keys of a store and their values, or its tables."""
     entries = document["entries"]
     if not entries:
-        tables = [
-            [one_line(each["name"]) or "(integer keys)", str(list(each["shape"])), each["dtype"], each["reduce"]]
-            for each in document["tables"]
-        ]
-        draw_table(console, ("key", "shape", "type", "joined by"), tables)
+        tables = [_store_row(each) for each in document["tables"]]
+        heads = ("key", "shape", "type", "joined by", "rows", "bytes", "hits", "admitted", "expired", "evicted")
+        draw_table(console, heads, tables, right=heads[4:])
         return
     rows = []
     for entry in entries:
@@ -375,6 +373,18 @@ def draw_store(console: Console, document: Document) -> None:
         more = f" ... ({len(value)} numbers)" if value is not None and len(value) > SHOWN else ""
         rows.append([one_line(entry["key"]), str(list(entry["shape"])), entry["dtype"], text + more])
     draw_table(console, ("key", "shape", "type", "value"), rows)
+
+
+def _store_row(table: Document) -> list[Cell]:
+    """Return a table's line: its description, and its counts; hits: the share of pushed rows that existed."""
+    name, stats = one_line(table["name"]) or "(integer keys)", table["stats"]
+    how = f"{table['reduce']}, {table['optimizer']}" if table["optimizer"] else table["reduce"]
+    found: list[Cell] = [name, str(list(table["shape"])), table["dtype"], how]
+    if not stats:
+        return [*found, *[""] * 6]
+    hits = f"{stats['pushed_found'] / stats['pushed']:.0%}" if stats["pushed"] else "-"
+    counts = (f"{stats[each]:,}" for each in ("admitted", "expired", "evicted"))
+    return [*found, f"{stats['keys']:,}", format_bytes(stats["bytes"]), hits, *counts]
 
 
 def draw_bench(console: Console, document: Document) -> None:

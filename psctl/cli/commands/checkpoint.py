@@ -191,18 +191,33 @@ def export(
     context: typer.Context,
     checkpoint: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="STORE",
+            show_default=False,
+            help="Write the rows of integer keys of this store instead: keys and rows, or OUT.parquet.",
+        ),
+    ] = None,
 ) -> None:
     """Write a checkpoint's model as one safetensors file. Tensors have the model's own names.
 
     \b
     Examples:
       psctl checkpoint export digits-3@best model.safetensors
+      psctl checkpoint export ctr-1@latest rows.safetensors --table default
     """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
     with _located(own, checkpoint) as (shell, found):
+        if table is not None:
+            rows, size = checkpoint_actions.export_rows(shell, found, table, out)
+            document = {"id": found.id, "path": str(out.absolute()), "bytes": size, "rows": rows}
+            own.print_result(document, draw_fields)
+            return
         size = checkpoint_actions.export(shell, found, out)
     own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 

@@ -50,7 +50,7 @@ class RowCache:
 
     def forget(self) -> None:
         """Drop all rows."""
-        self._table = ShardTable(self.kind)
+        self._table = ShardTable(self.kind, cache=True)
         self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
         self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's shard
         self._watched: Array = np.zeros(0, dtype=bool)  # by slot: whether the shard's primary sends the row on change

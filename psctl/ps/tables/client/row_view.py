@@ -40,8 +40,10 @@ class RowView:
         self._owns: dict[int, list[OwnPush]] = {shard: [] for shard in range(spec.shards)}
 
     def add_own(self, own_pushes: Sequence[OwnPush]) -> None:
-        """Overlay own pushes on later reads."""
+        """Overlay own pushes on later reads, unless only servers can apply them."""
         for own in own_pushes:
+            if not self._kinds[own.table].workers_apply:
+                continue
             if own.table in self._caches:
                 self._caches[own.table].add_own(own)
             self._owns[own.shard].append(own)

@@ -12,7 +12,7 @@ cache has and requests the others, each server once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ from psctl.ps.table_messages import (
     TableDescribed,
     TableFromServer,
     TableSpec,
+    TableStats,
 )
 from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
@@ -40,9 +41,11 @@ from psctl.ps.tables.client.calls_in_flight import (
     OpenDescriptions,
     ReadPart,
     ServerSession,
+    ShardChange,
     TableChange,
     TableRead,
     UnackedChanges,
+    change_of_all,
     result,
     split_call,
     split_large_push,
@@ -82,6 +85,8 @@ class TableClient:
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, TableKind] = {}
+        self.stats: dict[tuple[str, int], TableStats] = {}
+        """By table and shard: its counts, as described last."""
         self.routes = KeyRoutes(spec.shards)
         self._functions = functions
         self.outstanding = UnackedChanges()
@@ -161,8 +166,17 @@ class TableClient:
         self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, PlainValue], ticket: int
     ) -> list[TableChange]:
         """Return the changes to pass to `send_change` that run a function on rows (None: on all) on their servers."""
-        shards = split_call(kind.spec.name, route, function, arguments, self.spec.shards)
-        self._view.forget(kind.spec.name)
+        name = kind.spec.name
+        self._view.forget(name)
+        if route is not None:
+            return self._prepare(split_call(name, route, function, arguments), ticket)
+        return self._prepare(change_of_all(name, "call", function, arguments, self.spec.shards), ticket)
+
+    def prepare_settings(self, kind: TableKind, settings: Mapping[str, float], ticket: int) -> list[TableChange]:
+        """Return the changes to pass to `send_change` that set settings of a table's optimizer on all shards."""
+        return self._prepare(change_of_all(kind.spec.name, "configure", "", {**settings}, self.spec.shards), ticket)
+
+    def _prepare(self, shards: dict[int, list[ShardChange]], ticket: int) -> list[TableChange]:
         self.outstanding.expect(ticket, 1)
         self._unsent += 1
         return [TableChange(ticket, self.clock, shards, [])]
@@ -402,6 +416,8 @@ class TableClient:
             self.finished += self.outstanding.finished_tickets(change)
 
     def _on_described(self, message: TableDescribed) -> None:
+        for shard, stats in zip(message.shards, message.stats, strict=True):
+            self.stats[message.table, shard] = stats
         if message.spec is not None:
             self.resolve_kind(message.spec)
         if self._descriptions.on_answer(message):
