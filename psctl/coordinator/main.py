@@ -34,6 +34,7 @@ from psctl.coordinator.state.instructions import (
     AppendEvent,
     CloseConnection,
     CloseCoordinator,
+    CollectivesPlanned,
     CommitCheckpoint,
     DiscardCheckpoint,
     FindRestorable,
@@ -43,6 +44,7 @@ from psctl.coordinator.state.instructions import (
     MakePlan,
     MakeShards,
     MessageReceived,
+    PlanCollectives,
     PlanMade,
     SendCheckpointCopy,
     SendMessage,
@@ -58,7 +60,10 @@ from psctl.job.job_permits import COORDINATION
 from psctl.job.leadership_messages import has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
+from psctl.job.training_messages import CollectiveChoice
 from psctl.plan.choose import choose
+from psctl.plan.collective_choice import choices_as_data
+from psctl.plan.plan_input import plan_input_of_job
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
 from psctl.process.journal_files import SNAPSHOT
@@ -263,6 +268,10 @@ class CoordinatorProcess:
                 self._connections.send(Member("agent", host), instruction)
             case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
                 threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
+            case PlanCollectives():
+                threading.Thread(
+                    target=self._plan_collectives, args=(instruction,), name="plan-collectives", daemon=True
+                ).start()
             case MakeShards(layout=layout, servers=servers, near=near):
                 shards = cut(layout, servers, near=near)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
@@ -289,6 +298,15 @@ class CoordinatorProcess:
             message.member, message.world, message.local_rank, message.environment, self._orders.authority,
             pair.certificate_pem, pair.key_pem, self._orders.store,
         )  # fmt: skip
+
+    def _plan_collectives(self, wanted: PlanCollectives) -> None:
+        world = sum(host.workers for host in wanted.order.hosts)
+        try:
+            found = [CollectiveChoice(*each) for each in choices_as_data(plan_input_of_job(wanted.order))]
+        except Exception as defect:  # noqa: BLE001 - of psctl or a damaged topology; workers have a choice without a plan
+            print(f"psctl: collectives are not planned: {type(defect).__name__}: {defect}", file=sys.stderr, flush=True)
+            found = []
+        self._queue.put(CollectivesPlanned(world, found))
 
     def _make_plan(self, wanted: MakePlan) -> None:
         try:

@@ -6,7 +6,7 @@ import msgspec
 
 from psctl.job.events import AnyEvent, Planned
 from psctl.job.message import JobMessage
-from psctl.job.training_messages import Resume
+from psctl.job.training_messages import CollectiveChoice, Resume
 from psctl.orders import JobOrder
 from psctl.types import Layout, Member, Shard
 
@@ -57,6 +57,13 @@ class PlanMade(msgspec.Struct, frozen=True):
     problem: str = ""
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
+
+
+class CollectivesPlanned(msgspec.Struct, frozen=True):
+    """Answer to PlanCollectives, for `world` workers."""
+
+    world: int
+    choices: list[CollectiveChoice]
 
 
 class ShardsMade(msgspec.Struct, frozen=True):
@@ -113,8 +120,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Input = (
-    MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
-    | CheckpointCommitted | CheckpointCopyFailed | RestorableFound | TakenOver | LeaderWaited | Tick
+    MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | CollectivesPlanned
+    | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | RestorableFound | TakenOver | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -158,6 +165,12 @@ class MakePlan(msgspec.Struct, frozen=True):
     order: JobOrder
     on_gpus: bool = False
     hooked: bool = False
+
+
+class PlanCollectives(msgspec.Struct, frozen=True):
+    """Choose the algorithms of collectives on the machines of this job; answer CollectivesPlanned."""
+
+    order: JobOrder
 
 
 class MakeShards(msgspec.Struct, frozen=True):
@@ -207,6 +220,6 @@ class CloseCoordinator(msgspec.Struct, frozen=True):
 
 
 Instruction = (
-    StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | MakeShards | CommitCheckpoint
-    | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
+    StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | PlanCollectives | MakeShards
+    | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
 )  # fmt: skip

@@ -20,6 +20,7 @@ from psctl.coordinator.state.outages import Outage
 from psctl.coordinator.state.partitions import Partitions
 from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.scaling import Scaling
+from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.server_changes import Shards
 from psctl.coordinator.state.stalls import Stalls
 from psctl.coordinator.state.startup import Startup
@@ -135,6 +136,7 @@ class JobState:
         self.division = ExampleDivision()
         self.lost_workers = LostWorkers()
         self.planes = PlaneEpochs()
+        self.collectives = ScriptCollectives()
         self.losses = Losses()
         self.restart: Restart | None = None
         self.outage: Outage | None = None  # of the head's link

@@ -25,6 +25,7 @@ from psctl.coordinator.state import (
     restart,
     returning_hosts,
     scaling,
+    script_collectives,
     server_changes,
     startup,
     table_placement,
@@ -35,6 +36,7 @@ from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
     CheckpointCopyFailed,
     CloseConnection,
+    CollectivesPlanned,
     Connected,
     ConnectionLost,
     Input,
@@ -83,6 +85,8 @@ from psctl.job.training_messages import (
     NotReplaceable,
     PlaneBroken,
     Prepare,
+    RankListens,
+    RanksWanted,
     Resume,
     ScriptFinished,
     WorkerListens,
@@ -200,6 +204,8 @@ class JobStateMachine:
                     losses.on_host_lost(job, host, why)
             case PlanMade():
                 startup.on_plan_made(job, given)
+            case CollectivesPlanned():
+                script_collectives.on_planned(job, given)
             case ShardsMade():
                 startup.on_shards_made(job, given)
             case CheckpointCommitted():
@@ -334,6 +340,10 @@ class JobStateMachine:
                 example_division.on_next_clock(job, worker, message)
             case WorkerListens():
                 startup.on_listens(job, worker, message)
+            case RanksWanted():
+                script_collectives.on_wanted(job, worker)
+            case RankListens():
+                script_collectives.on_listens(job, worker, message)
             case TablesWanted():
                 table_placement.on_tables_wanted(job, worker)
             case PlaneBroken():

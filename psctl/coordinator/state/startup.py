@@ -21,6 +21,7 @@ from psctl.coordinator.state import (
     lost_workers,
     outages,
     returning_hosts,
+    script_collectives,
     server_changes,
     sum_order,
     takeover,
@@ -139,6 +140,7 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
     if rank.member.role == "worker":
         job.startup.reached.setdefault("joined", job.now)
         job.append_event(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host_name(rank)))
+        script_collectives.on_joined(job, rank)
 
 
 def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
