@@ -50,6 +50,9 @@ from psctl.view.run_summary import RunSummary
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
 
+TERMINATED = 143
+"""Exit code of a job that a SIGTERM to its processes has stopped."""
+
 HINT = "Ctrl-C detaches; the job continues"
 
 
@@ -162,6 +165,8 @@ class JobFollower:
         self._fleet = fleet
         self._runs = runs
         self._clock = SystemClock()
+        self.terminated = False  # it was stopped by a SIGTERM to its processes, which this psctl did not send
+        self.saved = False  # it wrote a checkpoint
         self._unanswered: bool | None = None  # `save` of a stop request that the head has not received yet
         self._policy = InterruptPolicy(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
 
@@ -191,6 +196,11 @@ class JobFollower:
                 last = self._killed(output)
                 output.on_event(last)
         return self._finish(last, output)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended or left the job."""
+        return bool(self._policy.by)
 
     def _make_output(self) -> EventOutput:
         return EventOutput(self.context)
@@ -254,6 +264,7 @@ class JobFollower:
         if event.failure:
             failure = resumed_by(event.failure, self.record, self._train_options())
             event = msgspec.structs.replace(event, failure=failure)
+        self.terminated = event.exit == TERMINATED and not self._policy.by
         if event.status != "stopped" or not (self._policy.by or self._runs):
             return event
         return msgspec.structs.replace(event, exit=self._policy.exit if self._policy.by else 1)
@@ -293,6 +304,7 @@ class JobFollower:
             self.context.tell(f"detached from {job}, which continues", f"  come back: psctl attach {job}",
                               f"  stop it:   psctl stop {job}")  # fmt: skip
             return 0
+        self.saved = output.checkpoint is not None
         self._record_end(last, output)
         self._warn_of_leftovers()
         if last.status == "stopped" and (why := slurm.why_ended(self.record.cluster.allocation)):
@@ -319,6 +331,7 @@ class JobFollower:
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
         self.context.home.update_record(settled)
+        self.record = settled
 
 
 def follow(
