@@ -29,6 +29,9 @@ psctl only stores it and gives it back."""
 State: TypeAlias = dict[str, StateValue]
 """The state of a worker in a checkpoint, without its tensors: JSON values by name."""
 
+RACK = "rack"
+"""The label of a host that names its rack."""
+
 UNDECODABLE = (ValueError, RecursionError, OverflowError)
 """Raised by msgspec and json for bytes that are not what the decoder expects; other errors of a decoder are defects."""
 

@@ -60,6 +60,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
     found: list[str] | None = None  # hosts that the command of `hosts: {from: COMMAND}` printed, or Slurm's nodes
     allocation: str = ""  # of Slurm
     owned: bool = False  # psctl submitted the allocation
+    racks: dict[str, str] = {}  # switch of each node, as Slurm's topology has it
 
     def spec(self) -> ClusterSpec:
         """Return the cluster as it was then; not for the embedded one.
@@ -67,7 +68,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
         Raises:
             InvalidFile, NotInThisVersion: another version of psctl read it.
         """
-        return load_cluster(self.text, self.source, self.found, self.allocation)
+        return load_cluster(self.text, self.source, self.found, self.allocation, self.racks)
 
     def same(self, other: KnownCluster) -> bool:
         """Return whether both are the same file's same text with the same hosts, or both this machine."""

@@ -62,7 +62,7 @@ def _show_live(own: Context, cluster: str | None, measure: bool, matrix: bool) -
     from psctl.launch.hosts.converge import inspect, verdict
     from psctl.launch.measure import survey
 
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     with inspect(own.home, chosen, own.connect) as reached:
         for name in reached.sites:
             reached.failed.pop(name, None)  # a probe needs no space on the disk

@@ -48,9 +48,14 @@ class Context:
         options: the global options.
         environment: the process's environment.
         arguments: the command line, without the program's name.
+        at_end: takes what is to be done when the call ends.
     """
 
-    def __init__(self, options: GlobalOptions, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, options: GlobalOptions, environment: Mapping[str, str], arguments: Sequence[str] = (),
+        at_end: Callable[[Callable[[], None]], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._at_end = at_end
         self.options = options
         self.environment = environment
         self.arguments = arguments
@@ -62,7 +67,7 @@ class Context:
         Raises:
             UsageError: a global option is invalid.
         """
-        return cls(GlobalOptions.of(context), os.environ, context.obj or ())
+        return cls(GlobalOptions.of(context), os.environ, context.obj or (), context.call_on_close)
 
     @cached_property
     def home(self) -> Home:
@@ -188,22 +193,27 @@ class Context:
         job_folder: Path | None = None,
         *,
         submits: bool = False,
+        lent: bool = False,
     ) -> ChosenCluster:
         """Return the cluster that this call works on, and print its name.
 
         Args:
             asked, job_cluster, job_folder: as for `choose_cluster`.
             submits: an allocation of Slurm is submitted where psctl runs in none.
+            lent: as `submits`, and it is cancelled when this call ends.
         """
         from psctl.launch import cluster_hosts
         from psctl.launch.clusters import choose_cluster
 
         def allocate(spec: ClusterSpec, source: str) -> cluster_hosts.Allocation:
-            return cluster_hosts.submit(spec, source, self.progress)
+            found = cluster_hosts.submit(spec, source, self.progress)
+            if lent:
+                self._at_end(lambda: cluster_hosts.release(found.number))
+            return found
 
         chosen = choose_cluster(
             self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment,
-            allocate=allocate if submits else None,
+            allocate=allocate if submits or lent else None,
         )  # fmt: skip
         return self._with_timeout(self._announced(chosen))
 

@@ -51,6 +51,9 @@ from psctl.view.run_summary import RunSummary
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
 
+TERMINATED = 143
+"""Exit code of a job that a SIGTERM to its processes has stopped."""
+
 HINT = "Ctrl-C detaches; the job continues"
 
 
@@ -164,6 +167,8 @@ class JobFollower:
         self._runs = runs
         self._clock = SystemClock()
         self._outputs: outputs.JobOutputs | None = None
+        self.terminated = False  # it was stopped by a SIGTERM to its processes, which this psctl did not send
+        self.saved = False  # it wrote a checkpoint
         self._unanswered: bool | None = None  # `save` of a stop request that the head has not received yet
         self._policy = InterruptPolicy(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
 
@@ -193,6 +198,11 @@ class JobFollower:
                 last = self._killed(output)
                 output.on_event(last)
         return self._finish(last, output)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended or left the job."""
+        return bool(self._policy.by)
 
     def _make_output(self) -> EventOutput:
         return EventOutput(self.context)
@@ -256,6 +266,7 @@ class JobFollower:
         if event.failure:
             failure = resumed_by(event.failure, self.record, self._train_options())
             event = msgspec.structs.replace(event, failure=failure)
+        self.terminated = event.exit == TERMINATED and not self._policy.by
         if event.status != "stopped" or not (self._policy.by or self._runs):
             return event
         return msgspec.structs.replace(event, exit=self._policy.exit if self._policy.by else 1)
@@ -308,6 +319,7 @@ class JobFollower:
             self.context.tell(f"detached from {job}, which continues", f"  come back: psctl attach {job}",
                               f"  stop it:   psctl stop {job}")  # fmt: skip
             return 0
+        self.saved = output.checkpoint is not None
         self._record_end(last, output)
         self._warn_of_leftovers()
         if self._outputs is not None and self._outputs.error is not None:
@@ -334,7 +346,8 @@ class JobFollower:
                 self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
 
     def _record_end(self, last: Finished, output: EventOutput) -> None:
-        self.context.home.update_record(self._record_ended(last, output))
+        self.record = self._record_ended(last, output)
+        self.context.home.update_record(self.record)
 
     def _record_ended(self, last: Finished, output: EventOutput) -> JobRecord:
         return msgspec.structs.replace(
