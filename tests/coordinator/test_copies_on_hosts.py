@@ -104,7 +104,7 @@ def test_copies_that_a_lost_coordinator_was_sending_are_reported_and_the_next_on
     assert appended(job.receive(A2, CheckpointCopyDone(500)), events.CheckpointCopied) == []
 
 
-def test_the_new_leader_holds_none_and_the_former_one_gets_one_when_it_is_back() -> None:
+def test_a_host_that_leads_since_a_takeover_gets_no_copy() -> None:
     job = job_of(2)
     job.handle(TakenOver(7, host=1))
     assert copies(written(job)) == [SendCheckpointCopy(500, A2), SendCheckpointCopy(500, A3)]

@@ -189,7 +189,7 @@ class DiscardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a copy, which its CheckpointCopyDone answers, or CheckpointCopyFailed."""
+    """Send the checkpoint of this step to an agent as a copy; the agent answers, or CheckpointCopyFailed."""
 
     step: int
     agent: Member
