@@ -84,6 +84,14 @@ class CheckpointCopyFailed(msgspec.Struct, frozen=True):
     problem: str
 
 
+class CheckpointUploadEnded(msgspec.Struct, frozen=True):
+    """A checkpoint is at `checkpoint.to`, at `place`, or could not be uploaded (place ""); `problem`: what failed."""
+
+    step: int
+    place: str = ""
+    problem: str = ""
+
+
 class RestorableFound(msgspec.Struct, frozen=True):
     """Answer to FindRestorable: where the job resumes, None: at its start; `problem`: why it cannot."""
 
@@ -114,7 +122,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | ShardsMade
-    | CheckpointCommitted | CheckpointCopyFailed | RestorableFound | TakenOver | LeaderWaited | Tick
+    | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded | RestorableFound | TakenOver | LeaderWaited
+    | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -195,6 +204,12 @@ class SendCheckpointCopy(msgspec.Struct, frozen=True):
     agent: Member
 
 
+class UploadCheckpoint(msgspec.Struct, frozen=True):
+    """Upload the checkpoint of this step to `checkpoint.to` while training goes on; answer CheckpointUploadEnded."""
+
+    step: int
+
+
 class FindRestorable(msgspec.Struct, frozen=True):
     """Find the newest checkpoint whose every byte is verified and read from it from now on; forget which steps were
     given up, since they come again. Answer RestorableFound."""
@@ -208,5 +223,5 @@ class CloseCoordinator(msgspec.Struct, frozen=True):
 
 Instruction = (
     StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | MakeShards | CommitCheckpoint
-    | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
+    | DiscardCheckpoint | SendCheckpointCopy | UploadCheckpoint | FindRestorable | CloseCoordinator
 )  # fmt: skip

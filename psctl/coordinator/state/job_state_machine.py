@@ -34,6 +34,7 @@ from psctl.coordinator.state.instructions import (
     AgentsSilent,
     CheckpointCommitted,
     CheckpointCopyFailed,
+    CheckpointUploadEnded,
     CloseConnection,
     Connected,
     ConnectionLost,
@@ -206,6 +207,8 @@ class JobStateMachine:
                 checkpoints.on_committed(job, given)
             case CheckpointCopyFailed(step=step, agent=agent, problem=problem):
                 checkpoints.on_copied(job, agent, step, problem)
+            case CheckpointUploadEnded():
+                checkpoints.on_uploaded(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
             case LeaderWaited(seconds=seconds):

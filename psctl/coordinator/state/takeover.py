@@ -23,6 +23,7 @@ from psctl.coordinator.state.instructions import (
     MakeShards,
     SendCheckpointCopy,
     TakenOver,
+    UploadCheckpoint,
 )
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
@@ -30,7 +31,7 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-REQUESTS = (MakePlan, MakeShards, CommitCheckpoint, SendCheckpointCopy, FindRestorable)
+REQUESTS = (MakePlan, MakeShards, CommitCheckpoint, SendCheckpointCopy, UploadCheckpoint, FindRestorable)
 """Instructions whose answers were lost with the old coordinator; `on_taken_over` decides about each."""
 
 RECONNECT = 10.0
