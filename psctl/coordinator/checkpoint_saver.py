@@ -19,6 +19,7 @@ from psctl.checkpoint.catalog import find_newest_verified, prune
 from psctl.checkpoint.copies import file_sizes, read_parts
 from psctl.checkpoint.manifest import whole_tensors
 from psctl.checkpoint.reader import folder_name, open_checkpoint, read_state, verify
+from psctl.checkpoint.upload import CheckpointTarget
 from psctl.checkpoint.writer import CheckpointWriter, remove_abandoned
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
@@ -202,7 +203,8 @@ class CheckpointSaver:
         self._work.put(send)
 
     def find_restorable(self, use: Callable[[Path | None], None]) -> None:
-        """Find where the job continues after a loss: its newest verified checkpoint, else the one it came from. Steps
+        """Find where the job continues after a loss: its newest verified checkpoint here, else at
+        `checkpoint.to`, else the one it came from. Steps
         that were given up may be saved again. The answer is RestorableFound.
 
         Args:
@@ -222,12 +224,24 @@ class CheckpointSaver:
         order = self._order
         newest = find_newest_verified(self._root, order.name)
         folder, name = newest.folder, None
-        if folder is None and order.resume:
-            folder, name = Path(order.resume), order.resume_id
         try:
+            if folder is None and order.checkpoint.to is not None:
+                folder = self._fetched(order.checkpoint.to)
+            if folder is None and order.resume:
+                folder, name = Path(order.resume), order.resume_id
             return RestorableFound(resumed(name, folder), list(newest.skipped)), folder
         except PsctlError as error:
             return RestorableFound(None, list(newest.skipped), error.message), None
+
+    def _fetched(self, to: str) -> Path | None:
+        """Bring the job's newest checkpoint from `checkpoint.to`: a host that leads since a takeover may have none."""
+        target, job = CheckpointTarget(to), self._order.name
+        steps = target.steps(job)
+        if not steps:
+            return None
+        folder = self._root / job / folder_name(steps[-1])
+        target.fetch(job, steps[-1], folder)
+        return folder
 
     def _run(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from psctl.checkpoint.reader import verify
 from psctl.checkpoint.upload import CheckpointTarget
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
 from psctl.coordinator.checkpoint_uploader import CheckpointUploader
-from psctl.coordinator.state.instructions import CheckpointUploadEnded
+from psctl.coordinator.state.instructions import CheckpointUploadEnded, RestorableFound
 from psctl.transport.protocol.authority import sign
 from tests.coordinator.test_checkpoint_saver import AUTHORITY, ORDER, Answers, commit, save
 
@@ -74,3 +75,18 @@ def test_a_checkpoint_that_was_removed_meanwhile_is_named(tmp_path: Path) -> Non
     assert job.upload(1) == CheckpointUploadEnded(1, problem="it was removed before it was uploaded")
     assert job.upload(2).problem == ""
     assert job.steps == [2]
+
+
+def test_a_host_without_checkpoints_continues_from_the_newest_one_at_the_target(tmp_path: Path) -> None:
+    job = Uploads(tmp_path, keep=2)
+    found: list[Path | None] = []
+    job.saver.find_restorable(found.append)
+    assert job.written.next() == RestorableFound(None), "the target has none yet"
+    for step in (1, 2):
+        job.write(step)
+        job.upload(step)
+    shutil.rmtree(job.root)
+    job.saver.find_restorable(found.append)
+    answer = job.written.next()
+    assert (answer.resume.step, answer.problem) == (2, "")
+    assert found == [None, job.root / "digits-3" / "0000000002"]
