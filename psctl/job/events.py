@@ -90,10 +90,10 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
 
 
 class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):
-    """A host holds a verified copy of a checkpoint."""
+    """A further host holds a verified copy of a checkpoint, or it is at `checkpoint.to`; `place`: the host or URL."""
 
     step: int
-    host: str
+    place: str
 
 
 class WorkerLost(Event, frozen=True, tag="worker-lost"):

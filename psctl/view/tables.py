@@ -202,8 +202,9 @@ def draw_checkpoints(console: Console, document: Document) -> None:
         described = f"{metrics} {SIGNED[entry['signed']]}".lstrip() if "signed" in entry else metrics
         notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or described or "-"
         written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest has no time
-        rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, notes])
-    draw_table(console, ("checkpoint", "written", "size", "state", "metrics"), rows, right=("size",))
+        hosts = ", ".join(entry.get("hosts", [])) or "-"
+        rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, hosts, notes])
+    draw_table(console, ("checkpoint", "written", "size", "state", "hosts", "metrics"), rows, right=("size",))
 
 
 def draw_pruned(console: Console, document: Document) -> None:
@@ -216,6 +217,7 @@ def draw_pruned(console: Console, document: Document) -> None:
         "removed": f"{_ids(removed)} ({format_bytes(size)})" if removed else nothing,
         "kept": _ids([row for row in kept if row["complete"]]) or "none",
         **({"torn": f"{_ids(torn)}: prune does not remove them"} if torn else {}),
+        **({"copies": f"removed on {', '.join(document['copies'])}"} if document["copies"] else {}),
     })  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from msgspec.structs import replace
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
     CheckpointCopyFailed,
+    CheckpointUploadEnded,
     ConnectionLost,
     Instruction,
     SendCheckpointCopy,
     TakenOver,
+    UploadCheckpoint,
 )
 from psctl.job import events
 from psctl.job.checkpoint_messages import CheckpointCopyDone
@@ -54,7 +56,7 @@ def test_an_event_names_each_host_that_holds_a_copy() -> None:
     job = job_of(2)
     written(job)
     new = job.receive(A2, CheckpointCopyDone(500)) + job.receive(A1, CheckpointCopyDone(500))
-    assert [(each.step, each.host) for each in appended(new, events.CheckpointCopied)] == [(500, "h2"), (500, "h1")]
+    assert [(each.step, each.place) for each in appended(new, events.CheckpointCopied)] == [(500, "h2"), (500, "h1")]
     assert copies(new) == []
     again = job.receive(A1, CheckpointCopyDone(500))
     assert appended(again, events.CheckpointCopied) == [], "an answer counts once"
@@ -104,8 +106,48 @@ def test_copies_that_a_lost_coordinator_was_sending_are_reported_and_the_next_on
     assert appended(job.receive(A2, CheckpointCopyDone(500)), events.CheckpointCopied) == []
 
 
-def test_the_new_leader_holds_none_and_the_former_one_gets_one_when_it_is_back() -> None:
+def test_a_host_that_leads_since_a_takeover_gets_no_copy() -> None:
     job = job_of(2)
     job.handle(TakenOver(7, host=1))
     assert copies(written(job)) == [SendCheckpointCopy(500, A2), SendCheckpointCopy(500, A3)]
     assert A0 not in {each.agent for each in copies(job.instructions)}
+
+
+def uploading() -> DrivenJob:
+    keep = replace(ORDER.checkpoint, copies=0, to="s3://bucket/shelf")
+    return DrivenJob(replace(ORDER, checkpoint=keep, restarts=3)).training()
+
+
+def uploads(new: list[Instruction]) -> list[int]:
+    return [each.step for each in new if isinstance(each, UploadCheckpoint)]
+
+
+def test_a_checkpoint_is_written_before_it_is_uploaded_and_the_end_waits_for_that() -> None:
+    job = uploading()
+    new = written(job)
+    assert appended(new, events.CheckpointWritten)[0].path == "/c/500"
+    assert uploads(new) == [500]
+    finish(job)
+    job.wait(120)
+    assert job.machine.state == "stopping"
+    new = job.handle(CheckpointUploadEnded(500, "s3://bucket/shelf/digits-3/500"))
+    assert [each.place for each in appended(new, events.CheckpointCopied)] == ["s3://bucket/shelf/digits-3/500"]
+    assert job.finished.status == "done"
+
+
+def test_a_target_that_refuses_is_reported_and_the_job_goes_on() -> None:
+    job = uploading()
+    written(job)
+    new = job.handle(CheckpointUploadEnded(500, problem="s3://bucket/shelf: no such bucket"))
+    assert notices(new) == ["the checkpoint of step 500 is not uploaded: s3://bucket/shelf: no such bucket"]
+    assert job.machine.job.checkpoints.last_step == 500
+    finish(job)
+    assert job.finished.status == "done"
+
+
+def test_a_new_coordinator_uploads_what_the_lost_one_had_not() -> None:
+    job = uploading()
+    written(job)
+    assert uploads(job.handle(TakenOver(7))) == [500]
+    job.handle(CheckpointUploadEnded(500, "there"))
+    assert uploads(job.handle(TakenOver(8))) == []

@@ -19,9 +19,11 @@ import msgspec
 from psctl.coordinator.state import checkpoint_interval
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
+    CheckpointUploadEnded,
     CommitCheckpoint,
     DiscardCheckpoint,
     SendCheckpointCopy,
+    UploadCheckpoint,
 )
 from psctl.job import events
 from psctl.job.checkpoint_messages import CheckpointSaved, CutAt, CutPosition, ProposeCut
@@ -93,6 +95,8 @@ class JobCheckpoints(msgspec.Struct):
     """By step: the checkpoints that are being made."""
     copying: dict[int, PendingCopies] = msgspec.field(default_factory=dict)
     """By step: the checkpoints whose copies are being made."""
+    uploading: set[int] = msgspec.field(default_factory=set)
+    """Steps whose checkpoints are being uploaded."""
     copy_hosts: int = -1
     """Hosts that could hold a copy when this was last compared with `copies`; -1: not yet."""
     dropped: set[int] = msgspec.field(default_factory=set)
@@ -111,8 +115,8 @@ class JobCheckpoints(msgspec.Struct):
     """The step of that checkpoint."""
 
     def is_pending(self) -> bool:
-        """Whether anything is being written or copied."""
-        return bool(self.open or self.copying)
+        """Whether anything is being written, copied or uploaded."""
+        return bool(self.open or self.copying or self.uploading)
 
     def senders_of(self, step: int) -> set[Member]:
         """Return the members that must send a part of the checkpoint of a step."""
@@ -278,10 +282,23 @@ def on_committed(job: JobState, message: CheckpointCommitted) -> None:
             time=job.time, step=message.step, path=message.path, bytes=message.bytes, seconds=message.seconds
         )
     )
+    if job.order.checkpoint.to is not None:
+        state.uploading.add(message.step)
+        job.instructions.append(UploadCheckpoint(message.step))
     if job.order.checkpoint.copies:
         _report_missing_hosts(job)
         state.copying[message.step] = PendingCopies()
         _send_copies(job, message.step)
+
+
+def on_uploaded(job: JobState, message: CheckpointUploadEnded) -> None:
+    """A checkpoint is at `checkpoint.to`, or the target refused it; training goes on either way."""
+    job.checkpoints.uploading.discard(message.step)
+    if message.problem:
+        is_there = "is uploaded" if message.place else "is not uploaded"
+        job.notice(f"the checkpoint of step {message.step} {is_there}: {message.problem}")
+    if message.place:
+        job.append_event(events.CheckpointCopied(time=job.time, step=message.step, place=message.place))
 
 
 def _copy_hosts(job: JobState) -> list[Member]:
@@ -326,7 +343,7 @@ def on_copied(job: JobState, agent: Member, step: int, problem: str) -> None:
         job.notice(f"the copy of the checkpoint of step {step} on {host} failed: {problem}")
     else:
         copies.holding.add(agent)
-        job.append_event(events.CheckpointCopied(time=job.time, step=step, host=host))
+        job.append_event(events.CheckpointCopied(time=job.time, step=step, place=host))
     _send_copies(job, step)
 
 
@@ -364,6 +381,7 @@ def on_taken_over(job: JobState) -> None:
             _commit(job, save, {}, again=True)
         else:
             _drop(job, step, "the coordinator was lost before it was written", "the coordinator was lost")
+    job.instructions += [UploadCheckpoint(step) for step in sorted(state.uploading)]
     copying, state.copying = state.copying, {}
     for step, copies in sorted(copying.items()):
         hosts = ", ".join(job.order.hosts[agent.rank].name for agent in sorted(copies.waiting))

@@ -91,6 +91,14 @@ class CheckpointCopyFailed(msgspec.Struct, frozen=True):
     problem: str
 
 
+class CheckpointUploadEnded(msgspec.Struct, frozen=True):
+    """A checkpoint is at `checkpoint.to`, at `place`, or could not be uploaded (place ""); `problem`: what failed."""
+
+    step: int
+    place: str = ""
+    problem: str = ""
+
+
 class RestorableFound(msgspec.Struct, frozen=True):
     """Answer to FindRestorable: where the job resumes, None: at its start; `problem`: why it cannot."""
 
@@ -121,7 +129,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | CollectivesPlanned
-    | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | RestorableFound | TakenOver | LeaderWaited | Tick
+    | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded | RestorableFound | TakenOver
+    | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -202,10 +211,16 @@ class DiscardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a copy; it answers CheckpointCopyDone or CheckpointCopyFailed."""
+    """Send the checkpoint of this step to an agent as a copy; the agent answers, or CheckpointCopyFailed."""
 
     step: int
     agent: Member
+
+
+class UploadCheckpoint(msgspec.Struct, frozen=True):
+    """Upload the checkpoint of this step to `checkpoint.to` while training goes on; answer CheckpointUploadEnded."""
+
+    step: int
 
 
 class FindRestorable(msgspec.Struct, frozen=True):
@@ -221,5 +236,5 @@ class CloseCoordinator(msgspec.Struct, frozen=True):
 
 Instruction = (
     StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | PlanCollectives | MakeShards
-    | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
+    | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | UploadCheckpoint | FindRestorable | CloseCoordinator
 )  # fmt: skip

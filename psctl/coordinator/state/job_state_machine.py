@@ -35,6 +35,7 @@ from psctl.coordinator.state.instructions import (
     AgentsSilent,
     CheckpointCommitted,
     CheckpointCopyFailed,
+    CheckpointUploadEnded,
     CloseConnection,
     CollectivesPlanned,
     Connected,
@@ -212,6 +213,8 @@ class JobStateMachine:
                 checkpoints.on_committed(job, given)
             case CheckpointCopyFailed(step=step, agent=agent, problem=problem):
                 checkpoints.on_copied(job, agent, step, problem)
+            case CheckpointUploadEnded():
+                checkpoints.on_uploaded(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
             case LeaderWaited(seconds=seconds):

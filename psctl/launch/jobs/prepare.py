@@ -10,7 +10,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_folder, walk
-from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.checkpoints import checkpoint_actions, checkpoint_listing
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.files import data_sets, data_transfer, output_pull, url_fetch
 from psctl.launch.home import Home, JobRecord
@@ -165,7 +165,10 @@ def _checked(reached: ReachedCluster, request: JobRequest, progress: Progress, w
     ports.check(reached, job_hosts, request.job)
     planner_for_job(order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)).check()
     make_ready(reached, progress, warn)
-    return job_hosts_of(reached, request.job)  # the links' rates may have been measured since
+    job_hosts = job_hosts_of(reached, request.job)  # the links' rates may have been measured since
+    if "://" in (request.job.checkpoint.to or ""):
+        _check_target(reached, job_hosts, request.job)
+    return job_hosts
 
 
 def hosts_for_data(reached: ReachedCluster, request: JobRequest, progress: Progress, warn: Warn) -> list[str]:
@@ -209,6 +212,13 @@ def run(
                 request = msgspec.structs.replace(request, archive=archive)
             resumed = Resumed(_bring(reached, job_hosts, source, resume, progress), resume.id)
     return submit(reached, request, job_hosts, resumed, progress)
+
+
+def _check_target(reached: ReachedCluster, job_hosts: JobHosts, job: JobSpec) -> None:
+    """Refuse a `checkpoint.to` for which the head lacks a package: it would be seen at the first checkpoint only."""
+    head = job_hosts.hosts[0].name
+    body = {"to": job.checkpoint.to}
+    checkpoint_listing.question(reached.fleet.shell(head), reached.record(job.name, head), "target", body, dict)
 
 
 @contextlib.contextmanager
