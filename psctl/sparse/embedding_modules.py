@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from psctl.errors import UsageError
+from psctl.kv.store import Store
 from psctl.sparse.embedding_rows import EmbeddingRows, Initial, RowsOptions
 
 NORMAL: Mapping[str, object] = {"normal": 1.0}
@@ -52,6 +53,11 @@ class RowsModule(nn.Module):
                 embedding_dim, dtype or torch.get_default_dtype(), settings, initial, consistency, name
             )
         )  # fmt: skip
+
+    @staticmethod
+    def key(text: str) -> int:
+        """Return a 64-bit key for a text: a hash, equal on all workers."""
+        return Store.key(text)
 
     def configure(self, **settings: float) -> None:
         """Change settings of the optimizer of the rows, such as `lr`; every rank makes the same call between steps.
