@@ -5,6 +5,7 @@ An example is (keys, label): the 64-bit keys of its features, and 1.0 or 0.0.
 
 import gzip
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ class Reviews(Dataset):
             if (number % 10 == 0) is test:
                 _, rating, sentence = line.split("\t")
                 words = re.findall(r"[a-z']+", sentence.lower())
-                features = {*words, *(" ".join(pair) for pair in zip(words, words[1:], strict=False))} or {""}
+                features = {*words, *(" ".join(pair) for pair in pairwise(words))} or {""}
                 keys = [known.setdefault(one, SparseEmbedding.key(one)) for one in sorted(features)]
                 self.examples.append((torch.tensor(keys), float(float(rating) > 0)))
 

@@ -1,4 +1,4 @@
-"""Predicts clicks, or the rating of a sentence, from sparse features; prints the AUC on examples that it has not seen."""
+"""Predicts clicks, or the rating of a sentence, from sparse features; prints the AUC on other examples."""
 
 import argparse
 
@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--model", choices=["logistic", "deepfm"], default="logistic")
     parser.add_argument("--data", choices=["reviews", "clicks"], default="reviews")
     parser.add_argument("--features", type=int, default=10**9, help="possible features of the generated clicks")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--l1", type=float, default=1e-4, help="of the logistic regression")
+    parser.add_argument("--l1", type=float, default=0.01, help="of the logistic regression")
     parser.add_argument("--width", type=int, default=16, help="elements of a row of DeepFM")
     given = parser.parse_args()
 

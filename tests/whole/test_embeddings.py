@@ -48,7 +48,7 @@ def result(events: list[dict[str, Any]]) -> tuple[str, ...]:
 def test_a_lost_worker_and_a_lost_server_change_no_bit(tmp_path: Path, strategy: str) -> None:
     options = ("--set", f"sync.strategy={strategy}")
     expected = result(train(tmp_path / "undisturbed", *options, "--set", 'args=["--pause", "0"]'))
-    assert expected[:2] == ("60", "196")
+    assert expected[:2] == ("60", "197")
     kills = ((9, "worker", 1), (23, "server", 0), (37, "worker", 0))
     events = train(tmp_path / "disturbed", *options, kills=kills)
     assert not [event for event in events if event["event"] == "restored"], "replaced, not restored"

@@ -19,13 +19,10 @@ KEYS = 200
 class Net(nn.Module):
     def __init__(self, consistency: str) -> None:
         super().__init__()
-        common = {"dtype": torch.float64, "consistency": consistency}
-        self.wide = SparseEmbeddingBag(
-            None, 1, mode="sum", optimizer={"name": "ftrl", "alpha": 0.1, "l1": 0.01}, **common
-        )
-        self.deep = SparseEmbedding(
-            KEYS, 4, optimizer={"name": "adagrad", "lr": 0.05}, initial={"normal": 0.3}, **common
-        )
+        ftrl, adagrad = {"name": "ftrl", "alpha": 0.1, "l1": 0.01}, {"name": "adagrad", "lr": 0.05}
+        more = {"dtype": torch.float64, "consistency": consistency}
+        self.wide = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl, **more)
+        self.deep = SparseEmbedding(KEYS, 4, optimizer=adagrad, initial={"normal": 0.3}, **more)
         self.dense = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
