@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from psctl import nn as nn
     from psctl.kv.table_reader import Reader as Reader
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Reader", "Run", "__version__", "accelerate_ddp", "init"]
+__all__ = ["Reader", "Run", "__version__", "accelerate_ddp", "init", "nn"]
 
 _DOORS = {
     "accelerate_ddp": "psctl.worker.ddp",
@@ -31,6 +32,8 @@ _DOORS = {
 
 def __getattr__(name: str) -> object:
     """Open a door: the module behind it is loaded on first use."""
+    if name == "nn":
+        return import_module("psctl.nn")
     if name in _DOORS:
         return getattr(import_module(_DOORS[name]), name)
     raise AttributeError(f"module 'psctl' has no attribute {name!r}")

@@ -439,6 +439,12 @@ class Store:
             raise UsageError(
                 "clock() of an asp store, which has no clocks", 'open the store with consistency="bsp" or {"ssp": s}'
             )
+        return self.end_clocks(self._state.clock + 1)
+
+    def end_clocks(self, clocks: int) -> int:
+        """End this worker's clocks up to the given number of them, as `clock` does; one that is ended is not again."""
+        if clocks <= self._state.clock:
+            return self._state.clock
         cut = self._spec.staleness == 0 and self._at.settle()  # a lost worker is cut at one clock on all shards
         with self._lock:
             self._check(writes=True)
@@ -449,7 +455,7 @@ class Store:
                     lambda: not self._state.shards_without_updates,
                     lambda: self._state.shards_without_updates,
                 )
-            self._send(self._state.finish_clock(self._at.step_mark, ticket := self._internal_ticket()))
+            self._send(self._state.finish_clocks(clocks, self._at.step_mark, ticket := self._internal_ticket()))
             self._wait_internal(what := f"clock {self._state.clock}", ticket)
             self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
             done = self._state.clock

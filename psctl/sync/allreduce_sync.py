@@ -83,6 +83,10 @@ class AllReduceSync(Synchronizer):
     def accumulate(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
 
+    def hold_last_bucket(self, before: Callable[[], object]) -> None:
+        super().hold_last_bucket(before)
+        self._hooks.holds_last = True
+
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         self._reduce()
         return super().clip_grad_norm(max_norm)
@@ -125,6 +129,7 @@ class AllReduceSync(Synchronizer):
         """Average the gradients that are not averaged yet: a backward's, or accumulated ones."""
         if not self._hooks.outstanding:
             return
+        self.before_last_bucket()
         began, at = self._clock.now(), self._spans.now()
         for bucket in reversed(range(len(self._reducer.buckets))):
             if bucket not in self._sent:

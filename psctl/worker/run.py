@@ -21,6 +21,7 @@ from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
 from psctl.kv.store_connections import LocalServer, StoreServers
 from psctl.process.step_ring import StepRecorder
+from psctl.sparse.model_rows import ModelRows
 from psctl.sync.bucket_allreduce import local_device
 from psctl.sync.build_synchronizer import Tools, build_ddp_hook, build_synchronizer
 from psctl.sync.gradient_hooks import GradientHooks
@@ -93,6 +94,7 @@ class Run(CollectiveCalls):
             session.me.rank, welcome.world, script_links.connect, script_links.choose
         )  # fmt: skip
         self._synchronizer: Synchronizer | None = None
+        self._rows = ModelRows([], self._weight)
         self._step_hooks: GradientHooks | None = None
         self._strategy = ""
         self._resumed: str | None = None
@@ -201,22 +203,22 @@ class Run(CollectiveCalls):
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
         parts = TrainingParts(model, optimizer, scheduler)
+        rows = self._open_rows(model)  # before any rank trains
         layout = describe(model, optimizer, apart=outer is not None)
         decision = self._session.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._resume_from(decision.resume)
-        tools = self._tools(outer)
-        synchronizer = build_synchronizer(parts, decision, tools)
+        rows.check(decision.period, outer=outer is not None)
+        synchronizer = build_synchronizer(parts, decision, self._tools(outer))
         self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
+        rows.join(synchronizer, self.step)
         self._strategy = decision.strategy
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
         else:
             self._step_by_backward(parts)
-        self._synchronizer = synchronizer
-        self._session.begin(self.step)
-        self._interval = ReportInterval(synchronizer, self._clock)
+        self._begin(synchronizer)
         self._progress.begin(parts, synchronizer, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -247,6 +249,11 @@ class Run(CollectiveCalls):
                 f"psctl.accelerate_ddp: the model is replicated over {ranks} ranks of {self._welcome.world}",
                 "only a DistributedDataParallel over all workers of the job can be accelerated",
             )
+        if ModelRows(model.named_modules(), self._weight):
+            raise UsageError(
+                "psctl.accelerate_ddp of a model with an embedding of psctl.nn, whose rows step with psctl's steps",
+                "train the plain model with run.prepare(model, optimizer)",
+            )
         parts = TrainingParts(model.module, None, None)
         layout = describe(model.module, None)
         decision = self._session.prepare(layout, tuple(parts.buffers()), on_gpus=parts.on_gpus, hooked=True)
@@ -254,9 +261,7 @@ class Run(CollectiveCalls):
         self._strategy = decision.strategy
         # torch compares a hook's annotations with its own types, and does not take them as text
         model.register_comm_hook(None, lambda _, bucket: synchronizer.sum_bucket(bucket))
-        self._synchronizer = synchronizer
-        self._session.begin(self.step)
-        self._interval = ReportInterval(synchronizer, self._clock)
+        self._begin(synchronizer)
 
     # ---- data ----
 
@@ -331,7 +336,13 @@ class Run(CollectiveCalls):
         Args:
             max_norm: the largest 2-norm, in the gradient's unit; more than 0.
         """
-        return self._prepared("run.clip_grad_norm").clip_grad_norm(float(max_norm))
+        synchronizer = self._prepared("run.clip_grad_norm")
+        if self._rows:
+            raise UsageError(
+                "run.clip_grad_norm with an embedding of psctl.nn: no rank has the joint gradient of its rows",
+                "leave it out, or clip what the embedding gives: rows.register_hook(lambda g: g.clamp(-1, 1))",
+            )
+        return synchronizer.clip_grad_norm(float(max_norm))
 
     def wait(self) -> None:
         """Block until every parameter has its value after all steps so far, also where workers may differ.
@@ -425,6 +436,16 @@ class Run(CollectiveCalls):
 
     # ---- internals ----
 
+    def _open_rows(self, model: nn.Module) -> ModelRows:
+        self._rows = ModelRows(model.named_modules(), self._weight)
+        self._rows.open(self._stores, self._welcome.seed)
+        return self._rows
+
+    def _begin(self, synchronizer: Synchronizer) -> None:
+        self._synchronizer = synchronizer
+        self._session.begin(self.step)
+        self._interval = ReportInterval(synchronizer, self._clock)
+
     def _tools(self, outer: OptimizerFactory | None) -> Tools:
         return Tools(
             self._session, self._welcome.world, self._connect, self._weight, self._clock, self._trace, outer,
@@ -438,11 +459,16 @@ class Run(CollectiveCalls):
 
     def _step(self, original: Callable[[], object]) -> object:
         synchronizer = self._prepared("optimizer.step()")
-        result = self._progress.end_step(lambda save: synchronizer.step(original, save))
+        result = self._progress.end_step(lambda save: self._step_all(synchronizer, original, save))
+        self._rows.end_clocks(self.step)  # a returned clock is sure to count
         self._profiler.after_step()
         if self._lines is not None:
             self._lines.step(self.step, self.epoch, self._weight.own_examples, self._reports.line)
         return result
+
+    def _step_all(self, synchronizer: Synchronizer, original: Callable[[], object], save: bool) -> object:
+        self._rows.send()  # of a backward that computed no dense gradient
+        return synchronizer.step(original, save)
 
     def _step_by_backward(self, parts: TrainingParts) -> None:
         trainable = parts.trainable()

@@ -82,6 +82,8 @@ class Job(ThreadedJob):
         self.finished: dict[int, int] = {}
         self.lost: dict[int, int] = {}  # rank -> its first clock that does not count
         self.answers: list[ScaleAnswer] = []
+        self.tables: Callable[[Member], Any] | None = None
+        """Connects a worker to the servers of tables; None: each worker has tables of its own."""
         self._speed = JobClock()
         self._clients: dict[Member, ParameterClient] = {}
         self._sessions: dict[Member, CoordinatorSession] = {}
@@ -146,7 +148,11 @@ class Job(ThreadedJob):
         )
         session.use_connection(self.connect(member, session))
         try:
-            run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank))
+            tables = self.tables
+            run = Run(
+                session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank),
+                links=(lambda: tables(member)) if tables is not None else None,
+            )  # fmt: skip
             try:
                 self._results[member.rank] = self._script(run)
             except Killed:

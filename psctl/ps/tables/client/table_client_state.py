@@ -248,15 +248,16 @@ class TableClient:
             messages += self.start_read([(batch.kind, route)], batch.tickets[0], batch.tickets)[1]
         return messages
 
-    def finish_clock(self, position: int, ticket: int) -> list[ToServer]:
-        """End this worker's clock; all of its pushes were passed to `send_change` before.
+    def finish_clocks(self, clocks: int, position: int, ticket: int) -> list[ToServer]:
+        """End this worker's clocks up to the given number; all of its pushes were passed to `send_change` before.
 
         Args:
+            clocks: more than have ended.
             position: as `send_change`'s.
             ticket: finished when all shards have the clock.
         """
         messages = self.flush()  # of the clock that ends
-        self.clock += 1
+        self.clock = clocks
         self.outstanding.expect(ticket, 1)
         return messages + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), position)
 
@@ -266,7 +267,7 @@ class TableClient:
         return self.send_change(self._change_everywhere(NO_TICKET, step, "mark"), position)
 
     def leave(self, position: int, ticket: int) -> list[ToServer]:
-        """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clock`."""
+        """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clocks`."""
         messages = self.flush()
         self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
