@@ -32,6 +32,9 @@ MOST_FILES = 1_000_000
 
 HERE = "this machine"
 
+HERE_PREFIX = "here-"
+"""Begins the name of a set that hosts use where it is, since they are this machine."""
+
 
 class DataFile(NamedTuple):
     """A file of a set."""
@@ -146,7 +149,7 @@ def _here(spec: DataSpec, source: Path) -> DataSet:
     if not source.exists():
         raise _missing(source)
     name = hashlib.sha256(os.fsencode(source)).hexdigest()[:32]
-    return DataSet(spec, f"here-{name}", str(source), source)
+    return DataSet(spec, f"{HERE_PREFIX}{name}", str(source), source)
 
 
 def _scan(spec: DataSpec, source: Path, home: Home, meter: TransferMeter | None) -> DataSet:

@@ -77,8 +77,9 @@ class Store:
 
     def manifest(self, name: str) -> Manifest | None:
         """Return the manifest of a complete set; None if there is none."""
+        path = self.path(name, ".json")
         try:
-            with open(self.path(name, ".json"), encoding="ascii") as file:
+            with open(path, encoding="ascii") as file:
                 found: Manifest = json.load(file)
                 return found
         except (OSError, ValueError):
