@@ -28,11 +28,12 @@ class RoleOf(msgspec.Struct, frozen=True):
 
 
 class Started(Event, frozen=True, tag="started"):
-    """The job runs: first event of the log."""
+    """The job runs: first event of the log. `checkpoint`: the one that it continues from; "": none."""
 
     job: str
     hosts: list[str]
     roles: list[RoleOf]
+    checkpoint: str = ""
 
 
 class PlanCandidate(msgspec.Struct, frozen=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from psctl.job import events as kinds
+from psctl.job.activity import PARTS
+from psctl.launch.jobs.step_trace import SECOND, Span, critical_paths
 from psctl.types import Document
 from psctl.view.job_view import JobView
 from psctl.view.run_summary import RunSummary
@@ -70,7 +72,7 @@ class JobHistory:
         self._summary = RunSummary()
         self._metrics: dict[str, Series] = {}
         self._rates: dict[str, Series] = {}
-        self._spans: dict[str, list[tuple[float, str, int]]] = {}
+        self._spans: dict[str, list[tuple[float, str, tuple[int, ...]]]] = {}
         self._traffic: dict[str, HostRates] = {}
         self._checkpoints: list[kinds.CheckpointWritten] = []
         self._lines: list[tuple[float, str, str, str]] = []
@@ -89,15 +91,15 @@ class JobHistory:
             case kinds.CheckpointWritten():
                 self._checkpoints = [*self._checkpoints[1 - CHECKPOINTS :], event]
             case kinds.StateChanged() if event.role != "job":
-                self._add_span(f"{event.role}/{event.rank}", event.time, event.state, event.sync)
+                self._add_span(f"{event.role}/{event.rank}", event.time, event.state, _parts_of(event))
             case kinds.HostTraffic():
                 host = one_line(event.host)
                 self._traffic[host] = self._traffic.get(host) or HostRates()
                 self._traffic[host].add(event, self._view.started)
             case kinds.WorkerLost():
-                self._add_span(f"worker/{event.rank}", event.time, "lost", 0)
+                self._add_span(f"worker/{event.rank}", event.time, "lost", ())
             case kinds.ServerLost():
-                self._add_span(f"server/{event.rank}", event.time, "lost", 0)
+                self._add_span(f"server/{event.rank}", event.time, "lost", ())
             case kinds.Log():
                 self._lines.append((event.time, one_line(event.rank), event.stream, sanitize(event.text)))
                 if len(self._lines) > 2 * LINES:
@@ -149,7 +151,7 @@ class JobHistory:
             "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
             "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "traffic": rank.traffic,
             "error": rank.last_error,
-            "spans": [[round(time - began, 3), state, sync] for time, state, sync in self._spans.get(name, [])],
+            "spans": [[round(time - began, 3), state, parts] for time, state, parts in self._spans.get(name, [])],
         }  # fmt: skip
 
     def _plan(self) -> Document | None:
@@ -181,16 +183,50 @@ class JobHistory:
         for name, value in rates.items():
             self._rates.setdefault(name, Series(POINTS)).add(event.step, event.time, value)
 
-    def _add_span(self, rank: str, time: float, state: str, sync: int) -> None:
+    def _add_span(self, rank: str, time: float, state: str, parts: tuple[int, ...]) -> None:
         spans = self._spans.setdefault(rank, [])
         state = one_line(state)
-        if spans and spans[-1][1:] == (state, sync):
+        if spans and spans[-1][1:] == (state, parts):
             return
-        spans.append((time, state, sync))
+        spans.append((time, state, parts))
         if len(spans) > SPANS:
             load = [i for i in range(1, len(spans)) if spans[i][1] == spans[i - 1][1]]
             for index in reversed(load[::2] or [0]):
                 del spans[index]
+
+
+def _parts_of(event: kinds.StateChanged) -> tuple[int, ...]:
+    """Return the percent of a worker's time in each of PARTS, in steps of five: a change of one is none to be seen."""
+    if event.role != "worker" or not (event.parts or event.sync):
+        return ()
+    found = event.parts or {"compute": 100 - event.sync, "sync": event.sync}
+    return tuple(5 * round(found.get(name, 0) / 5) for name in PARTS)
+
+
+def steps_document(spans: Sequence[Span], clocks: Mapping[str, float | None], hosts: Mapping[int, str]) -> Document:
+    """Return what a page shows of the times of steps: the parts by worker, and the critical path of each step.
+
+    Args:
+        spans: of all workers, on one clock.
+        clocks: by host, the most by which its clock is wrong, in seconds; None: unknown.
+        hosts: the host of each rank.
+    """
+    start = min((span.begin for span in spans), default=0)
+    lanes: dict[str, list[list[object]]] = {f"worker/{rank}": [] for rank in sorted(hosts)}
+    for span in spans:
+        if span.kind != "step":
+            begin, end = ((at - start) / SECOND for at in (span.begin, span.end))
+            lanes[f"worker/{span.rank}"].append([span.kind, span.step, round(begin, 6), round(end, 6)])
+    known = [error for error in clocks.values() if error is not None]
+    return {
+        "lanes": lanes,
+        "seconds": max((span.end - start for span in spans), default=0) / SECOND,
+        "paths": [
+            {**msgspec.structs.asdict(path), "last": f"worker/{path.last} on {one_line(hosts.get(path.last, ''))}"}
+            for path in critical_paths(spans)
+        ],
+        "clock_error": max(known) if known and len(known) == len(clocks) else None,
+    }
 
 
 def _text_of(value: object) -> str:

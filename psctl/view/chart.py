@@ -1,7 +1,7 @@
 """A curve of several rows for a terminal: dots of braille characters, values at the left, steps beneath. Pure.
 
-The axes change rarely, so that a curve that grows changes few rows of a screen that is painted by differences: steps go
-to the end of the training where it is known, values from one round number to another.
+The axes go from one round number to another and change rarely, so that a curve that grows changes few rows of a screen
+that is painted by differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def chart(
     Args:
         title: a line over it.
         steps, values: the points, finite, by step.
-        until: the last step of the axis; 0: that of the points.
+        until: the last step of the training; 0: unknown.
         width, height: in cells, at least LEAST_WIDTH and LEAST_HEIGHT.
         glyphs: the characters that the terminal can show.
         logarithmic: the values are drawn on a logarithmic scale if all are above zero.
@@ -42,7 +42,7 @@ def chart(
     low, high = _bounds(values, logarithmic=logarithmic)
     columns, rows = width - _SCALE - 2, height - 2
     across, down = (2, 4) if glyphs.braille else (1, 1)
-    last = max(until, steps[-1] if steps else 1, 1)
+    last = _end(steps[-1] if steps else 1, until)
     scale = math.log if logarithmic else float
     bottom, span = scale(low), scale(high) - scale(low)
 
@@ -88,6 +88,13 @@ def _character(bits: int, glyphs: Glyphs) -> str:
     if not bits:
         return " "
     return chr(_BRAILLE + bits) if glyphs.braille else "*"
+
+
+def _end(step: int, until: int) -> int:
+    """Return the end of the axis of steps: the next of 10, 20, 50, 100 ... after a step, at most that of training."""
+    unit = int(10 ** max(1, len(str(step)) - 1))
+    end = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= step)
+    return max(step, min(end, until)) if until else end
 
 
 def _bounds(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:

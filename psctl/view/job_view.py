@@ -86,6 +86,7 @@ class JobView:
     recovering: kinds.Recovering | None = None  # hosts that the job waits for
     traffic: dict[str, kinds.HostTraffic] = field(default_factory=dict)  # by host
     printed: kinds.Log | None = None  # the last line of a worker: of rank 0, if that one prints
+    continues: str = ""  # the checkpoint that the job continues from
     phase: str = ""  # of the start: "starting", "importing", "loading", "connecting", "training"
     phase_since: float = math.nan
 
@@ -203,6 +204,7 @@ class JobView:
 
     def _on_started(self, event: kinds.Started) -> None:
         self.job, self.hosts, self.started = one_line(event.job), [one_line(host) for host in event.hosts], event.time
+        self.continues = one_line(event.checkpoint)
         if self.state == "submitted":
             self.state = "starting"
         for role in event.roles:

@@ -148,7 +148,8 @@ def _startup_text(state: JobView, age: float) -> str:
             text = f"loading data and model: {ready} of {len(workers)} workers have called prepare"
         case "connecting":
             ready = sum(rank.state != "waiting" for rank in workers)
-            text = f"connecting: {ready} of {len(workers)} workers have their first values"
+            doing = f"restoring {state.continues}" if state.continues else "connecting"
+            text = f"{doing}: {ready} of {len(workers)} workers have their first values"
         case _:
             text = "training: no step is reported yet"
     return f"{text}, {format_seconds(float(int(lasts)))}" if lasts >= 1 else text

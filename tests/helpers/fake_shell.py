@@ -56,6 +56,7 @@ class FakeShell:
     """
 
     def __init__(self, name: str = "fake", home: str = "/home/user", room: int | None = None) -> None:
+        self.meter = None
         self.name, self.home, self.room = name, home, room
         self.files: dict[str, bytes] = {}
         self.modes: dict[str, int] = {}

@@ -171,8 +171,8 @@ def restore(
 
     own = Context.of(context)
     record, which = _record(own, checkpoint)
-    own.progress("", f"verifying {checkpoint}")
-    found = checkpoint_actions.find(own.home, record, which, own.connect)
+    with own.working(f"verifying {checkpoint}"):
+        found = checkpoint_actions.find(own.home, record, which, own.connect)
     given = launching.overrides(workers, servers, strategy, settings)
     if job is not None:
         text, source = own.read_file(job, "a job file")

@@ -50,7 +50,7 @@ def topo(
     if matrix and own.options.output in PICTURES:
         raise UsageError(f"--matrix is drawn with -o table; -o {own.options.output} is a picture", hint="leave one out")
     if from_ is not None:
-        from psctl.launch.measure.survey import saved_topology
+        from psctl.launch.measure.topology_document import saved_topology
 
         _show(own, saved_topology(from_), matrix, None)
     else:

@@ -92,7 +92,7 @@ class Context:
 
     @cached_property
     def bar(self) -> TransferBar | None:
-        """The bar of files that are transferred, in the output for people."""
+        """The line of files that are transferred and of work that lasts, in the output for people."""
         from psctl.view.transfer_bar import TransferBar
 
         return None if self.options.quiet or self.options.machine else TransferBar(self.err)
@@ -152,6 +152,13 @@ class Context:
     def progress(self, host: str, sentence: str) -> None:
         """Print an action on a host ("": on all)."""
         self.tell(f"{host}: {sentence}" if host else sentence)
+
+    @contextlib.contextmanager
+    def working(self, sentence: str) -> Iterator[None]:
+        """Print an action that lasts, and show its time until the context ends."""
+        self.progress("", sentence)
+        with self.bar.work("", sentence) if self.bar is not None else contextlib.nullcontext():
+            yield
 
     # ---- questions -----------------------------------------------------------------------------------------------
 

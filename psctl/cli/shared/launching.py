@@ -159,8 +159,8 @@ class JobLaunch:
             return found
         job, which = checkpoint_actions.split(resume)
         record = self.context.home.job(job)
-        self.context.progress("", f"verifying {resume}")
-        return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
+        with self.context.working(f"verifying {resume}"):
+            return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
     def _newest(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.

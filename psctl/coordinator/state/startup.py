@@ -62,7 +62,8 @@ def start_job(job: JobState, pid: int) -> None:
     hosts = [host.name for host in job.order.hosts]
     roles = [events.RoleOf("coordinator", 0, hosts[0])]
     roles += [events.RoleOf("worker", rank.member.rank, job.host_name(rank)) for rank in job.ranks_of("worker")]
-    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles))
+    name = job.resume.checkpoint if job.resume is not None else ""
+    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles, checkpoint=name))
     job.append_coordinator_state("running", pid)
     job.move("placed")
 
