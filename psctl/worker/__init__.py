@@ -7,6 +7,7 @@ training_progress: steps, epochs, position in the data, and checkpoints between 
 loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks
 coordinator_session: the session with the coordinator: requests, answers and waits
 plane_connections: the data plane of a worker: its connections to other workers, also after a loss
+followed_loop: the steps of a loop that belongs to a library
 standalone: the session of a run without a coordinator, and its lines of progress
 step_profiler: profiles some steps when the agent requests it
 step_reports: numbers that the script reported, and the thread that sends them and heartbeats
