@@ -12,15 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from psctl.train_state.start_values import load_start_values as load_start_values
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
     from psctl.worker.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "__version__", "accelerate_ddp", "init"]
+__all__ = ["Run", "__version__", "accelerate_ddp", "init", "load_start_values"]
 
-_DOORS = {"accelerate_ddp": "psctl.worker.ddp", "init": "psctl.worker.init", "Run": "psctl.worker.run"}
+_DOORS = {
+    "accelerate_ddp": "psctl.worker.ddp",
+    "init": "psctl.worker.init",
+    "load_start_values": "psctl.train_state.start_values",
+    "Run": "psctl.worker.run",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -20,6 +20,7 @@ from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.catalog import CheckpointRow, steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver
+from psctl.checkpoint.disk import writing
 from psctl.checkpoint.export import ExportReceiver
 from psctl.checkpoint.manifest import MANIFEST, Manifest, whole_tensors
 from psctl.checkpoint.writer import EXPORT_SUFFIX, remove_abandoned_for
@@ -219,6 +220,19 @@ def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
     finally:
         shell.run(["rm", "-f", there], check=False)
     return exported.size
+
+
+def export_dcp(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
+    """Write a checkpoint as a new folder of torch.distributed.checkpoint on this machine; return its bytes.
+
+    The checkpoint is brought here whole, proved, and removed again.
+    """
+    from psctl.train_state import dcp_export  # loads torch
+
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=EXPORT_SUFFIX, dir=out.absolute().parent) as here:
+        return dcp_export.export_dcp(pull(shell, found, Path(here)), found.manifest, out)
 
 
 def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
