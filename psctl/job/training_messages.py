@@ -26,6 +26,8 @@ class Prepare(JobMessage, frozen=True):
 
     `outer`: an optimizer steps at the ends of periods, so workers step alone in between. `on_gpus`: parameters are.
     `hooked`: gradients come from DistributedDataParallel's hook, so only collectives fit, and nothing is saved.
+    `follows`: the loop is a library's, which begins after so many steps, and which saves and resumes its own state at
+    common steps; None: it is the script's. Unless hooked, it sums gradients itself, and the layout is empty.
     """
 
     layout: Layout
@@ -33,6 +35,7 @@ class Prepare(JobMessage, frozen=True):
     outer: bool = False
     on_gpus: bool = False
     hooked: bool = False
+    follows: types.Step | None = None
 
 
 class MemberReady(JobMessage, frozen=True):

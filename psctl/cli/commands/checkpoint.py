@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from psctl.launch.home import JobRecord
     from psctl.remote.shell import Shell
     from psctl.view.console import Console
+
+
+class ExportFormat(StrEnum):
+    """What `checkpoint export` writes."""
+
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+
 
 checkpoint = typer.Typer(
     name="checkpoint",
@@ -193,7 +202,16 @@ def restore(
 def export(
     context: typer.Context,
     checkpoint: CheckpointArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors; with dcp a new folder.")
+    ],
+    format_: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="safetensors: the model in one file. dcp: model and optimizer for torch.distributed.checkpoint.",
+        ),
+    ] = ExportFormat.SAFETENSORS,
     table: Annotated[
         str | None,
         typer.Option(
@@ -204,12 +222,15 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a checkpoint's model as one safetensors file. Tensors have the model's own names.
+    """Write a checkpoint's model as one safetensors file, or with its optimizer for torch.distributed.checkpoint.
+
+    Tensors have the model's own names.
 
     \b
     Examples:
       psctl checkpoint export digits-3@best model.safetensors
       psctl checkpoint export ctr-1@latest rows.safetensors --table default
+      psctl checkpoint export digits-3@latest ./saved --format dcp
     """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
@@ -221,7 +242,8 @@ def export(
             document = {"id": found.id, "path": str(out.absolute()), "bytes": size, "rows": rows}
             own.print_result(document, draw_fields)
             return
-        size = checkpoint_actions.export(shell, found, out)
+        act = checkpoint_actions.export_dcp if format_ is ExportFormat.DCP else checkpoint_actions.export
+        size = act(shell, found, out)
     own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 
 

@@ -139,7 +139,7 @@ def propose_step(job: JobState, save: bool, stop: bool) -> bool:
     """Ask all workers that train for a common step; return False when none trains, or the script has the loop."""
     workers = {rank.member for rank in job.live("worker") if rank.connected and rank.joined and not rank.finished}
     hooked = any(rank.prepared is not None and rank.prepared.hooked for rank in job.live("worker"))
-    if not workers or not job.training or hooked:
+    if not workers or not job.training or (hooked and not job.follows_library):
         return False
     state = job.checkpoints
     state.tickets += 1

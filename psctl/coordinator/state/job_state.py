@@ -163,6 +163,11 @@ class JobState:
         return restarts or (self.ending is not None and self.ending.phase == "cutting")
 
     @property
+    def follows_library(self) -> bool:
+        """Whether the workers' loop is a library's, which saves and resumes its own state."""
+        return any(rank.prepared is not None and rank.prepared.follows is not None for rank in self.ranks_of("worker"))
+
+    @property
     def workers_being_replaced(self) -> list[Rank]:
         """Workers that were started in mid-run and do not train yet."""
         return [rank for rank in self.live("worker") if not rank.ready] if self.training else []

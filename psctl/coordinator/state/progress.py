@@ -206,6 +206,16 @@ class JobProgress:
         self._appended = (step, {})
         self._appended_names = {name: found for name, found in self._appended_names.items() if found <= step}
 
+    def begin_after(self, job: JobState, step: int) -> None:
+        """Begin after the step that a library's own checkpoint continues from."""
+        if job.losses.survived + job.scaling.restarts == 0:
+            self.base_step = step
+        else:
+            self.lost_steps = max(0, self.lost_steps + self.first_step - step)
+        self.first_step = step
+        self.reports.rewind(step, job.now)
+        self._appended = (step, {})
+
     def reporting_ranks(self, job: JobState) -> set[int]:
         """Return the ranks of the workers that may report further steps."""
         return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}

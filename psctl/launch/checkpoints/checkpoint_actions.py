@@ -282,6 +282,19 @@ def export_rows(shell: Shell, found: LocatedCheckpoint, store: str, out: Path) -
         return export_table(pull(shell, found, Path(here)), found.manifest, store, out)
 
 
+def export_dcp(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
+    """Write a checkpoint as a new folder of torch.distributed.checkpoint on this machine; return its bytes.
+
+    The checkpoint is brought here whole, proved, and removed again.
+    """
+    from psctl.train_state import dcp_export  # loads torch
+
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=EXPORT_SUFFIX, dir=out.absolute().parent) as here:
+        return dcp_export.export_dcp(pull(shell, found, Path(here)), found.manifest, out)
+
+
 def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
     """Return the names of what `prune` would remove, oldest first; nothing is changed."""
     rows = question(shell, record.head, "list", {"root": record.checkpoints, "job": record.job}, ListAnswer).checkpoints
