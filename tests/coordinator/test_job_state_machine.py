@@ -62,7 +62,7 @@ from psctl.job.training_messages import (
     ScriptFinished,
     WorkerReport,
 )
-from psctl.types import Address, Member, ServerAt
+from psctl.types import Address, Layout, Member, ServerAt
 from tests.helpers.driven_job import (
     A0,
     A1,
@@ -739,6 +739,78 @@ def test_a_checkpoint_that_was_sent_is_whole_though_the_job_starts_again() -> No
     new = [*job.exits(S0, -9), *job.wait(6)]
     assert [each.metrics for each in commits(new)] == [{}]
     assert DiscardCheckpoint(7) not in new
+
+
+def followed(step: int, **options: Any) -> DrivenJob:
+    """Return a job whose workers follow a library's loop, and train."""
+    job = DrivenJob(replace(ORDER, **{"strategy": "auto", **options})).running()
+    for worker in (W0, W1):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(Layout((), "", ()), (), follows=step))
+    job.receive(W0, MemberReady())
+    job.receive(W1, MemberReady())
+    return job
+
+
+def test_a_librarys_loop_has_no_plan_and_saves_and_stops_at_a_common_step() -> None:
+    job = followed(30)
+    assert job.machine.job.training
+    assert not [each for each in job.instructions if isinstance(each, MakePlan)]
+    assert not [
+        each for each in job.instructions if isinstance(each, AppendEvent) and isinstance(each.event, events.Planned)
+    ]
+    job.receive(A0, StopWanted(True, False, "psctl stop"))
+    job.receive(W0, CutPosition(1, 33))
+    new = job.receive(W1, CutPosition(1, 34))
+    cuts = [each.message for each in new if isinstance(getattr(each, "message", None), CutAt)]
+    assert cuts == [CutAt(1, 35, save=True, stop=True)] * 2
+    for worker in (W0, W1):
+        job.receive(worker, SaveBegin(35, [], {"library_path": "/out"} if worker == W0 else None))
+        job.receive(worker, SaveEnd(35))
+        job.receive(worker, ScriptFinished(35))
+    assert [each.step for each in commits(job.instructions)] == [35]
+    job.handle(CheckpointCommitted(35, "/saved", 10, 0.1))
+    job.exits(W0, 0)
+    job.exits(W1, 0)
+    job.wait(70)  # for the second copy, which does not come
+    (end,) = [
+        each.event
+        for each in job.instructions
+        if isinstance(each, AppendEvent) and isinstance(each.event, events.Finished)
+    ]
+    assert (end.status, end.steps) == ("stopped", 5)
+
+
+def test_a_library_may_evaluate_for_long_between_two_steps() -> None:
+
+    job = followed(0, stall_timeout=60.0)
+    for _ in range(100):
+        job.wait(2)
+        for agent, worker in ((A0, W0), (A1, W1)):
+            job.receive(agent, HostSample(0.1, [worker]))
+    assert job.machine.job.ending is None
+    job.wait(90)
+    assert job.machine.job.ending is not None, "nothing uses the processor any more"
+
+
+def test_a_strategy_for_a_librarys_loop_is_refused() -> None:
+    job = followed(0, strategy="ring")
+    job.wait(3)
+    assert job.machine.job.ending is not None
+    assert "which sums gradients itself" in job.machine.job.ending.failures[0].exception
+
+
+def test_ranks_that_follow_from_different_steps_are_refused() -> None:
+    job = DrivenJob().running()
+    for worker, step in ((W0, 10), (W1, 0)):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(Layout((), "", ()), (), follows=step))
+    assert job.machine.job.ending is not None
+    assert "continues after step 0, that of worker/0 is a library's and continues after step 10" in (
+        job.machine.job.ending.failures[0].exception
+    )
 
 
 def test_a_script_with_a_loop_of_its_own_saves_nothing_and_leaves_at_a_stop() -> None:
