@@ -107,11 +107,18 @@ def test_two_trains_of_the_same_data_send_it_once_and_a_url_is_fetched_once(lab:
     words = ("train", str(job), "--cluster", str(cluster), "--workers", "1")
     with psctl.start(*words) as one:
         until(lambda: arrived(hosts, "h1") > 2_000_000, 120)
+        one.send_signal(signal.SIGSTOP)
         with psctl.start(*words) as two:
+            assert two.stderr is not None
+            said = ""
+            while "h1: another psctl sends corpus: waiting for it" not in said:
+                line = two.stderr.readline()
+                assert line, said
+                said += line
+            one.send_signal(signal.SIGCONT)
             outcomes = [each.communicate(timeout=240)[1] for each in (one, two)]
     assert (one.returncode, two.returncode) == (0, 0), outcomes
-    assert "waiting for it" in outcomes[1]
-    assert "sending corpus" not in outcomes[1]
+    assert "h1: sending corpus" not in said + outcomes[1]
 
     # a URL: each host fetches it, once
     place = "/root/shelf"
