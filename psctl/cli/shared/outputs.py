@@ -32,7 +32,8 @@ class JobOutputs(msgspec.Struct, frozen=True):
 def patterns_of(record: JobRecord) -> tuple[str, ...]:
     """Return the `outputs:` of a job's file."""
     text, settings, _ = split_notes(record.job_file)
-    return load_job(text, record.job_source, settings).outputs
+    job = load_job(text, record.job_source, settings)
+    return job.outputs
 
 
 def with_ranks(fleet: Fleet, record: JobRecord) -> JobRecord:
