@@ -32,7 +32,8 @@ def test_what_the_cluster_file_says_is_passed_to_ssh() -> None:
     spec = cluster("ssh: {user: me, identity_file: /k, proxy_jump: gate, host_key_policy: accept-new}\n")
     words = command(spec, "d-1", RankPlace(HOSTS[0], 42), ["echo", "two  words"], terminal=True)
     assert words[:-1] == [
-        "ssh", "-t", "-l", "me", "-p", "2222", "-i", "/k", "-J", "gate", "-o", "StrictHostKeyChecking=accept-new",
+        "ssh", "-t", "-l", "me", "-p", "2222", "-i", "/k", "-J", "gate", "-o", "ConnectTimeout=10",
+        "-o", "StrictHostKeyChecking=accept-new",
         "--", "10.0.0.7",
     ]  # fmt: skip
     there = shlex.split(words[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import signal
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from psctl.launch.files.data_sets import data_sets
+from psctl.launch.home import Home
+from psctl.spec.job import load_job
 from tests.helpers.running import assert_clean, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak]
@@ -96,22 +100,24 @@ def test_a_file_that_is_written_while_it_is_sent_is_named(lab: Any, tmp_path: Pa
     assert_clean(hosts)
 
 
-def test_two_trains_of_the_same_data_send_it_once_and_a_url_is_fetched_once(lab: Any, tmp_path: Path) -> None:
+def test_a_set_that_another_psctl_sends_is_waited_for_and_a_url_is_fetched_once(lab: Any, tmp_path: Path) -> None:
     psctl, hosts, cluster = lab
-    cluster.write_text(
-        hosts.cluster_text(["h1", "h2"]).replace("hosts:\n  - h1", "hosts:\n  - {address: h1, slots: 4}")
-    )
+    cluster.write_text(hosts.cluster_text(["h1", "h2"]))
     assert psctl.run("up", str(cluster)).code == 0
     job = make_job(tmp_path / "mine")
-    hosts.rate("h1", "100mbit")
-    words = ("train", str(job), "--cluster", str(cluster), "--workers", "1")
-    with psctl.start(*words) as one:
-        until(lambda: arrived(hosts, "h1") > 2_000_000, 120)
-        with psctl.start(*words) as two:
-            outcomes = [each.communicate(timeout=240)[1] for each in (one, two)]
-    assert (one.returncode, two.returncode) == (0, 0), outcomes
-    assert "waiting for it" in outcomes[1]
-    assert "sending corpus" not in outcomes[1]
+    [data] = data_sets(load_job(job.read_text(), str(job)), job.read_text(), Home(tmp_path / "index"), None)
+    store = hosts.path("h1", "/root/.psctl/host/data")
+    store.mkdir()
+    with (store / f"{data.name}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as one that sends holds it
+        with psctl.start("train", str(job), "--cluster", str(cluster)) as waiting:
+            assert waiting.stderr is not None
+            while "h1: another psctl sends corpus: waiting for it" not in (line := waiting.stderr.readline()):
+                assert line
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            said = waiting.communicate(timeout=240)[1]
+    assert waiting.returncode == 0, said
+    assert_clean(hosts)
 
     # a URL: each host fetches it, once
     place = "/root/shelf"

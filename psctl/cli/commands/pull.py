@@ -55,6 +55,7 @@ def pull(
     folder = to.expanduser().absolute() if to is not None else outputs.make_folder(record)
     names = [host.name for host in record.hosts]
     with own.connect(own.cluster_of(record), names) as fleet:
+        record = outputs.with_ranks(fleet, record)
         pulled, failed = output_pull.pull(own.home, fleet, record, wanted, folder)
     own.print_results(msgspec.to_builtins(pulled), _draw, verdict(failed, len(names), "fetched"))
 

@@ -334,7 +334,9 @@ class JobFollower:
             if not (self.context.options.quiet and last.status == "done"):
                 uncounted = UncountedSteps(output.printed) if output.plan is None else None
                 lines = output.summary.lines()
-                if self._outputs is not None:
+                if self._outputs is not None and last.status == "failed":
+                    self.context.tell(f"files: {self._outputs.text}")  # before the box
+                elif self._outputs is not None:
                     lines = [*lines, ("files", self._outputs.text)]
                 draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, lines)
         return last.exit

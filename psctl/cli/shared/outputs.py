@@ -10,13 +10,14 @@ import msgspec
 
 from psctl import errors
 from psctl.cli.shared.context import Context
+from psctl.launch.agent_calls import digest
 from psctl.launch.files import output_pull
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import verdict
 from psctl.launch.jobs.prepare import split_notes
 from psctl.remote.fleet import Fleet
 from psctl.spec.job import load_job
-from psctl.types import JsonObject
+from psctl.types import HostName, JsonObject
 from psctl.units import format_bytes
 
 
@@ -31,7 +32,18 @@ class JobOutputs(msgspec.Struct, frozen=True):
 def patterns_of(record: JobRecord) -> tuple[str, ...]:
     """Return the `outputs:` of a job's file."""
     text, settings, _ = split_notes(record.job_file)
-    return load_job(text, record.job_source, settings).outputs
+    job = load_job(text, record.job_source, settings)
+    return job.outputs
+
+
+def with_ranks(fleet: Fleet, record: JobRecord) -> JobRecord:
+    """Return the record with the ranks that a running job's head knows, where that is reached."""
+    head = fleet.shells.get(HostName(record.head.name))
+    if record.over or head is None:
+        return record
+    with contextlib.suppress(errors.PsctlError):  # the job has just ended: its hosts name the folders then
+        return msgspec.structs.replace(record, ranks=list(digest(head, record.head).ranks.values()))
+    return record
 
 
 def fetch(

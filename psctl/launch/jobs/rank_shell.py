@@ -86,6 +86,7 @@ def _ssh(spec: ClusterSpec, host: HostSpec, *, terminal: bool) -> list[str]:
     found += ["-p", str(port)] if port else []
     found += ["-i", os.path.expanduser(ssh.identity_file)] if ssh.identity_file else []
     found += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
+    found += ["-o", f"ConnectTimeout={max(1, round(ssh.connect_timeout))}"]
     found += ["-o", f"StrictHostKeyChecking={'yes' if ssh.host_key_policy == 'strict' else 'accept-new'}"]
     return [*found, "--", host.address]
 

@@ -8,6 +8,8 @@ that of the login. It stands in for a login shell, so it prints nothing but that
 
 import os
 import pwd
+import signal
+import subprocess
 import sys
 
 PRIVATE = "PSCTL_ORDERS"  # names what only the process itself may read
@@ -27,6 +29,22 @@ def environment_of(pid: str, job: str) -> "dict[str, str] | None":
     return found
 
 
+def run(words: "list[str]", environment: "dict[str, str]") -> int:
+    """Run a command; return its exit status, 128 + n when signal n ended it: ssh has no status for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
+    try:
+        with subprocess.Popen(
+            words,
+            env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        ) as running:
+            status = running.wait()
+    except OSError as error:
+        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    return status if status >= 0 else 128 - status
+
+
 def main(job: str, pid: str, begun: str, *command: str) -> None:
     """Replace this process by the shell or the command."""
     environment, folder = environment_of(pid, job), os.path.expanduser(begun)
@@ -38,7 +56,9 @@ def main(job: str, pid: str, begun: str, *command: str) -> None:
     environment["TERM"] = os.environ.get("TERM", "dumb")
     os.chdir(folder)
     shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    words = list(command) or [shell if os.access(shell, os.X_OK) else "/bin/sh", "-i"]
+    if command:
+        sys.exit(run(list(command), environment))
+    words = [shell if os.access(shell, os.X_OK) else "/bin/sh", "-i"]
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606  the user's own command
     except OSError as error:
