@@ -124,6 +124,15 @@ class CheckpointTarget:
         self._metrics[manifest.job, manifest.step] = manifest.metrics
         return self.place(manifest.job, manifest.step)
 
+    def jobs(self) -> list[str]:
+        """Return the jobs that have folders of checkpoints."""
+        with _reaching(self.target):
+            self._system.invalidate_cache()
+            if not self._system.exists(self._path):
+                return []
+            names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._system.ls(self._path, False)]
+        return sorted(name for name in names if not is_step_folder(Path(name)) and self._step_folders(name))
+
     def steps(self, job: str) -> list[int]:
         """Return the steps of a job's checkpoints that are complete."""
         return [step for step in self._step_folders(job) if self._is_complete(job, step)]

@@ -166,7 +166,7 @@ class CheckpointSpec(Section, frozen=True):
     """Checkpoints: their interval, their folder, and how many are kept."""
 
     to: Annotated[
-        str | None, _PATH, Doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
+        str | None, _PATH, Doc("Folder (on the head) or URL to which checkpoints are uploaded; null: not uploaded.")
     ] = None
     every: Annotated[Every | None, _every(), Doc("Interval: 500 steps, a duration, or auto; null: never.")] = Every(
         steps=500

@@ -53,7 +53,10 @@ def list_(
     context: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(help="A job, or a name for all its runs; without it all jobs.", autocompletion=completion.jobs),
+        typer.Argument(
+            help="A job, a name for all its runs, or the URL of checkpoint.to; without it all jobs.",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
 ) -> None:
     """List checkpoints, oldest first; mark torn ones.
@@ -62,12 +65,17 @@ def list_(
     Examples:
       psctl checkpoint list
       psctl checkpoint list digits-3
+      psctl checkpoint list s3://bucket/folder
     """
     from psctl.errors import Partial
+    from psctl.launch.checkpoints import target_actions
     from psctl.launch.checkpoints.checkpoint_listing import list_all
     from psctl.view.tables import draw_checkpoints
 
     own = Context.of(context)
+    if job is not None and target_actions.is_target(job):
+        own.print_results({"checkpoints": target_actions.list_at(job)}, draw_checkpoints, None)
+        return
     records = own.home.jobs()
     if job is not None:
         exact = own.home.job(job)
@@ -111,7 +119,7 @@ def verify(
         str,
         typer.Argument(
             metavar="JOB@STEP|PATH",
-            help="A checkpoint, or a folder that holds one.",
+            help="A checkpoint (of checkpoint.to: URL/JOB@STEP), or a folder that holds one.",
             autocompletion=completion.checkpoints,
         ),
     ],
@@ -123,11 +131,13 @@ def verify(
       psctl checkpoint verify digits-3@500
     """
     from psctl import errors
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.view.tables import draw_checkpoints
 
     own = Context.of(context)
-    if "/" in checkpoint or Path(checkpoint).is_dir():
+    if target_actions.is_target(checkpoint):
+        row = target_actions.verify_at(own.home, checkpoint)
+    elif "/" in checkpoint or Path(checkpoint).is_dir():
         row = _verify_here(own, Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
@@ -258,11 +268,16 @@ def pull(
     \b
     Examples:
       psctl checkpoint pull digits-3@latest ./saved
+      psctl checkpoint pull s3://bucket/folder/digits-3@latest ./saved
     """
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
+    if target_actions.is_target(checkpoint):
+        target, size = target_actions.pull_from(own.home, checkpoint, folder)
+        own.print_result({"id": target.name, "path": str(target.absolute()), "bytes": size}, draw_fields)
+        return
     with _located(own, checkpoint) as (shell, found):
         target = checkpoint_actions.pull(shell, found, folder)
     own.print_result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
