@@ -47,3 +47,68 @@ def test_the_network_for_pictures_learns_on_two_workers(tmp_path: Path) -> None:
     assert run.events[-1]["steps"] == 5 * 12
     assert run.events[-1]["metrics"]["accuracy"] > 0.2, "a guess is right in a tenth"
     assert [event for event in run.of("log") if event["text"].startswith("accuracy 0.")]
+
+
+@pytest.mark.parametrize(("model", "least"), [("logistic", 0.76), pytest.param("deepfm", 0.79, marks=pytest.mark.soak)])
+def test_sparse_models_tell_sentences_apart(tmp_path: Path, model: str, least: float) -> None:
+    arguments = set_args("--model", model, "--epochs", "1" if model == "logistic" else "2", "--batch", "256")
+    run = Psctl(tmp_path).run("train", str(TEMPLATES / "ctr" / "job.yaml"), "-o", "jsonl", *arguments)
+    assert run.code == 0, run
+    assert run.events[-1]["metrics"]["auc"] > least, "a guess has 0.5"
+    (said,) = [event["text"] for event in run.of("log") if event["text"].startswith("AUC ")]
+    if model == "logistic":
+        found = re.search(r"(\d+) of (\d+) weights are not zero", said)
+        assert found is not None and 100 < int(found[1]) < 0.5 * int(found[2]), said
+
+
+def reference_objective(problem, penalty: float) -> float:
+    """Minimize the l1 logistic regression of all examples by accelerated proximal gradient (FISTA with restarts)."""
+    import torch
+
+    x = torch.sparse_coo_tensor(
+        torch.stack([problem.example, problem.feature]), torch.ones(len(problem.feature), dtype=torch.float64),
+        (len(problem.labels), problem.features), check_invariants=False,
+    ).coalesce()  # fmt: skip
+    y, xt = problem.labels, x.t().coalesce()
+    value = lambda w: float(torch.log1p((-y * (x @ w)).exp()).sum() + penalty * w.abs().sum())  # noqa: E731
+    at = old = torch.zeros(problem.features, dtype=torch.float64)
+    vector = torch.ones(problem.features, dtype=torch.float64)
+    for _ in range(50):  # the largest eigenvalue of X'X
+        vector = xt @ (x @ (vector / vector.norm()))
+    rate, momentum, best = 3.9 / float(vector.norm()), 1.0, value(old)
+    for _ in range(20_000):
+        step = at + rate * (xt @ (y / (1 + (y * (x @ at)).exp())))
+        new = step.sign() * (step.abs() - rate * penalty).clamp(min=0)
+        if float((at - new) @ (new - old)) > 0:  # restart: the momentum leads uphill
+            momentum = 1.0
+        after = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        at, change = new + (momentum - 1) / after * (new - old), float((new - old).abs().max())
+        old, momentum = new, after
+        if change < 1e-9:
+            break
+    return min(best, value(old))
+
+
+def solve(tmp_path: Path, *words: str) -> tuple[float, int, float]:
+    """Run the template l1-path on two workers: its objective, passes, and the part that the filter kept out."""
+    run = Psctl(tmp_path).run("train", str(TEMPLATES / "l1-path" / "job.yaml"), "-o", "jsonl", *set_args(*words))
+    assert run.code == 0, run
+    texts = [event["text"] for event in run.of("log")]
+    (found,) = [m for text in texts if (m := re.match(r"objective (\S+) after (\d+) passes, (\S+)% filtered", text))]
+    return float(found[1]), int(found[2]), float(found[3])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("tau", "rate"), [("0", "0.8"), ("2", "0.8"), ("8", "0.5")])
+def test_the_path_ends_at_the_objective_of_a_single_machine(
+    tmp_path: Path, tau: str, rate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TEMPLATES / "l1-path"))
+    sys.modules.pop("data", None)
+    from data import Problem
+
+    expected = reference_objective(Problem(2000, 10_000), 1.5)
+    sys.modules.pop("data", None)
+    objective, _, filtered = solve(tmp_path, "--tau", tau, "--rate", rate)
+    assert abs(objective - expected) <= 1e-6 * expected
+    assert filtered > 90
