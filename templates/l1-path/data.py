@@ -27,7 +27,7 @@ class Problem:
         pairs = torch.stack([popular[mine].flatten(), torch.arange(len(mine)).repeat_interleave(per_example)])
         pairs = torch.unique(pairs, dim=1)  # sorted by feature; an example has a feature once
         self.features, self.labels = features, label[mine].double() * 2 - 1
-        self.feature, self.example = pairs
+        self.feature, self.example = (each.contiguous() for each in pairs)
         self.begin = torch.searchsorted(self.feature, torch.arange(features + 1))
 
     def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

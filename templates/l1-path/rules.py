@@ -1,9 +1,9 @@
 """What runs on the servers: one proximal step of each coordinate, when the gradients of all workers are there.
 
-A row is one coordinate: WEIGHT, its REGION (how far it may move), the VIOLATION of the optimality conditions, whether it
-is ACTIVE, and what has arrived for its next step: GRADIENT, CURVATURE, and the parts of the WORKERS, which add up to 1.
-A push has the same layout: gradient, curvature and a worker's part; and in the first columns the penalty, the filter's
-threshold and the step size, times that part, so that they are there when all parts are.
+A row is one coordinate: WEIGHT, its REGION (how far it may move), the VIOLATION of the optimality conditions, whether
+it is ACTIVE, and what has arrived for its next step: GRADIENT, CURVATURE, and the parts of the WORKERS, which add up to
+1. A push has the same columns; each worker pushes its part of PENALTY, THRESHOLD (of the filter) and RATE (the step
+size), so that they are there when all workers' gradients are.
 """
 
 import torch

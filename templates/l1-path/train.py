@@ -1,4 +1,6 @@
-"""l1 logistic regression by delayed block proximal gradient with the KKT filter (Li and others, OSDI 2014, algorithm 3).
+"""l1 logistic regression by delayed block proximal gradient with the KKT filter.
+
+It is algorithm 3 of Li and others (OSDI 2014).
 
 Features are cut into blocks. For each block, in an order that changes with each pass, every worker pushes the gradient
 and the curvature of its examples; the server steps when all have come (rules.py). A worker is at most --tau blocks
