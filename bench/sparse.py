@@ -27,7 +27,10 @@ from tests.helpers.hosts import Hosts  # noqa: E402
 
 def train(home: dict[str, str], keys: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run one job; return the measurements."""
-    words = {"keys": keys, "rounds": given.rounds, "steps": given.steps, "batch": given.batch}
+    words = {
+        "keys": keys, "rounds": given.rounds, "steps": given.steps, "batch": given.batch,
+        "contestants": given.contestants,
+    }  # fmt: skip
     args = ", ".join(f'"--{name}", "{value}"' for name, value in words.items())
     done = subprocess.run(
         [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "sparse_job" / "job.yaml"), "-o", "jsonl",
@@ -63,6 +66,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="of each, a round")
     parser.add_argument("--batch", type=int, default=256, help="examples of a worker")
+    parser.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
     given = parser.parse_args()
     if os.getuid() != 0:
         print("needs root")

@@ -85,7 +85,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=5, help="of each, a round")
     arguments.add_argument("--batch", type=int, default=256, help="examples of a worker")
+    arguments.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
     options = arguments.parse_args()
+    wanted = options.contestants.split(",")
     torch.set_num_threads(1)
     run = psctl.init()
     ours = Net(SparseEmbedding(options.keys, WIDTH, optimizer={"name": "sgd", "lr": 0.01}))
@@ -104,10 +106,13 @@ def main() -> None:
 
     if options.keys <= TORCH_KEYS:
         for name, sparse in (("ddp-dense", False), ("ddp-sparse", True)):
+            if name not in wanted:
+                continue
             net = DistributedDataParallel(Net(nn.Embedding(options.keys, WIDTH, sparse=sparse)), process_group=group)
             steps = torch.optim.SGD(net.parameters(), lr=0.01)
             contestants[name] = lambda net=net, steps=steps: train(net, steps)
-        contestants["rpc"] = remote(options.keys, every, run.rank, run.world, group)
+        if "rpc" in wanted:
+            contestants["rpc"] = remote(options.keys, every, run.rank, run.world, group)
     contestants["psctl"] = lambda: train(ours, our_optimizer)
     for each in contestants.values():
         each()
