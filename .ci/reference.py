@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 
+os.environ["COLUMNS"] = "100"  # the width of the help
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from psctl.cli.app import GROUPS, make_command, name_of

@@ -13,15 +13,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from psctl import nn as nn
+    from psctl.kv.table_reader import Reader as Reader
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
     from psctl.worker.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "__version__", "accelerate_ddp", "init", "nn"]
+__all__ = ["Reader", "Run", "__version__", "accelerate_ddp", "init", "nn"]
 
-_DOORS = {"accelerate_ddp": "psctl.worker.ddp", "init": "psctl.worker.init", "Run": "psctl.worker.run"}
+_DOORS = {
+    "accelerate_ddp": "psctl.worker.ddp",
+    "init": "psctl.worker.init",
+    "Reader": "psctl.kv.table_reader",
+    "Run": "psctl.worker.run",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -8,5 +8,11 @@ channel: the protocol of channels, which move pieces between ranks, the engine's
 data_plane: psctl's channel for vectors on the CPU: shared memory inside a host, sealed streams between hosts
 rendezvous: connects the processes of a schedule
 sealed_pieces: pieces over sealed streams between hosts
+group_collectives: the collectives of the training script, run.all_reduce and the others
+call_agreement: all ranks compare their calls before data moves
+payloads: what a script gives: tensors, or plain values as msgpack
+reduce_operations: sum, mean, prod, min, max
+collective_links: the connections that these collectives are carried out with
+group_channel: a channel among some ranks
 shm_exchange: short vectors that the ranks of one host exchange through shared memory
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -99,12 +99,46 @@ class Channel(Protocol):
     def exchange_for(self, size: int) -> VectorExchange | None:
         """Return an exchange for vectors of `size` bytes, or None; the same answer on every rank."""
 
+    def swap(self, piece: torch.Tensor, peers: Collection[int], tag: int) -> dict[int, torch.Tensor]:
+        """Send a short piece to each of these peers; return theirs, of the same size, by peer.
+
+        Raises:
+            RuntimeError: one of them is lost.
+        """
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Peers that a thread waits for now, as far as they are known."""
+
     def abort(self, reason: str) -> None:
         """End every wait, here and at the peers, with an error; the channel cannot be used afterwards."""
 
 
 class ReceivingChannel:
     """Base class of channels that deliver every piece into its receiver's own memory."""
+
+    posts_ahead: bool
+    waits_for: tuple[int, ...] = ()
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
+        raise NotImplementedError
+
+    def swap(self, piece: torch.Tensor, peers: Collection[int], tag: int) -> dict[int, torch.Tensor]:
+        found = {peer: torch.empty_like(piece) for peer in peers}
+        pending = self.post(
+            [Parcel(piece, peer, tag) for peer in peers], [Parcel(each, peer, tag) for peer, each in found.items()]
+        )
+        left = list(peers)
+        try:
+            for peer, each in zip(peers, pending[len(found) :], strict=True):
+                self.waits_for = tuple(left)
+                each.wait()
+                left.remove(peer)
+            for each in pending[: len(found)]:
+                each.wait()
+        finally:
+            self.waits_for = ()
+        return found
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
         pending.wait()
@@ -162,13 +196,14 @@ class BatchChannel(ReceivingChannel):
 
     Args:
         group: a process group of its own.
+        ranks: of the peers, in the engine's numbers; None: those of the group, in its order.
     """
 
     posts_ahead = False
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
         self._group = group
-        self._peers = dist.get_process_group_ranks(group)
+        self._peers = list(ranks) if ranks is not None else dist.get_process_group_ranks(group)
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         asked = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
@@ -294,6 +329,13 @@ class LocalChannel:
 
     def exchange_for(self, size: int) -> VectorExchange | None:
         return None
+
+    def swap(self, piece: torch.Tensor, peers: Collection[int], tag: int) -> dict[int, torch.Tensor]:
+        raise AssertionError("nodes of one process play schedules only")
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        return self._outside.waits_for
 
     def abort(self, reason: str) -> None:
         self._inside.abort()

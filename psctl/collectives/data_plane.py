@@ -17,7 +17,7 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -114,7 +114,7 @@ class DataPlane:
         self._offered: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that the peer reads in place
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were returned
         self._broken = ""
-        self._awaited: list[int] = []  # ranks that threads wait for now
+        self._awaited: list[Collection[int]] = []  # ranks that threads wait for now
         self._polling = False
         self._exchange: ShmExchange | None = None
         self._exchange_tried = not is_supported() or len(self._channels) != world - 1
@@ -148,7 +148,7 @@ class DataPlane:
             found = arrived.get(key)
             return found.popleft() if found else None
 
-        return self._until(look, key[0])
+        return self._until(look, key[:1])
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         with self._changed:
@@ -180,7 +180,7 @@ class DataPlane:
         return self._on_stream(peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
 
     def _on_stream(self, peer: int, piece: PostedPiece) -> PlaneTransfer:
-        return PlaneTransfer(lambda: self._until(lambda: piece.done, peer), (peer, piece))
+        return PlaneTransfer(lambda: self._until(lambda: piece.done, (peer,)), (peer, piece))
 
     def arrived(self, pending: PendingTransfer, size: int) -> bool:
         assert isinstance(pending, PlaneTransfer), "posted here"
@@ -192,8 +192,34 @@ class DataPlane:
             piece.wanted = piece.size if has_arrived else size  # no wake-up for the other bytes
             return has_arrived
 
-        self._until(look, peer)
+        self._until(look, (peer,))
         return piece.done
+
+    def swap(self, piece: torch.Tensor, peers: Collection[int], tag: int) -> dict[int, torch.Tensor]:
+        far = {peer: torch.empty_like(piece) for peer in peers if peer not in self._channels}
+        pending = self.post(
+            [Parcel(piece, peer, tag) for peer in peers], [Parcel(each, peer, tag) for peer, each in far.items()]
+        )
+        posted = dict(zip(far, pending[len(peers) :], strict=True))
+        found: dict[int, torch.Tensor] = {}
+        left = set(peers)
+
+        def look() -> bool:
+            for peer in tuple(left):
+                arrived = self._arrived.get((peer, tag))
+                if peer in far and _is_done(posted[peer]):
+                    found[peer] = far[peer]
+                elif arrived:
+                    found[peer] = arrived.popleft().read(piece.dtype)
+                else:
+                    continue
+                left.remove(peer)
+            return not left
+
+        self._until(look, left)
+        for each in pending[: len(peers)]:
+            each.wait()
+        return found
 
     def exchange_for(self, size: int) -> ShmExchange | None:
         if not 0 < size <= SLOT:
@@ -256,7 +282,7 @@ class DataPlane:
             timer = threading.Timer(CLOSE_TIMEOUT, channel.shutdown)
             timer.start()
             try:
-                self._until(lambda channel=channel: not channel.has_queued or bool(channel.ended), rank)  # type: ignore[misc]
+                self._until(lambda channel=channel: not channel.has_queued or bool(channel.ended), (rank,))  # type: ignore[misc]
             except RuntimeError:
                 pass  # the peer has closed its end
             finally:
@@ -284,17 +310,19 @@ class DataPlane:
     def waits_for(self) -> tuple[int, ...]:
         """Ranks that a thread of this process waits for now."""
         exchange = self._exchange.missing_ranks if self._exchange is not None else ()
-        return tuple({*self._awaited, *exchange} - {self.me})
+        with self._changed:
+            awaited = {rank for ranks in self._awaited for rank in ranks}
+        return tuple(sorted((awaited | set(exchange)) - {self.me}))
 
     def _await_returned(self, key: tuple[int, int], count: int) -> None:
         """Wait until the peer has returned `count` of the pieces offered with this tag."""
-        self._until(lambda: self._returned.get(key, 0) >= count, key[0])
+        self._until(lambda: self._returned.get(key, 0) >= count, key[:1])
 
     def _await_written(self, peer: int, number: int) -> None:
         """Wait until a channel's record has been sent."""
         channel = self._channels[peer]
         if channel.written < number:
-            self._until(lambda: channel.written >= number, peer)
+            self._until(lambda: channel.written >= number, (peer,))
 
     def _return_piece(self, peer: int, tag: int) -> None:
         """Return a piece that was read in place to its owner, which may then overwrite it."""
@@ -303,25 +331,26 @@ class DataPlane:
             channel.send(DONE, tag)
             self._watch(channel)
 
-    def _until(self, look: Callable[[], T | None], peer: int) -> T:
-        """Wait for a true result of `look`, which depends on `peer`; handle all records that arrive meanwhile."""
+    def _until(self, look: Callable[[], T | None], peers: Collection[int]) -> T:
+        """Wait for a true result of `look`, which depends on `peers`; handle all records that arrive meanwhile."""
         with self._changed:
             if found := look():
                 return found
-            self._awaited.append(peer)
+            self._awaited.append(peers)
             try:
                 while not (found := look()):
                     if self._broken:
                         raise RuntimeError(self._broken)
-                    if why := self._end_reason(peer):
-                        raise RuntimeError(f"worker/{peer}: {why}")
+                    for peer in peers:
+                        if why := self._end_reason(peer):
+                            raise RuntimeError(f"worker/{peer}: {why}")
                     if not self._channels or self._polling:
                         self._changed.wait()
                     else:
                         self._poll_once()
                 return found
             finally:
-                self._awaited.remove(peer)
+                self._awaited.remove(peers)
 
     def _end_reason(self, peer: int) -> str:
         channel = self._channels.get(peer)
@@ -412,6 +441,13 @@ class ArrivedPiece:
         """Return the piece to its owner, which may overwrite it then."""
         if self._on_release is not None:
             self._on_release()
+
+
+def _is_done(transfer: PendingTransfer) -> bool:
+    """Whether a piece that was expected from a stream has arrived."""
+    assert isinstance(transfer, PlaneTransfer), "posted here"
+    assert transfer.stream is not None, "it comes from another host"
+    return transfer.stream[1].done
 
 
 class PlaneTransfer:

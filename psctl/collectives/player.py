@@ -58,10 +58,13 @@ class SchedulePlayer:
         rank: which node of it this is.
         channel: moves the bytes.
         short: as `StepExecutor` has it.
+        what: the operation, for people.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, channel: Channel, short: int = SHORT) -> None:
-        self.schedule, self.rank = schedule, rank
+    def __init__(
+        self, schedule: Schedule, rank: int, channel: Channel, short: int = SHORT, what: str = "a sum of gradients"
+    ) -> None:  # fmt: skip
+        self.schedule, self.rank, self._what = schedule, rank, what
         self._channel = channel
         self._program = make_program(schedule, rank)
         self._executor = StepExecutor(self._program, channel, short)
@@ -69,11 +72,12 @@ class SchedulePlayer:
         self._chunks: dict[int, VectorChunks] = {}
         self._lost: BaseException | None = None
 
-    def play(self, vector: torch.Tensor) -> None:
+    def play(self, vector: torch.Tensor, chunks: VectorChunks | None = None) -> None:
         """Play the schedule on a vector, in place.
 
         Args:
             vector: contiguous, one-dimensional; as long and of the same type on every rank.
+            chunks: where the chunks are in it, and how they are combined; None: in proportion to their shares, summed.
 
         Raises:
             PeerLost: a peer is lost; the same error again at every later call.
@@ -83,7 +87,7 @@ class SchedulePlayer:
         if self._lost is None:
             try:
                 with torch.no_grad():
-                    self._play(vector, self._cut(vector.numel()))
+                    self._play(vector, chunks or self._cut(vector.numel()))
                 return
             except BaseException as error:
                 self._lost = error
@@ -91,7 +95,7 @@ class SchedulePlayer:
                 if not isinstance(error, RuntimeError):
                     raise
         raise PeerLost(
-            f"rank {self.rank} lost a peer while gradients were summed: {self._lost}",
+            f"rank {self.rank} lost a peer in {self._what}: {self._lost}",
             "the rank that ended first is named by psctl status",
         ) from self._lost
 
@@ -106,7 +110,7 @@ class SchedulePlayer:
         if length not in self._chunks:
             if len(self._chunks) == LENGTHS:
                 self._chunks.clear()
-            self._chunks[length] = VectorChunks(self.schedule, length)
+            self._chunks[length] = VectorChunks(self.schedule.ranges(length))
         return self._chunks[length]
 
 

@@ -52,6 +52,7 @@ class Rendezvous:
         segments: makes memory that processes of this host share.
         folder: a folder that only this user can enter, the same for all processes of this host.
         hosts: the number of each rank's host.
+        purpose: keeps the sockets of different uses apart.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Rendezvous:
         segments: SegmentClient,
         folder: Path,
         hosts: Sequence[int],
+        purpose: str = "line",
     ) -> None:
-        self._orders = orders
+        self._orders, self._purpose = orders, purpose
         self._credentials = credentials
         self._segments = segments
         self._folder = folder
@@ -87,7 +89,7 @@ class Rendezvous:
         near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
         sealed = SealedStreams() if others != near else None
         acceptor = self._acceptor(sealed) if sealed is not None else None
-        listener = ChannelListener(self._folder, self._orders.member, "line")
+        listener = ChannelListener(self._folder, self._orders.member, self._purpose)
         channels: dict[int, UnixChannel] = {}
         try:
             found = exchange(acceptor.address if acceptor is not None else None, listener.secret)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from psctl.collectives.rank_program import ChunkWrite
-from psctl.schedule.schedule import Schedule
 
 BLOCK = 1 << 16
 """Elements that are summed at a time: sums of several operands then stay in the processor's cache."""
@@ -15,16 +14,20 @@ BLOCK = 1 << 16
 ALL = slice(None)
 
 
+Join = Callable[..., torch.Tensor]
+"""Combines two tensors element by element, with `out=`: commutative, such as torch.add."""
+
+
 class VectorChunks:
     """The ranges of a schedule's chunks in vectors of one length.
 
     Args:
-        schedule: defines the chunks.
-        length: elements of the vector.
+        ranges: from which element to which each chunk is; empty for a chunk that this rank does not touch.
+        join: how values are combined where the schedule reduces.
     """
 
-    def __init__(self, schedule: Schedule, length: int) -> None:
-        self._ranges = schedule.ranges(length)
+    def __init__(self, ranges: Sequence[tuple[int, int]], join: Join = torch.add) -> None:
+        self._ranges, self._join = ranges, join
         self._block = torch.empty(0)
 
     def size(self, chunks: Sequence[int]) -> int:
@@ -67,7 +70,7 @@ class VectorChunks:
         self, write: ChunkWrite, rank: int, vector: torch.Tensor, staged: Mapping[int, torch.Tensor],
         into: torch.Tensor | None = None, span: slice = ALL,
     ) -> None:  # fmt: skip
-        """Do a write: sum received chunks in the order of the nodes' numbers, or copy one.
+        """Do a write: combine received chunks in the order of the nodes' numbers, or copy one.
 
         Args:
             write: the write.
@@ -81,7 +84,7 @@ class VectorChunks:
         place = own if into is None else into[span]
         staged = {source: part[span] for source, part in staged.items()}
         if write.own and len(write.sources) == 1:
-            torch.add(own, staged[write.sources[0]], out=place)  # a + b is b + a to the last bit
+            self._join(own, staged[write.sources[0]], out=place)  # a + b is b + a to the last bit
             return
         operands = {**staged, rank: own} if write.own else staged
         order = sorted(operands)
@@ -93,7 +96,7 @@ class VectorChunks:
                 first, *others = (operands[each][start : start + BLOCK] for each in order)
                 wide = first.float()
                 for part in others:
-                    wide.add_(part)
+                    self._join(wide, part, out=wide)
                 place[start : start + BLOCK].copy_(wide)  # rounded once
             return
         free = order.index(rank) if write.own and into is None else 0
@@ -102,7 +105,7 @@ class VectorChunks:
             total = parts[0]
             for at, part in enumerate(parts[1:], 1):
                 # The chunk itself holds the sum as soon as its own value is added.
-                total = torch.add(total, part, out=place[start : start + BLOCK] if at >= free else self._sum(part))
+                total = self._join(total, part, out=place[start : start + BLOCK] if at >= free else self._sum(part))
 
     def _sum(self, like: torch.Tensor) -> torch.Tensor:
         """Return a buffer for a block's sum, which is used until the own value is added."""

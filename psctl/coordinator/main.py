@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of, resumed
+from psctl.coordinator.checkpoint_uploader import CheckpointUploader
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
 from psctl.coordinator.journal import CoordinatorState, RestoredState, clock_of, restore
@@ -34,6 +35,7 @@ from psctl.coordinator.state.instructions import (
     AppendEvent,
     CloseConnection,
     CloseCoordinator,
+    CollectivesPlanned,
     CommitCheckpoint,
     DiscardCheckpoint,
     FindRestorable,
@@ -43,6 +45,7 @@ from psctl.coordinator.state.instructions import (
     MakePlan,
     MakeShards,
     MessageReceived,
+    PlanCollectives,
     PlanMade,
     SendCheckpointCopy,
     SendMessage,
@@ -50,6 +53,7 @@ from psctl.coordinator.state.instructions import (
     StartMember,
     TakenOver,
     Tick,
+    UploadCheckpoint,
 )
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
@@ -58,7 +62,10 @@ from psctl.job.job_permits import COORDINATION
 from psctl.job.leadership_messages import has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
+from psctl.job.training_messages import CollectiveChoice
 from psctl.plan.choose import choose
+from psctl.plan.collective_choice import choices_as_data
+from psctl.plan.plan_input import plan_input_of_job
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
 from psctl.process.journal_files import SNAPSHOT
@@ -111,6 +118,7 @@ class CoordinatorProcess:
         self._log = EventLog(folder / events.FILE, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
+        self._uploader = CheckpointUploader(root / order.name, order, self._queue.put)
         resume = Path(order.resume) if order.resume else None
         if self._restored is not None:
             self._state_machine, self._sessions = self._restored.state.machine, self._restored.state.sessions
@@ -263,6 +271,10 @@ class CoordinatorProcess:
                 self._connections.send(Member("agent", host), instruction)
             case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
                 threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
+            case PlanCollectives():
+                threading.Thread(
+                    target=self._plan_collectives, args=(instruction,), name="plan-collectives", daemon=True
+                ).start()
             case MakeShards(layout=layout, servers=servers, near=near):
                 shards = cut(layout, servers, near=near)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
@@ -273,7 +285,9 @@ class CoordinatorProcess:
             case FindRestorable():
                 self._saver.find_restorable(self._connections.read_from)
             case SendCheckpointCopy(step=step, agent=agent):
-                self._saver.copy(step, self._connections.peer(agent))
+                self._saver.copy(step, agent, self._connections.peer(agent))
+            case UploadCheckpoint(step=step):
+                self._uploader.upload(step)
             case CloseCoordinator(status=status):
                 for agent in self._sessions.agents:
                     self._connections.send(agent, JobFinished(status))
@@ -290,6 +304,15 @@ class CoordinatorProcess:
             pair.certificate_pem, pair.key_pem, self._orders.store,
         )  # fmt: skip
 
+    def _plan_collectives(self, wanted: PlanCollectives) -> None:
+        world = sum(host.workers for host in wanted.order.hosts)
+        try:
+            found = [CollectiveChoice(*each) for each in choices_as_data(plan_input_of_job(wanted.order))]
+        except Exception as defect:  # noqa: BLE001 - of psctl or a damaged topology; workers have a choice without a plan
+            print(f"psctl: collectives are not planned: {type(defect).__name__}: {defect}", file=sys.stderr, flush=True)
+            found = []
+        self._queue.put(CollectivesPlanned(world, found))
+
     def _make_plan(self, wanted: MakePlan) -> None:
         try:
             made = self._plan(wanted)
@@ -303,7 +326,7 @@ class CoordinatorProcess:
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
-        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
+        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors)
 
 
 def main() -> int:

@@ -130,6 +130,8 @@ COORDINATION = Permits(
         Permit(membership.ServerUnreachable, (WORKER, SERVER), INSIDE),
         Permit(membership.ProtocolViolation, (SERVER,), INSIDE),
         Permit(training.WorkerListens, (WORKER,), INSIDE),  # `psctl bench` has no model
+        Permit(training.RanksWanted, (WORKER,), INSIDE),
+        Permit(training.RankListens, (WORKER,), INSIDE),
         Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
@@ -154,6 +156,8 @@ COORDINATION = Permits(
         Permit(membership.CountUntil, (TO_SERVER,)),
         Permit(training.WorkersAt, (TO_WORKER,), size=LISTS),
         Permit(training.ConnectAgain, (TO_WORKER,), size=LISTS),
+        Permit(training.ListenForRanks, (TO_WORKER,), size=LISTS),
+        Permit(training.RanksAt, (TO_WORKER,), size=LAYOUTS),
         Permit(tables.ServeTables, (TO_SERVER,)),
         Permit(tables.TablesAssigned, (TO_SERVER,), size=LAYOUTS),
         Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),

@@ -111,6 +111,7 @@ class Decision(JobMessage, frozen=True):
     native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
+    `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
     """
 
     strategy: str
@@ -127,6 +128,8 @@ class Decision(JobMessage, frozen=True):
     sums: dict[str, object] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
+    factors: tuple[str, ...] = ()
+    factor_rows: int = 0
 
 
 class Go(JobMessage, frozen=True):
@@ -168,6 +171,18 @@ class WorkerListens(JobMessage, frozen=True):
     epoch: types.Count = 0
 
 
+class CollectiveChoice(msgspec.Struct, frozen=True):
+    """The algorithm of a collective up to a size, of the bytes of its vector; the largest size has no end.
+
+    `options` are those of its schedule (`catalog.ScheduleOptions` as plain data).
+    """
+
+    collective: str
+    size: int
+    algorithm: str
+    options: dict[str, object] = {}
+
+
 class WorkerAt(msgspec.Struct, frozen=True):
     """A worker, its incarnation and how it is reached; the secret is sent to workers of its own host only."""
 
@@ -182,6 +197,37 @@ class WorkersAt(JobMessage, frozen=True):
 
     workers: list[WorkerAt]
     epoch: int = 0
+
+
+class RanksWanted(JobMessage, frozen=True):
+    """A worker to the coordinator: its script calls a collective; connect all workers. Answered by RanksAt."""
+
+
+class ListenForRanks(JobMessage, frozen=True):
+    """The coordinator to a worker: listen for all others, for collectives of scripts, whatever its own script does now.
+
+    `hosts`: the number of each worker's host. Answered by RankListens.
+    """
+
+    hosts: list[int]
+
+
+class RankListens(JobMessage, frozen=True):
+    """A worker to the coordinator: its address for workers of other hosts, and the secret for those of its own."""
+
+    address: Address | None
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class RanksAt(JobMessage, frozen=True):
+    """The coordinator to a worker: all workers, in rank order, when all listen; and the plan of collectives.
+
+    `problem`: why the workers cannot be connected; there are no addresses then.
+    """
+
+    workers: list[WorkerAt]
+    choices: list[CollectiveChoice] = msgspec.field(default_factory=list)
+    problem: str = ""
 
 
 class ConnectAgain(JobMessage, frozen=True):

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from hashlib import blake2b
 from typing import TypeAlias, TypeGuard, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from psctl.errors import UsageError
 from psctl.kv.tickets import Callback, Ticket
 from psctl.process.user_functions import name_of
-from psctl.ps.table_messages import Initialiser, PlainValue, RowOptimizerSpec, TableSpec
+from psctl.ps.table_messages import Admission, Initialiser, PlainValue, RowOptimizerSpec, TableSpec, TableStats
 from psctl.ps.tables.reductions import Array, Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
 from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.table_kinds import TableKind
+from psctl.units import parse_size
 
 MOST_KEYS = 1 << 26
 """Most integer keys of one push, pull or call: their list has 512 MiB, and its route a small multiple of that."""
@@ -237,6 +239,22 @@ def table_name(key: object, what: str) -> str:
     return checked_name(key, "a key's name")
 
 
+def declared_rows(name: str, value: Value | None, shape: object, dtype: object) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype's name of a declaration: those of its value, if it has one.
+
+    Raises:
+        UsageError: there is neither a value nor a shape, one is invalid, or a value is given for integer keys.
+    """
+    if value is None:
+        if shape is None:
+            raise UsageError(f"{name or int!r} is declared without a value or a shape", "give value= or shape=")
+        return checked_shape(shape), checked_dtype(dtype)
+    if not name:
+        raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
+    made = inferred_spec(name, value, "sum")
+    return made.shape, made.dtype
+
+
 def checked_initial(initial: object, dtype: str, store: str) -> float | str | Initialiser | None:
     """Return the initial value of absent rows, what makes it at random, or the name of the function that makes it.
 
@@ -295,6 +313,66 @@ def checked_optimizer(optimizer: object) -> RowOptimizerSpec | None:
             raise UsageError(f"{name}={value!r} of optimizer {given['name']!r}", "give a number")
         settings[str(name)] = float(value)
     return complete(RowOptimizerSpec(given["name"], settings))
+
+
+def checked_admission(admit: object) -> Admission | None:
+    """Return which absent keys a push gives a row; None: all.
+
+    Raises:
+        UsageError: the value has another form, or a number is out of range.
+    """
+    if admit is None:
+        return None
+    try:
+        found = msgspec.convert(admit, Admission, strict=True)
+        known = isinstance(admit, Mapping) and not set(admit) - set(Admission.__struct_fields__)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"admit={admit!r}: {error}", _ADMIT) from error
+    if not known or found == Admission():
+        raise UsageError(f"admit={admit!r}", _ADMIT)
+    return found
+
+
+_ADMIT = 'give {"count": N} with N from 2 to 255, {"probability": P, "seed": N} with P above 0 and below 1, or both'
+
+
+def checked_expiry(expire: object) -> int:
+    """Return the age in clocks at which rows leave; 0: never.
+
+    Raises:
+        UsageError: it is no whole number from 1 on.
+    """
+    if expire is None:
+        return 0
+    if not isinstance(expire, int) or isinstance(expire, bool) or not 1 <= expire < 1 << 30:
+        raise UsageError(f"expire={expire!r}", "give clocks, a whole number from 1 on")
+    return expire
+
+
+def checked_capacity(capacity: object) -> int:
+    """Return the most bytes of a table's rows; 0: no limit.
+
+    Raises:
+        UsageError: it is no number of bytes.
+    """
+    if capacity is None:
+        return 0
+    try:
+        found = parse_size(capacity) if isinstance(capacity, str) else capacity
+    except ValueError as error:
+        raise UsageError(f"capacity={capacity!r}: {error}", 'give bytes: "1GB"') from error
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 62:
+        raise UsageError(f"capacity={capacity!r}", 'give bytes, a whole number or a text: "1GB"')
+    return found
+
+
+def total_of(stats: Sequence[TableStats]) -> dict[str, float]:
+    """Return the sums of the counts of a table's shards, with the shares of keys that had a row."""
+    names = TableStats.__struct_fields__
+    total: dict[str, float] = {name: sum(getattr(each, name) for each in stats) for name in names}
+    for what, short in (("pushed", "push"), ("read", "read")):
+        total[f"{short}_hit_rate"] = total[f"{what}_found"] / total[what] if total[what] else math.nan
+    return total
 
 
 def checked_value(key: object, value: Value | None) -> Value:

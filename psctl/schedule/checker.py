@@ -31,7 +31,6 @@ class Contract(msgspec.Struct, frozen=True):
         members: the ranks that take part.
         precondition: what each node holds before.
         postcondition: what must be held after; other chunks may hold anything.
-        idempotent: a contribution may be counted more than once (a barrier); else exactly once in every result.
         same_bits: all members must end with the same expression.
     """
 
@@ -39,7 +38,6 @@ class Contract(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     precondition: Holdings
     postcondition: Holdings
-    idempotent: bool = False
     same_bits: bool = False
 
 
@@ -69,8 +67,10 @@ def prove(
     *,
     nodes: int | None = None,
     params: Mapping[str, object] | None = None,
+    contract: Contract | None = None,
+    root: int = 0,
 ) -> Schedule:
-    """Return the proven all-reduce of these transfers; the only way to build a schedule.
+    """Return the proven schedule of these transfers; the only way to build one.
 
     Args:
         name: the algorithm's name in job files and output.
@@ -79,15 +79,19 @@ def prove(
         shares: relative size of each chunk, positive whole numbers.
         nodes: number of ranks and helpers; `world` when there are no helpers.
         params: the options, for output.
+        contract: what it must keep; None: that of an all-reduce.
+        root: the rank that gives or gets the whole, where the collective has one.
 
     Raises:
-        ScheduleError: they are not an all-reduce.
+        ScheduleError: they do not keep the contract.
     """
     if world < 1 or not shares or any(share < 1 for share in shares):
         raise ScheduleError(f"{name}: a world of {world} and shares {list(shares)[:8]} make no schedule")
     count = max(world, nodes or world)
-    schedule = Schedule(name, world, count, tuple(shares), tuple(sorted(transfers)), dict(params or {}))
-    check(schedule, all_reduce_contract(world, len(shares)))
+    kept = contract or all_reduce_contract(world, len(shares))
+    ordered = tuple(sorted(transfers))
+    schedule = Schedule(name, world, count, tuple(shares), ordered, dict(params or {}), kept.collective, root)
+    check(schedule, kept)
     return schedule
 
 
@@ -164,7 +168,7 @@ class _SymbolicRun:
             operands = sorted([*operands, (node, self.masks[target], self.terms[target])])
         reduced = 0
         for source, mask, _ in operands:
-            if reduced & mask and not self.contract.idempotent:
+            if reduced & mask:
                 twice = _names(reduced & mask)
                 raise self._error(step, node, chunk, f"would count {twice} twice, the second time from {source}")
             reduced |= mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psctl.schedule.groups import spans
 from psctl.schedule.schedule import Schedule, ScheduleMessage
 
 
@@ -29,18 +30,8 @@ def summary(schedule: Schedule) -> str:
     helpers = schedule.nodes - schedule.world
     nodes = f"{schedule.world} ranks" + (f" and {helpers} helpers" if helpers else "")
     counts = f"{schedule.steps} steps, {len(schedule.messages())} messages"
-    return f"{schedule.name}: all-reduce among {nodes} in {counts}, at most {most:.3g} of the vector out of a rank"
-
-
-def spans(numbers: tuple[int, ...]) -> str:
-    """Return ascending numbers as ranges: (0, 1, 2, 5) is "0-2, 5"."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ", ".join("-".join(map(str, span)) for span in found)
+    name = f"{schedule.name}: {schedule.collective}"
+    return f"{name} among {nodes} in {counts}, at most {most:.3g} of the vector out of a rank"
 
 
 def _node_name(schedule: Schedule, node: int) -> str:

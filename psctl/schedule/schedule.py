@@ -1,6 +1,6 @@
 """A schedule as data: which node sends which chunk to which node, in which step, and whether it is copied or reduced.
 
-From this one value follow the proof that it is an all-reduce (`checker`), its predicted time (plan/), its execution
+From this one value follow the proof that it keeps its contract (`checker`), its predicted time (plan/), its execution
 (collectives/) and its text (`describe`).
 
     nodes    0 .. world-1 are the ranks that contribute; world .. nodes-1 are helpers that hold nothing at first
@@ -55,7 +55,7 @@ class ScheduleMessage(msgspec.Struct, frozen=True, order=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A proven all-reduce. Only `checker.prove` builds one.
+    """A proven schedule. Only `checker.prove` builds one.
 
     Args:
         name: the algorithm's name in job files and output.
@@ -64,6 +64,8 @@ class Schedule(msgspec.Struct, frozen=True):
         shares: relative size of each chunk.
         transfers: in the order of their steps.
         params: the options that it was built with (chunks, rings, root ...), for output.
+        collective: the contract that it keeps.
+        root: the rank that gives or gets the whole, where the collective has one.
     """
 
     name: str
@@ -72,6 +74,8 @@ class Schedule(msgspec.Struct, frozen=True):
     shares: tuple[int, ...]
     transfers: tuple[Transfer, ...]
     params: dict[str, object] = {}
+    collective: str = "all-reduce"
+    root: int = 0
 
     @property
     def steps(self) -> int:

@@ -5,6 +5,8 @@ ddp: `psctl.accelerate_ddp()`: has the gradients of a DistributedDataParallel su
 run: the run: the object with which a script does everything
 training_progress: steps, epochs, position in the data, and checkpoints between steps
 loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks
+collective_calls: the collectives that a script calls, run.all_reduce and others
+rank_connections: the connections of all workers for these
 coordinator_session: the session with the coordinator: requests, answers and waits
 plane_connections: the data plane of a worker: its connections to other workers, also after a loss
 standalone: the session of a run without a coordinator, and its lines of progress

@@ -34,14 +34,17 @@ from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWa
 from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
+    CollectiveChoice,
     ConnectAgain,
     Decision,
     Go,
     Join,
     Leave,
+    ListenForRanks,
     MemberReady,
     NotReplaceable,
     Prepare,
+    RanksAt,
     ScriptFinished,
     StartBegin,
     StartEnd,
@@ -59,6 +62,7 @@ from psctl.train_state.example_sharing import ExampleShare
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Layout, Member, State, TensorSlice
 from psctl.worker.plane_connections import Connect, PlaneConnections
+from psctl.worker.rank_connections import RankConnections
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
@@ -97,13 +101,15 @@ class CoordinatorSession:
         me: this worker, as its certificate names it.
         leave: ends the process, with the reason; called from the network thread.
         connect: connects to the workers of a schedule, given their hosts and how to learn their addresses.
+        connect_ranks: the same, for the collectives of the script.
     """
 
     is_in_job = True
     """Whether a job saves checkpoints and collects reports."""
 
     def __init__(
-        self, me: Member, leave: Callable[[PsctlError], object] = leave_process, connect: Connect | None = None
+        self, me: Member, leave: Callable[[PsctlError], object] = leave_process, connect: Connect | None = None,
+        connect_ranks: Connect | None = None,
     ) -> None:  # fmt: skip
         self.me = me
         self._leave = leave
@@ -127,6 +133,9 @@ class CoordinatorSession:
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._planes = PlaneConnections(connect, self.send, self._wait) if connect is not None else None
+        self._ranks = (
+            RankConnections(connect_ranks, self.send, self._wait, self._notify) if connect_ranks is not None else None
+        )
         self.example_share: ExampleShare | None = None
         """The ranks that share the examples of each clock; None before the decision."""
 
@@ -148,6 +157,11 @@ class CoordinatorSession:
             self._planes.on_message(message)
             with self._changed:
                 self._changed.notify_all()
+        if isinstance(message, ListenForRanks | RanksAt):
+            assert self._ranks is not None, "it was given a way to connect"
+            self._ranks.on_message(message)
+            self._notify()
+            return
         if isinstance(message, Membership):
             with self._changed:
                 if isinstance(message, ExamplesShared) and self.example_share is not None:
@@ -296,6 +310,11 @@ class CoordinatorSession:
         if self._planes is not None:
             self._planes.end()
 
+    def connect_ranks(self) -> tuple[DataPlane, list[CollectiveChoice]]:
+        """Connect to all workers for the collectives of the script; return the data plane and the plan for these."""
+        assert self._ranks is not None, "it was given a way to connect"
+        return self._ranks.connected()
+
     def begin(self, step: int) -> None:
         """Report that this worker has its start values; wait until all have. `step` steps were done before."""
         with self._changed:
@@ -414,6 +433,11 @@ class CoordinatorSession:
                 print(f"psctl: while the connection to the coordinator was closed: {error}", file=sys.stderr)
             connection.close(reason)
             connection.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
+
+    def _notify(self) -> None:
+        """Wake the threads that wait."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _wait(self, look: Callable[[], T | None]) -> T:
         """Wait until `look` returns something; the coordinator owns the deadline and its loss ends the wait."""

@@ -127,6 +127,9 @@ def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run
     session = CoordinatorSession(
         orders.member,
         connect=lambda schedule, hosts, exchange, memory: rendezvous(hosts).make(schedule, exchange, memory),
+        connect_ranks=lambda schedule, hosts, exchange, memory: rendezvous(hosts, purpose="ranks").make(
+            schedule, exchange, memory
+        ),
     )
     handler = CertificateRenewer(credentials, session, lambda _: None)  # no line: the output belongs to the script
     clock = SystemClock()

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from psctl.client.dense_client import ParameterClient
 from psctl.client.model_layout import check_given, describe
 from psctl.clock import Clock
+from psctl.collectives.group_collectives import GroupCollectives
 from psctl.errors import UsageError
 from psctl.job.training_messages import Decision, Heartbeat, Resume
 from psctl.kv.open_store import Stores
@@ -30,6 +31,7 @@ from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
 from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
+from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
 from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_profiler import StepProfiler
@@ -41,7 +43,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Scheduler = TypeVar("Scheduler", bound=Stateful)
 
 
-class Run:
+class Run(CollectiveCalls):
     """One worker's part in a training job; `psctl.init()` returns it.
 
         run = psctl.init()
@@ -87,6 +89,10 @@ class Run:
         self._progress = TrainingProgress(session, welcome, self._weight, self._tracked, self._spans)
         self._stores = Stores(session.me.rank, welcome.world, links or LocalServer, self._progress, folder)
         self._progress.on_save = self._on_save
+        script_links = ScriptLinks(session, welcome.world)
+        self._collectives = GroupCollectives(
+            session.me.rank, welcome.world, script_links.connect, script_links.choose
+        )  # fmt: skip
         self._synchronizer: Synchronizer | None = None
         self._rows = ModelRows([], self._weight)
         self._step_hooks: GradientHooks | None = None
@@ -408,6 +414,7 @@ class Run:
             if self._synchronizer is not None:
                 self._synchronizer.finish()
             self._progress.finish()
+        self._collectives.close(failed=bool(failed))
         self._stores.close(failed=bool(failed))
         if self._heartbeat is not None:
             self._heartbeat.end()
@@ -483,7 +490,8 @@ class Run:
         self._tracked.resume(resume.state.get("tracked") or {}, load_saved(resume, names, self._session.load))
 
     def _beat(self) -> None:
-        doing = self._stores.doing or (self._synchronizer.activity if self._synchronizer is not None else "start")
+        activity = self._synchronizer.activity if self._synchronizer is not None else "start"
+        doing = self._collectives.activity or self._stores.doing or activity
         self._session.send(Heartbeat(self.step, doing, self._progress.shares_examples))
 
     def _on_save(self, step: int) -> None:

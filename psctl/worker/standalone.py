@@ -11,7 +11,7 @@ import torch
 
 from psctl.clock import Clock, SystemClock
 from psctl.collectives.data_plane import DataPlane
-from psctl.job.training_messages import Decision, Welcome
+from psctl.job.training_messages import CollectiveChoice, Decision, Welcome
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleShare
@@ -60,6 +60,9 @@ class StandaloneSession:
 
     def connect_plane_again(self, schedule: Schedule, former: DataPlane | None, why: str) -> DataPlane:
         raise AssertionError("no lost worker is replaced without a job")
+
+    def connect_ranks(self) -> tuple[DataPlane, list[CollectiveChoice]]:
+        raise AssertionError("the engine connects ranks without a job")
 
     def report_not_replaceable(self, reason: str) -> NoReturn:
         raise AssertionError("no lost worker is replaced without a job")

@@ -112,7 +112,7 @@ def test_a_lost_connection_ends_the_sum_everywhere_at_once(name: str, way: str) 
         before = cast.play([torch.ones(64) for _ in range(4)])
         assert cast.channels[1].aborted
         assert isinstance(before[1], PeerLost)
-        assert before[1].message == "rank 1 lost a peer while gradients were summed: connection reset"
+        assert before[1].message == "rank 1 lost a peer in a sum of gradients: connection reset"
         assert all(isinstance(error, PeerLost) and "aborted" in error.message for error in before[2:4])
         again = cast.play([torch.ones(64) for _ in range(4)])
         assert all(isinstance(error, PeerLost) for error in again), "nothing is played after a loss"

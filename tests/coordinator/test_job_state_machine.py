@@ -13,7 +13,7 @@ from psctl.coordinator.state import checkpoints
 from psctl.coordinator.state.instructions import (
     AppendEvent,
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
     CloseCoordinator,
     CommitCheckpoint,
     Connected,
@@ -167,7 +167,6 @@ def test_the_end_waits_for_what_was_saved_last() -> None:
     new = job.handle(CheckpointCommitted(7, "/c/7", 8, 0.1))
     assert appended(new, events.CheckpointWritten)[0].path == "/c/7"
     assert SendCheckpointCopy(7, A1) in new
-    job.handle(CheckpointCopySent(7))
     assert job.machine.state == "stopping"
     job.receive(A1, CheckpointCopyDone(7))
     assert job.finished.status == "done"
@@ -215,7 +214,7 @@ def test_the_checkpoint_and_the_commands_are_in_the_failure() -> None:
     for member in (W0, S0):
         job.receive(member, SaveBegin(500, []))
         job.receive(member, SaveEnd(500))
-    job.handle(CheckpointCommitted(500, "/c", 8, 0.1), CheckpointCopySent(500))
+    job.handle(CheckpointCommitted(500, "/c", 8, 0.1))
     job.receive(A1, CheckpointCopyDone(500))
     job.receive(W1, Heartbeat(507, "compute"))
     job.exits(W1, 1, "ValueError: NaN")
@@ -442,7 +441,7 @@ def test_a_polite_stop_cuts_one_step_beyond_the_furthest_and_saves() -> None:
     for member in (W0, S0):
         job.receive(member, SaveBegin(9, []))
         job.receive(member, SaveEnd(9))
-    job.handle(CheckpointCommitted(9, "/c/9", 8, 0.1), CheckpointCopySent(9))
+    job.handle(CheckpointCommitted(9, "/c/9", 8, 0.1))
     job.receive(A1, CheckpointCopyDone(9))
     for worker in (W0, W1):
         job.receive(worker, ScriptFinished(9))
@@ -612,7 +611,7 @@ ANYTHING = st.one_of(
     st.builds(MessageReceived, st.sampled_from([A0, A1]), st.builds(ProcessStarted, MEMBERS, st.just(5))),
     st.builds(MessageReceived, st.sampled_from([A0, A1]), st.just(Register())),
     st.builds(CheckpointCommitted, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
-    st.builds(CheckpointCopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
+    st.builds(CheckpointCopyFailed, st.integers(1, 3), st.sampled_from([A0, A1]), st.just("gone")),
     st.builds(Connected, MEMBERS),
     st.builds(ConnectionLost, st.one_of(MEMBERS, st.sampled_from([A0, A1])), st.just("reset")),
     st.just(PlanMade("ps", "server", [0], PLAN)),
@@ -715,7 +714,7 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_over_all_ranks() -> None:
     assert [(each.step, each.metrics) for each in commits(job.report(W1, 460, loss=467.0, rested=460))] == [
         (460, {"early": 5.0, "loss": 464.0})
     ]
-    job.handle(CheckpointCommitted(460, "/c", 8, 0.1), CheckpointCopySent(460))
+    job.handle(CheckpointCommitted(460, "/c", 8, 0.1))
     job.report(W0, 462, loss=1.0, rested=462)
     job.report(W1, 462, loss=1.0, rested=462)
     assert [each.metrics for each in job.saves(463)] == [{}], "nobody reported of step 463: no other step's stand in"

@@ -59,6 +59,7 @@ class Job(ThreadedJob):
         traces: by rank: receives the events of a run.
         elastic: continue without lost workers.
         free: slots for more workers.
+        factor_rows: of a worker's batch, where `factors` of the job names layers.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -68,10 +69,11 @@ class Job(ThreadedJob):
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
+        factor_rows: int | None = None,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
-            staleness=staleness, period=period, report_seconds=report_seconds, restarts=99,
+            staleness=staleness, period=period, report_seconds=report_seconds, restarts=99, factor_rows=factor_rows,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes

@@ -19,14 +19,14 @@ from psctl.plan.allreduce_times import (
 )
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.routes import SimulatedNetwork, places
-from psctl.schedule.algorithms import catalog, root
+from psctl.schedule.algorithms import catalog, collectives, root
 from psctl.schedule.algorithms import ring as rings
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.phases import all_reduce
 from psctl.schedule.schedule import Schedule, Transfer
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
-from tests.reference import collectives
+from tests.reference import barriers
 from tests.reference.crossovers import ring_beats_double_tree, ring_beats_halving_doubling
 from tests.reference.factored_gradients import (
     Layer,
@@ -137,8 +137,12 @@ def new_peers(plan: Schedule) -> float:
     return float(len([peer for peer, _ in itertools.groupby(receivers)]))
 
 
+def chain_one_way(world: int) -> Schedule:
+    return collectives.build("broadcast", world, "pipelined-chain", options=ScheduleOptions(chunks=1))
+
+
 def token_lap(world: int) -> Schedule:
-    whole = collectives.build("barrier", world, "token-ring")
+    whole = barriers.build("token-ring", world)
     return msgspec.structs.replace(whole, transfers=tuple(one for one in whole.transfers if one.step < world))
 
 
@@ -201,7 +205,7 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
         float(catalog.build("halving-doubling", p).steps) for p in (2, 4, 8, 16)
     ],
     "steps of halving-doubling, 6 ranks": lambda: [float(catalog.build("halving-doubling", 6).steps)],
-    "chain, 4 and 8 ranks, one way": lambda: [messages(collectives.build("broadcast", p, "chain")) for p in (4, 8)],
+    "chain, 4 and 8 ranks, one way": lambda: [messages(chain_one_way(p)) for p in (4, 8)],
     "one server, 1 2 4 8 workers": lambda: [servers_of_their_own(m, 1) for m in (1, 2, 4, 8)],
     "8 workers, 1 2 4 8 servers": lambda: [servers_of_their_own(8, n) for n in (1, 2, 4, 8)],
     "as many servers as workers, 2 4 8": lambda: [servers_of_their_own(m, m) for m in (2, 4, 8)],
@@ -212,9 +216,9 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
         split(8, 2, 1.0, 1.0).spare,
         split(8, 2, 1.0, 1.0).worker,
     ],
-    "barrier by dissemination, 8 ranks": lambda: [messages(collectives.build("barrier", 8, "dissemination"))],
+    "barrier by dissemination, 8 ranks": lambda: [messages(barriers.build("dissemination", 8))],
     "barrier by token, one lap, 8 ranks": lambda: [messages(token_lap(8))],
-    "barrier by token, with the lap that releases": lambda: [messages(collectives.build("barrier", 8, "token-ring"))],
+    "barrier by token, with the lap that releases": lambda: [messages(barriers.build("token-ring", 8))],
     "neighbours of a 4 by 4 torus": lambda: [on(star(16, 1e9, 1e-5), stencil(4), 4e6)],
     "new peers of a ring and of halving-doubling, 8 ranks": lambda: [
         new_peers(catalog.build(name, 8)) for name in ("ring", "halving-doubling")

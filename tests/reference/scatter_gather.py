@@ -13,13 +13,10 @@ Reductions are no cases of it: there what arrives is added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
-Collective = Literal[
-    "barrier", "broadcast", "scatter", "gather", "all-gather", "reduce", "reduce-scatter", "all-reduce", "all-to-all"
-]  # fmt: skip
+from psctl.schedule.contracts import Collective
 
 Route = tuple[int, tuple[int, ...]]
 """Where a chunk is at first, and who must have it at the end."""

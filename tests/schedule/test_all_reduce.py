@@ -18,8 +18,6 @@ from psctl.schedule.schedule import Schedule, Transfer
 from psctl.types import STRATEGIES
 from tests.helpers.reference_player import changes, play, sums_everywhere, vectors
 from tests.hypothesis_profile import examples
-from tests.reference.contracts import Group
-from tests.reference.groups import within
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
 
@@ -72,20 +70,6 @@ def test_every_strategy_is_proven_for_larger_worlds_in_any_order(
     )  # fmt: skip
     schedule = catalog.build(name, world, given)
     assert sums_everywhere(world, len(schedule.shares), schedule.transfers)
-
-
-@settings(max_examples=examples(100))
-@given(st.sampled_from(NAMES), st.permutations(range(9)), st.integers(1, 9))
-def test_every_algorithm_works_among_a_group_of_ranks(name: str, ranks: list[int], size: int) -> None:
-    group = Group(tuple(ranks[:size]))
-    schedule = within(catalog.build(name, size, options(size)), group, 9)
-    start = vectors(9, len(schedule.shares))
-    end = play(start, schedule.transfers, lambda one, other: one + other)
-    assert end is not None
-    for chunk in range(len(schedule.shares)):
-        wanted = sum(start[rank, chunk] for rank in group.ranks)
-        assert all(end[rank, chunk] == wanted for rank in group.ranks)
-        assert all(end[rank, chunk] == start[rank, chunk] for rank in range(9) if rank not in group)
 
 
 def refusal(schedule: Schedule, transfers: tuple[Transfer, ...]) -> ScheduleError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from psctl.schedule import describe
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.groups import spans
 
 
 def test_lines_name_step_ends_chunks_and_action() -> None:
@@ -29,7 +30,7 @@ def test_a_message_has_one_line_and_long_listings_are_cut() -> None:
     found = describe.lines(catalog.build("halving-doubling", 8), limit=3)
     assert found[0] == "step 0  rank 0 -> rank 1  add chunks 4-7" and len(found) == 4
     assert found[3] == "and 45 more"
-    assert describe.spans((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
+    assert spans((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
 
 
 def test_step_numbers_are_aligned() -> None:

@@ -6,11 +6,11 @@ from math import ceil, floor, log2
 
 import pytest
 
-from psctl.schedule.algorithms import catalog, parameter_server, ring, sharded, trees
+from psctl.schedule.algorithms import catalog, collectives, parameter_server, ring, sharded, trees
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.schedule import Schedule
 from tests.helpers.reference_player import sums_everywhere
-from tests.reference import collectives
+from tests.reference import barriers
 
 WORLDS = [2, 3, 4, 5, 6, 7, 8, 12, 16, 24]
 
@@ -59,8 +59,10 @@ def test_folding_sends_two_vectors_at_most(p: int) -> None:
 @pytest.mark.parametrize("p", [2, 3, 8, 9])
 def test_pipelines_take_as_many_steps_as_hops_and_chunks(p: int, k: int) -> None:
     assert catalog.build("pipelined-chain", p, ScheduleOptions(chunks=k)).steps == 2 * (p - 1) + k - 1
-    assert collectives.build("broadcast", p, "chain", chunks=k).steps == p - 1 + k - 1
-    assert collectives.build("reduce", p, "chain", chunks=k).steps == p - 1 + k - 1
+    assert (
+        collectives.build("broadcast", p, "pipelined-chain", options=ScheduleOptions(chunks=k)).steps == p - 1 + k - 1
+    )
+    assert collectives.build("reduce", p, "pipelined-chain", options=ScheduleOptions(chunks=k)).steps == p - 1 + k - 1
     depth = floor(log2(p))
     assert catalog.build("pipelined-tree", p, ScheduleOptions(chunks=k)).steps == 2 * depth + k - 1
 
@@ -70,14 +72,15 @@ def test_steps_of_the_other_collectives(p: int) -> None:
     lg = ceil(log2(p))
     rows = [
         ("broadcast", "tree", lg), ("scatter", "tree", lg), ("gather", "tree", lg), ("reduce", "tree", lg),
-        ("broadcast", "scatter-ring", lg + p - 1), ("all-gather", "ring", p - 1), ("all-gather", "bruck", lg),
-        ("reduce-scatter", "ring", p - 1), ("reduce-scatter", "bruck", lg), ("all-to-all", "pairwise", p - 1),
-        ("all-to-all", "bruck", lg), ("all-to-all", "direct", 1), ("barrier", "dissemination", lg),
-        ("barrier", "token-ring", 2 * p), ("barrier", "root", 2), ("barrier", "all-to-all", 1),
+        ("broadcast", "ring", lg + p - 1), ("all-gather", "ring", p - 1), ("all-gather", "recursive-doubling", lg),
+        ("reduce-scatter", "ring", p - 1), ("reduce-scatter", "recursive-doubling", lg), ("all-to-all", "ring", p - 1),
+        ("all-to-all", "recursive-doubling", lg), ("all-to-all", "sharded", 1),
     ]  # fmt: skip
     for collective, algorithm, steps in rows:
         assert collectives.build(collective, p, algorithm).steps == steps, (collective, algorithm)
-    for algorithm in ("ring", "sharded", "bruck"):
+    for barrier, steps in {"dissemination": lg, "token-ring": 2 * p, "root": 2, "all-to-all": 1}.items():
+        assert barriers.build(barrier, p).steps == steps, barrier
+    for algorithm in ("ring", "sharded", "recursive-doubling"):
         for collective in ("all-gather", "reduce-scatter"):
             sent = collectives.build(collective, p, algorithm).sent(1.0)
             assert sent == pytest.approx([(p - 1) / p] * p), (collective, algorithm)
@@ -86,7 +89,7 @@ def test_steps_of_the_other_collectives(p: int) -> None:
 
 @pytest.mark.parametrize("p", [4, 8, 16])
 def test_bruck_moves_half_of_all_chunks_in_every_step(p: int) -> None:
-    schedule = collectives.build("all-to-all", p, "bruck")
+    schedule = collectives.build("all-to-all", p, "recursive-doubling")
     for _, transfers in schedule.by_step():
         for rank in range(p):
             assert sum(one.source == rank for one in transfers) == p // 2

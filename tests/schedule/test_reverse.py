@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from psctl.schedule.algorithms import doubling, parameter_server, ring, root, sharded, trees
+from psctl.schedule.algorithms import bruck, doubling, parameter_server, ring, root, sharded, trees
+from psctl.schedule.algorithms.collectives import pipelined_broadcast
 from psctl.schedule.checker import ScheduleError
 from psctl.schedule.phases import AllGather, all_reduce, reverse, shifted
 from psctl.schedule.schedule import Transfer
+from tests.helpers.proofs import prove
 from tests.helpers.reference_player import play, sums_everywhere, vectors
-from tests.reference import bruck
-from tests.reference.collective_schedule import prove
-from tests.reference.collectives import pipelined_broadcast
 
 
 def all_gathers(world: int) -> dict[str, AllGather]:

@@ -76,7 +76,7 @@ def test_without_compression_nothing_is_rounded() -> None:
 
 def test_a_sum_of_many_halves_is_rounded_once() -> None:
     schedule = catalog.build("sharded", 4)
-    chunks = VectorChunks(schedule, 4)
+    chunks = VectorChunks(schedule.ranges(4))
     vector = torch.full((4,), 256.0, dtype=torch.bfloat16)
     aside = {rank: torch.full((1,), 1.0, dtype=torch.bfloat16) for rank in (1, 2, 3)}
     chunks.write(ChunkWrite(0, 0, (1, 2, 3), reduces=True, own=True, before=-1, readers=()), 0, vector, aside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -115,3 +116,34 @@ def test_the_path_ends_at_the_objective_of_a_single_machine(
     objective, _, filtered = solve(tmp_path, "--tau", tau, "--rate", rate)
     assert abs(objective - expected) <= 1e-6 * expected
     assert filtered > 90
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "library", "line"),
+    [("hf-trainer", "transformers", "evaluation loss 0."), ("lightning", "lightning", "accuracy 0.9")],
+)
+def test_scripts_of_other_libraries_do_the_same_under_torchrun_and_psctl(
+    tmp_path: Path, name: str, library: str, line: str
+) -> None:
+    pytest.importorskip(library)
+    folder = tmp_path / name
+    shutil.copytree(TEMPLATES / name, folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def last_line(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done
+        found = [each for each in done.stdout.splitlines() if each.startswith(line)]
+        assert len(found) == 1, done
+        return found[0]
+
+    last_line("train.py")
+    under_torchrun = last_line("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "train.py")
+    run = Psctl(tmp_path).run("train", str(folder / "job.yaml"), "-o", "jsonl", "--env", "OMP_NUM_THREADS=1")
+    assert run.code == 0, run
+    printed = [event["text"] for event in run.of("log") if event["text"].startswith(line)]
+    assert printed == [under_torchrun]

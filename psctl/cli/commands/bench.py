@@ -65,7 +65,7 @@ def bench(
         bench_runs.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
         controls_of(congestion),
     )  # fmt: skip
-    call = BenchCall(own, own.cluster(cluster), bench_request)
+    call = BenchCall(own, own.cluster(cluster, lent=True), bench_request)
     code = call.run()
     own.print_result(call.document(), draw_bench)
     return code

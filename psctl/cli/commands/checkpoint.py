@@ -87,9 +87,12 @@ def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
     Examples:
       psctl checkpoint show digits-3@latest
     """
+    from psctl.launch.checkpoints.checkpoint_listing import holders
+
     own = Context.of(context)
     with _located(own, checkpoint) as (_, found):
-        own.print_result(found.brief, _draw_brief)
+        hosts = holders(own.home, found.record, found.host.name, found.step, own.connect)
+        own.print_result(found.brief | {"hosts": hosts}, _draw_brief)
 
 
 @checkpoint.command()
@@ -168,8 +171,8 @@ def restore(
 
     own = Context.of(context)
     record, which = _record(own, checkpoint)
-    own.progress("", f"verifying {checkpoint}")
-    found = checkpoint_actions.find(own.home, record, which, own.connect)
+    with own.working(f"verifying {checkpoint}"):
+        found = checkpoint_actions.find(own.home, record, which, own.connect)
     given = launching.overrides(workers, servers, strategy, settings)
     if job is not None:
         text, source = own.read_file(job, "a job file")
@@ -191,18 +194,33 @@ def export(
     context: typer.Context,
     checkpoint: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="STORE",
+            show_default=False,
+            help="Write the rows of integer keys of this store instead: keys and rows, or OUT.parquet.",
+        ),
+    ] = None,
 ) -> None:
     """Write a checkpoint's model as one safetensors file. Tensors have the model's own names.
 
     \b
     Examples:
       psctl checkpoint export digits-3@best model.safetensors
+      psctl checkpoint export ctr-1@latest rows.safetensors --table default
     """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
     with _located(own, checkpoint) as (shell, found):
+        if table is not None:
+            rows, size = checkpoint_actions.export_rows(shell, found, table, out)
+            document = {"id": found.id, "path": str(out.absolute()), "bytes": size, "rows": rows}
+            own.print_result(document, draw_fields)
+            return
         size = checkpoint_actions.export(shell, found, out)
     own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 
@@ -252,9 +270,23 @@ def prune(
             own.confirm(f"remove {len(removed)} of {record.job}'s checkpoints: {', '.join(removed)}")
         rows = checkpoint_actions.prune(shell, record, keep) if removed else []
         kept = rows_on(shell, record.head, record)
-    own.print_result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
-    if rows and len(record.hosts) > 1:
-        own.tell("copies on the job's other hosts were not removed")
+    copies = _prune_copies(own, record, keep) if removed else {}
+    result = {"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept, "copies": copies}
+    own.print_result(result, draw_pruned)
+
+
+def _prune_copies(own: Context, record: JobRecord, keep: int) -> dict[str, list[int]]:
+    """Remove copies on the job's other hosts; return the removed steps by host."""
+    from psctl.launch.checkpoints import checkpoint_actions
+
+    others = [host.name for host in record.hosts if host is not record.head]
+    if not others:
+        return {}
+    with own.connect(own.cluster_of(record), others) as fleet:
+        removed, failed = checkpoint_actions.prune_copies(fleet, record, keep)
+    for host, message in failed.items():
+        own.warn(f"the copies on {host} were not removed: {message}")
+    return removed
 
 
 def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
@@ -266,12 +298,14 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
 @contextlib.contextmanager
 def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheckpoint]]:
-    """Give a shell on the head of a checkpoint's job, and the checkpoint there."""
+    """Give a checkpoint and a shell on a host that holds it: the job's head, or where a copy is."""
     from psctl.launch.checkpoints import checkpoint_actions
 
     record, which = _record(own, reference)
-    with own.head_shell(record) as (shell, record):
-        yield shell, checkpoint_actions.locate(shell, record, which)
+    with checkpoint_actions.reached(own.home, record, which, own.connect) as reached:
+        if reached[1].host.name != record.hosts[record.leader].name:
+            own.warn(f"{reached[1].id}: this is the copy on {reached[1].host.name}")
+        yield reached
 
 
 def _verify_here(own: Context, folder: Path) -> CheckpointRow:
@@ -313,7 +347,8 @@ def _draw_brief(console: Console, brief: Document) -> None:
     metrics = " ".join(f"{name}={number(value)}" for name, value in brief["metrics"].items())
     draw_fields(console, {
         "checkpoint": brief["id"], "written": date_time(brief["time"]), "step": brief["step"], "epoch": brief["epoch"],
-        "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "metrics": metrics,
+        "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "hosts": ", ".join(brief["hosts"]),
+        "metrics": metrics,
         "workers": brief["world"], "servers": brief["servers"], "strategy": brief["strategy"],
         "optimizer on": brief["update"], "seed": brief["seed"], "psctl": brief["version"], "code": brief["code_hash"],
         "tensors": len(brief["tensors"]), "signature": SIGNED[brief["signed"]],

@@ -15,6 +15,7 @@ returning_hosts: lost hosts that return, and may be used again
 restart: the restart of all processes from a checkpoint
 lost_workers: the last clock of a lost worker that counts, and its replacement, under ps
 collective_losses: lost workers under collectives, and new connections between workers
+script_collectives: workers connect for the collectives of the training script
 example_division: the division of examples when workers are lost and not replaced, join or leave
 joining_workers: workers that join and leave while the others train
 server_changes: losses, replacements, joins and releases of servers; shards of parameters

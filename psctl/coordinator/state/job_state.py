@@ -20,6 +20,7 @@ from psctl.coordinator.state.outages import Outage
 from psctl.coordinator.state.partitions import Partitions
 from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.scaling import Scaling
+from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.server_changes import Shards
 from psctl.coordinator.state.stalls import Stalls
 from psctl.coordinator.state.startup import Startup
@@ -51,6 +52,8 @@ class Rank(msgspec.Struct):
     """Percent of one core, at the last sample of its host."""
     memory: int = 0
     """Bytes, at the last sample of its host."""
+    parts: dict[str, int] = {}
+    """Percent of a worker's time by `activity.PARTS`, at the last sample of its host."""
     sync: int = 0
     """Percent of its time before its last appended state that it waited for synchronization."""
     traffic: float = 0.0
@@ -133,6 +136,7 @@ class JobState:
         self.division = ExampleDivision()
         self.lost_workers = LostWorkers()
         self.planes = PlaneEpochs()
+        self.collectives = ScriptCollectives()
         self.losses = Losses()
         self.restart: Restart | None = None
         self.outage: Outage | None = None  # of the head's link
@@ -329,6 +333,6 @@ class JobState:
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
                 cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
-                traffic=rank.traffic,
+                traffic=rank.traffic, parts=rank.parts,
             )
         )  # fmt: skip

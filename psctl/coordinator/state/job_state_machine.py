@@ -25,6 +25,7 @@ from psctl.coordinator.state import (
     restart,
     returning_hosts,
     scaling,
+    script_collectives,
     server_changes,
     startup,
     table_placement,
@@ -33,8 +34,10 @@ from psctl.coordinator.state import (
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
+    CheckpointUploadEnded,
     CloseConnection,
+    CollectivesPlanned,
     Connected,
     ConnectionLost,
     Input,
@@ -83,6 +86,8 @@ from psctl.job.training_messages import (
     NotReplaceable,
     PlaneBroken,
     Prepare,
+    RankListens,
+    RanksWanted,
     Resume,
     ScriptFinished,
     WorkerListens,
@@ -200,12 +205,16 @@ class JobStateMachine:
                     losses.on_host_lost(job, host, why)
             case PlanMade():
                 startup.on_plan_made(job, given)
+            case CollectivesPlanned():
+                script_collectives.on_planned(job, given)
             case ShardsMade():
                 startup.on_shards_made(job, given)
             case CheckpointCommitted():
                 checkpoints.on_committed(job, given)
-            case CheckpointCopySent():
-                checkpoints.on_copied(job, given)
+            case CheckpointCopyFailed(step=step, agent=agent, problem=problem):
+                checkpoints.on_copied(job, agent, step, problem)
+            case CheckpointUploadEnded():
+                checkpoints.on_uploaded(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
             case LeaderWaited(seconds=seconds):
@@ -278,8 +287,8 @@ class JobStateMachine:
                 returning_hosts.on_host_wanted(job, agent, message)
             case ScaleWanted():
                 scaling.on_scale_wanted(job, agent, message)
-            case CheckpointCopyDone():
-                checkpoints.on_copied(job, message)
+            case CheckpointCopyDone(step=step, problem=problem):
+                checkpoints.on_copied(job, agent, step, problem)
             case _:
                 self._notice_unexpected(agent, message)
 
@@ -334,6 +343,10 @@ class JobStateMachine:
                 example_division.on_next_clock(job, worker, message)
             case WorkerListens():
                 startup.on_listens(job, worker, message)
+            case RanksWanted():
+                script_collectives.on_wanted(job, worker)
+            case RankListens():
+                script_collectives.on_listens(job, worker, message)
             case TablesWanted():
                 table_placement.on_tables_wanted(job, worker)
             case PlaneBroken():

@@ -7,10 +7,10 @@ failure that is no loss, and follows from none, turns it into the job's end. A j
 
 Under ps some losses lose no state, and the job continues after them without a restart. The job survives a server's loss
 when each of its shards has another member. It survives a worker's loss when the optimizer steps on servers, so that the
-replacement finds all its state in the store, and (`wait`) a slot is free for it. While a replaced worker still waits
-for its start values, a server's loss restarts the job: the last clock of the predecessor that counts may be complete on
-that server and applied nowhere, and no worker would push it again. With the start values every shard, and every replica
-of it, has applied that clock.
+replacement finds all its state in the store, the script calls no collectives (script_collectives.py), and (`wait`) a
+slot is free for it. While a replaced worker still waits for its start values, a server's loss restarts the job: the
+last clock of the predecessor that counts may be complete on that server and applied nowhere, and no worker would push
+it again. With the start values every shard, and every replica of it, has applied that clock.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
-    job.checkpoints.copying.clear()  # the copy was being sent to this host, or CheckpointCopySent will report a problem
+    checkpoints.remove_copy_host(job, Member("agent", host))
     name = job.order.hosts[host].name
     connected = [rank.member for rank in job.ranks.values() if rank.host == host and rank.connected]
     job.instructions += [CloseConnection(member, reason) for member in [Member("agent", host), *connected]]
@@ -262,7 +262,7 @@ def _may_lose_worker(job: JobState, rank: Rank) -> bool:
     if not job.training or job.shards.placement is None:
         return False
     on_servers = job.plan is not None and job.plan.update == "server" and job.shards.ranges
-    if job.order.on_worker_loss == "restart" or not on_servers or not rank.decided:
+    if job.order.on_worker_loss == "restart" or not on_servers or not rank.decided or job.collectives.wanted:
         return False
     fewest = job.order.elastic[0] if job.order.elastic is not None else 1
     return lost_workers.is_replaced(job, rank) or len(job.live("worker")) >= fewest

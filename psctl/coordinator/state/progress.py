@@ -9,6 +9,7 @@ import msgspec
 
 from psctl.coordinator.state import checkpoints
 from psctl.job import events
+from psctl.job.activity import PARTS
 from psctl.job.process_messages import HostSample, OutputLines
 from psctl.job.training_messages import Heartbeat, WorkerReport
 from psctl.types import Member
@@ -344,6 +345,7 @@ def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
         rank = job.ranks.get(usage.member)
         if rank is not None and rank.host == agent.rank:
             rank.cpu, rank.memory = usage.cpu, usage.memory
+            rank.parts = {name: share for name, share in zip(PARTS, usage.parts, strict=False) if share}
     if math.isfinite(message.sent + message.received) and min(message.sent, message.received) >= 0:
         sent, received = (float(f"{rate:.3g}") for rate in (message.sent, message.received))
         job.progress.traffic[agent.rank] = (sent, received)

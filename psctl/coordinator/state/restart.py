@@ -34,6 +34,7 @@ from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
+from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.table_placement import TableServers
 from psctl.job import events, failures
 from psctl.job.membership_messages import StepUnfit
@@ -225,6 +226,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.startup.reached = {"starting": job.now}
     job.lost_workers = LostWorkers()
     job.planes = PlaneEpochs()
+    job.collectives = ScriptCollectives()
     job.division = ExampleDivision()
     job.partitions.reported.clear()
     job.partitions.last.clear()

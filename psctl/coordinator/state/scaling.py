@@ -69,7 +69,9 @@ def grow(job: JobState) -> None:
     workers, on_host = len(live), Counter(rank.host for rank in live)
     free = sum(max(0, host.slots - on_host[index]) for index, host in _living(job).items())
     more = min(job.order.elastic[1] - workers, free)
-    trains = job.training and job.plan is not None and not any(rank.finished for rank in live)
+    trains = (
+        job.training and job.plan is not None and not job.collectives.wanted and not any(rank.finished for rank in live)
+    )
     if more <= 0 or not trains or job.joining.members or job.returning or not joining_workers.may_retry(job):
         scaling.may_grow_since = None
     elif scaling.may_grow_since is None:
@@ -95,6 +97,8 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     if job.plan.chosen != "ps":
         text = f"strategy {job.plan.chosen} sums over a fixed number of workers and has no servers"
         return text, f"set strategy: ps, or {INSTEAD}"
+    if message.workers is not None and job.collectives.wanted:
+        return "its script calls collectives (run.barrier and others), of a fixed number of workers", INSTEAD
     if message.workers is not None and hosts_for_workers(job, message.workers) is None:
         slots = sum(max(host.slots, host.workers) for host in _living(job).values())
         return f"{message.workers} workers do not fit: the job's hosts have {slots} slots", INSTEAD

@@ -21,6 +21,7 @@ from psctl.coordinator.state import (
     lost_workers,
     outages,
     returning_hosts,
+    script_collectives,
     server_changes,
     sum_order,
     takeover,
@@ -61,7 +62,8 @@ def start_job(job: JobState, pid: int) -> None:
     hosts = [host.name for host in job.order.hosts]
     roles = [events.RoleOf("coordinator", 0, hosts[0])]
     roles += [events.RoleOf("worker", rank.member.rank, job.host_name(rank)) for rank in job.ranks_of("worker")]
-    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles))
+    name = job.resume.checkpoint if job.resume is not None else ""
+    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles, checkpoint=name))
     job.append_coordinator_state("running", pid)
     job.move("placed")
 
@@ -139,6 +141,7 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
     if rank.member.role == "worker":
         job.startup.reached.setdefault("joined", job.now)
         job.append_event(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host_name(rank)))
+        script_collectives.on_joined(job, rank)
 
 
 def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, losses, table_placement
+from psctl.coordinator.state import checkpoints, losses, script_collectives, table_placement
 from psctl.coordinator.state.instructions import (
     CommitCheckpoint,
     FindRestorable,
     MakePlan,
     MakeShards,
+    PlanCollectives,
     SendCheckpointCopy,
     TakenOver,
+    UploadCheckpoint,
 )
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
@@ -30,7 +32,9 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-REQUESTS = (MakePlan, MakeShards, CommitCheckpoint, SendCheckpointCopy, FindRestorable)
+REQUESTS = (
+    MakePlan, PlanCollectives, MakeShards, CommitCheckpoint, SendCheckpointCopy, UploadCheckpoint, FindRestorable,
+)  # fmt: skip
 """Instructions whose answers were lost with the old coordinator; `on_taken_over` decides about each."""
 
 RECONNECT = 10.0
@@ -118,4 +122,4 @@ def _is_starting(job: JobState) -> bool:
     """Whether a process may be loading values, or waiting for the plan or for start values."""
     live = [*job.live("worker"), *job.live("server")]
     loading = any(rank.joined and not (job.training and rank.ready) for rank in live)
-    return loading or bool(table_placement.awaited_servers(job))
+    return loading or script_collectives.is_connecting(job) or bool(table_placement.awaited_servers(job))

@@ -62,7 +62,7 @@ def command(spec: ClusterSpec, job: str, place: RankPlace, words: Sequence[str],
         terminal: this psctl has one.
     """
     there = [
-        place.host.python, "-c", program_source(RANK_SHELL), job, str(place.pid), place.host.job_dir, *words
+        place.host.python, "-c", program_source(RANK_SHELL), job, str(place.pid), place.host.files, *words
     ]  # fmt: skip
     host = next(each for each in spec.hosts if each.name == place.host.name)
     if host.local:

@@ -1,9 +1,9 @@
 """Starts a shell or a command beside a process of a job: in its folder, with its environment.
 
-    python rank_shell.py JOB PID CODE [COMMAND ...]
+    python rank_shell.py JOB PID FOLDER [COMMAND ...]
 
-Where the process runs no more, the folder is CODE, the one that holds the job's files, and the environment is that of
-the login. It stands in for a login shell, so it prints nothing but that notice.
+Where the process runs no more, the folder is FOLDER, the one in which the job's workers ran, and the environment is
+that of the login. It stands in for a login shell, so it prints nothing but that notice.
 """
 
 import os
@@ -27,9 +27,9 @@ def environment_of(pid: str, job: str) -> "dict[str, str] | None":
     return found
 
 
-def main(job: str, pid: str, code: str, *command: str) -> None:
+def main(job: str, pid: str, begun: str, *command: str) -> None:
     """Replace this process by the shell or the command."""
-    environment, folder = environment_of(pid, job), os.path.expanduser(code)
+    environment, folder = environment_of(pid, job), os.path.expanduser(begun)
     if environment is None:
         print("the process does not run: this is its folder, with the environment of a login", file=sys.stderr)
         environment = dict(os.environ)

@@ -2,6 +2,7 @@
 
 reductions: commutative monoids on rows
 row_index: rows by 64-bit key
+retention: which rows a table takes and keeps: admission, expiry, eviction
 row_initialisers: start values of rows by seed and key
 row_optimizers: optimizers of rows, and their state
 table_bytes: entries and shards of tables as bytes

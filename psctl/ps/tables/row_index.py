@@ -302,8 +302,8 @@ class TableRows:
         self._words: tuple[torch.Tensor, Array] | None = None
         self.lanes = self.zeros(0)
         """By slot; valid up to the number of rows."""
-        self.removals = 0
-        """How often rows were removed: slots are valid until then."""
+        self.most: int | None = None
+        """The number of rows for which memory is taken at most, while there are no more."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -346,6 +346,8 @@ class TableRows:
         held, count = len(self), len(self) + len(keys)
         if count > self._capacity:
             self._capacity = max(8, count + count // 2)
+            if self.most is not None:
+                self._capacity = max(count, min(self._capacity, self.most))
             grown = self.zeros(self._capacity)
             grown.values[:held] = self.lanes.values[:held]
             if grown.extra is not None and self.lanes.extra is not None:
@@ -371,7 +373,6 @@ class TableRows:
         if self.state is not None:
             self.state[new] = self.state[old]
         self._lists.clear()
-        self.removals += 1
         return moved, to
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import Initialiser, TableSpec
+from psctl.ps.table_messages import Initialiser, StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, Reduction, dtype_named
 from psctl.ps.tables.row_index import Keys, TableRows
 from psctl.ps.tables.row_initialisers import initial_values
@@ -20,6 +20,9 @@ LARGEST = 64 << 20
 LARGEST_BATCHED = 64 << 10
 """Largest row in bytes that is batched with others; a larger one is sent in a message of its own."""
 
+
+KEY_BYTES = 32
+"""Most bytes of a key, its place in the index, and the number of its last use."""
 
 UserFunction: TypeAlias = Callable[..., torch.Tensor]
 """A user's function of rows; its parameters depend on its use: `apply`, `initial` or `Store.call`."""
@@ -66,8 +69,14 @@ class TableKind:
         """Whether pushed values are combined without conversion."""
         self.only_sums = spec.reduce == "sum" and not self.updates
         """Whether a push to an existing row adds to it, and does nothing else."""
-        self.workers_apply = self.optimizer is None
+        self.workers_apply = self.optimizer is None and spec.admit is None
         """Whether a worker can apply its own pushes to rows that it has read: the state of optimizers is on servers."""
+        self.removes = bool(spec.expire or spec.capacity)
+        """Whether rows may leave the table."""
+        state = 0 if self.optimizer is None else self.optimizer.state_width * self.optimizer.state_dtype.itemsize
+        self.row_cost = self.row_bytes + 8 * self.stored_extra + state + KEY_BYTES
+        """Bytes of a row with all that is kept for it."""
+        _check_retention(spec)
 
     def rows(self, state: Callable[[int], torch.Tensor] | None = None) -> TableRows:
         """Return an empty table; `state` makes the optimizer's state of new rows."""
@@ -105,7 +114,7 @@ class TableKind:
             old.put(absent, self.initial_rows(keys[~present]))
         if self._apply is not None:
             return Lanes(self._apply(old.values, self.reduction.finish(pushed)).view(old.values.shape))
-        assert self.workers_apply, "an optimizer needs the state of the rows"
+        assert self.optimizer is None, "an optimizer needs the state of the rows"
         joined = self.reduction.join(old, pushed)
         if absent is not None and not self.has_initial:
             joined.put(absent, pushed.at(absent))
@@ -139,3 +148,23 @@ def _optimizer(spec: TableSpec, dtype: torch.dtype) -> RowOptimizer | None:
             "declare the rows without an initial value",
         )
     return RowOptimizer(spec.optimizer, spec.width, dtype)
+
+
+def _check_retention(spec: TableSpec) -> None:
+    given = [name for name in ("admit", "expire", "capacity") if getattr(spec, name)]
+    if spec.name and given:
+        raise UsageError(f"{given[0]}= for key {spec.name!r}", "only rows of integer keys are admitted and removed")
+
+
+def check_table(store: StoreSpec, spec: TableSpec) -> None:
+    """Check that a table fits its store.
+
+    Raises:
+        UsageError: the store has no clocks by which rows expire, or sends rows that change, which may not leave.
+    """
+    if spec.expire and store.staleness is None:
+        raise UsageError(
+            f"expire={spec.expire} clocks in an asp store, which has no clocks", "use capacity=, or bsp or ssp"
+        )
+    if store.eager and (spec.expire or spec.capacity):
+        raise UsageError('a table whose rows may leave, in a store with reads="eager"', 'open it with reads="lazy"')

@@ -1,6 +1,8 @@
 """Builders of schedules.
 
+bruck: all-gather and all-to-all by doubling, for any number of ranks
 catalog: the builder of each strategy, by name
+collectives: all collectives but all-reduce, by name and algorithm
 doubling: recursive doubling and halving-doubling
 hierarchical: all-reduce within groups and across them
 parameter_server: push and pull through servers

@@ -128,6 +128,24 @@ def packed_trees(world: int, trees: Sequence[WeightedTree], chunks: int) -> Sche
     return pipelined("packed-trees", world, trees, chunks, params=params)
 
 
+def rooted(root: int, edges: Edges) -> Edges:
+    """Return a tree's edges from another root outwards.
+
+    Raises:
+        ValueError: they do not connect the root with all nodes; the caller's fault.
+    """
+    found, reached, left = [], [root], list(edges)
+    for parent in reached:
+        for edge in [one for one in left if parent in one]:
+            left.remove(edge)
+            child = edge[1] if edge[0] == parent else edge[0]
+            found.append((parent, child))
+            reached.append(child)
+    if left:
+        raise ValueError(f"node {left[0][0]} is not connected with the root {root}: no tree")
+    return tuple(found)
+
+
 def broadcast(root: int, edges: Edges) -> Transfers:
     """Return the transfers of one chunk from the root to all nodes of a tree, in the step that is its sender's depth.
 

@@ -33,6 +33,7 @@ from psctl.ps.table_messages import (
     TableDescribed,
     TableFromServer,
     TableSpec,
+    TableStats,
 )
 from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
@@ -84,6 +85,8 @@ class TableClient:
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, TableKind] = {}
+        self.stats: dict[tuple[str, int], TableStats] = {}
+        """By table and shard: its counts, as described last."""
         self.routes = KeyRoutes(spec.shards)
         self._functions = functions
         self.outstanding = UnackedChanges()
@@ -415,6 +418,8 @@ class TableClient:
             self.finished += self.outstanding.finished_tickets(change)
 
     def _on_described(self, message: TableDescribed) -> None:
+        for shard, stats in zip(message.shards, message.stats, strict=True):
+            self.stats[message.table, shard] = stats
         if message.spec is not None:
             self.resolve_kind(message.spec)
         if self._descriptions.on_answer(message):

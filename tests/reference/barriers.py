@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from psctl.schedule.algorithms import root
 from psctl.schedule.phases import Transfers, reverse, shifted
-from psctl.schedule.schedule import Transfer
+from psctl.schedule.schedule import Schedule, Transfer
 
 
 def dissemination(world: int) -> Transfers:
@@ -33,3 +33,11 @@ def all_to_all(world: int) -> Transfers:
     """Return one step: each rank to each other."""
     return [Transfer(0, rank, (rank + away) % world, 0, "reduce", away - 1)
             for rank in range(world) for away in range(1, world)]  # fmt: skip
+
+
+NAMES = {"dissemination": dissemination, "token-ring": token_ring, "root": through_root, "all-to-all": all_to_all}
+
+
+def build(name: str, world: int) -> Schedule:
+    """Return a barrier as a schedule, for its steps and times."""
+    return Schedule(name, world, world, (1,), tuple(sorted(NAMES[name](world))))

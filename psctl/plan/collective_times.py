@@ -1,14 +1,15 @@
-"""The textbook's times of the collectives that are no all-reduce (Thakur, Rabenseifner and Gropp 2005), equal hosts.
+"""Closed forms of the collectives that are no all-reduce, on equal links (Thakur, Rabenseifner and Gropp 2005).
 
 n is the bytes of the whole vector; of an all-to-all, what one rank has for all.
 
-    broadcast       tree ceil(lg p)(alpha + n beta)            scatter-ring (lg p + p - 1) alpha + 2(p-1)/p n beta
+    broadcast       tree ceil(lg p)(alpha + n beta)            ring (lg p + p - 1) alpha + 2(p-1)/p n beta
     reduce          the same backwards, with n gamma for each message that is added
     scatter, gather tree lg p alpha + (p-1)/p n beta           root alpha + (p-1)/p n beta, (p-1) alpha one by one
-    all-gather      ring (p-1) alpha + (p-1)/p n beta          Bruck, doubling ceil(lg p) alpha + (p-1)/p n beta
+    all-gather      ring (p-1) alpha + (p-1)/p n beta          doubling ceil(lg p) alpha + (p-1)/p n beta
     reduce-scatter  the same, with (p-1)/p n gamma
-    all-to-all      pairwise (p-1) alpha + (p-1)/p n beta      Bruck lg p alpha + n/2 lg p beta
-    barrier         dissemination ceil(lg p) alpha             token ring 2 p alpha: one lap to collect, one to release
+    all-to-all      ring (p-1) alpha + (p-1)/p n beta          doubling lg p alpha + n/2 lg p beta
+
+`sharded` is one start-up and (p-1)/p n beta: all peers at once share a port. A chain and a binary tree are pipelines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def collective(name: str, algorithm: str, world: int, size: float, rates: Unifor
 
     Args:
         name: the collective.
-        algorithm: as `collectives.ALGORITHMS` names it.
+        algorithm: as `schedule/algorithms/collectives.py` names it; not packed-trees.
         world: ranks.
         size: bytes of the vector; for an all-to-all what one rank has for all.
         rates: of every port.
@@ -39,7 +40,7 @@ def collective(name: str, algorithm: str, world: int, size: float, rates: Unifor
     if not adds:
         return form
     added = form.flowing / rates.beta if rates.beta else 0.0
-    if algorithm == "scatter-ring":
+    if algorithm == "ring" and name == "reduce":
         added /= 2  # the gather behind it adds nothing
     return Form(form.steps, form.sent, form.waiting, form.flowing, added * rates.gamma, form.chunks)
 
@@ -95,29 +96,20 @@ def _part(world: int) -> float:
     return (world - 1) / world
 
 
-def _none(world: int) -> float:
-    return 0.0
-
-
 _SPREAD_OF: Mapping[str, str] = {"reduce": "broadcast", "reduce-scatter": "all-gather", "gather": "scatter"}
 
 _FORMS: Mapping[tuple[str, str], _Made] = {
     ("broadcast", "tree"): _plain(_lg, _lg),
     ("broadcast", "root"): _plain(_one, _rest),
-    ("broadcast", "chain"): _chain,
+    ("broadcast", "pipelined-chain"): _chain,
     ("broadcast", "pipelined-tree"): _tree,
-    ("broadcast", "scatter-ring"): _plain(lambda world: _lg(world) + world - 1, lambda world: 2 * _part(world)),
+    ("broadcast", "ring"): _plain(lambda world: _lg(world) + world - 1, lambda world: 2 * _part(world)),
     ("scatter", "tree"): _plain(_lg, _part),
     ("scatter", "root"): _plain(_one, _part),
     ("all-gather", "ring"): _plain(_rest, _part),
     ("all-gather", "sharded"): _plain(_one, _part),
-    ("all-gather", "bruck"): _plain(_lg, _part),
-    ("all-gather", "halving-doubling"): _plain(_lg, _part),
-    ("all-to-all", "pairwise"): _plain(_rest, _part),
-    ("all-to-all", "direct"): _plain(_one, _part),
-    ("all-to-all", "bruck"): _plain(_lg, lambda world: _lg(world) / 2),
-    ("barrier", "dissemination"): _plain(_lg, _none),
-    ("barrier", "token-ring"): _plain(lambda world: 2 * world if world > 1 else 0, _none),
-    ("barrier", "root"): _plain(lambda world: 2 * _one(world), _none),
-    ("barrier", "all-to-all"): _plain(_one, _none),
+    ("all-gather", "recursive-doubling"): _plain(_lg, _part),
+    ("all-to-all", "ring"): _plain(_rest, _part),
+    ("all-to-all", "sharded"): _plain(_one, _part),
+    ("all-to-all", "recursive-doubling"): _plain(_lg, lambda world: _lg(world) / 2),
 }
