@@ -258,3 +258,18 @@ def test_what_is_not_supported_is_refused() -> None:
         alone(lambda run: run.prepare(nn.Sequential(*twice, nn.Linear(4, 1))))
     with pytest.raises(UsageError, match="lr"):
         alone(lambda run: run.prepare(nn.Sequential(SparseEmbedding(8, 4, optimizer="sgd"), nn.Linear(4, 1))))
+
+
+@pytest.mark.parametrize(("consistency", "most"), [("bsp", 100), ({"ssp": 2}, 800)])
+def test_a_worker_keeps_no_rows_that_it_can_not_read_again(consistency, most) -> None:
+    def script(run):
+        embedding = SparseEmbedding(None, 4, optimizer={"name": "sgd", "lr": 0.1}, consistency=consistency)
+        model = nn.Sequential(embedding, nn.Linear(4, 1))
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(40):
+            model(torch.arange(100 * step, 100 * (step + 1))).sum().backward()
+            optimizer.step()
+        (cache,) = embedding.rows.store._state._view._caches.values()
+        return len(cache._table.rows)
+
+    assert alone(script) <= most

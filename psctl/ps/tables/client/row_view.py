@@ -58,6 +58,12 @@ class RowView:
         if table in self._caches:
             self._caches[table].forget()
 
+    def on_own_clock(self, oldest: int) -> None:
+        """Note that this worker has ended a clock: rows older than `oldest` are not read any more, unless watched."""
+        if not self._spec.eager:
+            for cache in self._caches.values():
+                cache.drop_older(oldest)
+
     def unwatch(self, shard: int) -> None:
         """Note that a shard's primary has begun a new session and sends no changed rows until they are read again."""
         for cache in self._caches.values():

@@ -258,6 +258,7 @@ class TableClient:
         """
         messages = self.flush()  # of the clock that ends
         self.clock = clocks
+        self._view.on_own_clock(self.read_clock)
         self.outstanding.expect(ticket, 1)
         return messages + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), position)
 
