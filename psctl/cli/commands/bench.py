@@ -55,18 +55,11 @@ def bench(
     """
     from psctl.cli.shared.bench_jobs import BenchCall
     from psctl.errors import UsageError
-    from psctl.job.bench_messages import CollectiveOperation
     from psctl.launch.bench import bench_runs
     from psctl.launch.bench.congestion import controls_of
     from psctl.view.tables import draw_bench
 
-    own = Context.of(context)
-    if operation not in (*get_args(CollectiveOperation), "allreduce", "pushpull"):
-        raise UsageError(
-            f"psctl bench {operation}: unknown",
-            hint=f"allreduce, pushpull, {', '.join(get_args(CollectiveOperation))}",
-        )
-    known = cast("Operation", operation)
+    own, known = Context.of(context), _known(operation)
     if congestion is not None and operation != "pushpull":
         raise UsageError("--congestion: psctl's own connections are measured by pushpull", hint="psctl bench pushpull")
     bench_request = bench_runs.BenchRequest(
@@ -77,3 +70,14 @@ def bench(
     code = call.run()
     own.print_result(call.document(), draw_bench)
     return code
+
+
+def _known(text: str) -> Operation:
+    """Return the operation of this name; raises UsageError."""
+    from psctl.errors import UsageError
+    from psctl.job.bench_messages import CollectiveOperation
+
+    names = ("allreduce", "pushpull", *get_args(CollectiveOperation))
+    if text not in names:
+        raise UsageError(f"psctl bench {text}: unknown", hint=", ".join(names))
+    return cast("Operation", text)
