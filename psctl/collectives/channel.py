@@ -8,6 +8,7 @@ posted transfer is waited for.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from datetime import timedelta
@@ -114,14 +115,14 @@ class Channel(Protocol):
         """End every wait, here and at the peers, with an error; the channel cannot be used afterwards."""
 
 
-class ReceivingChannel:
+class ReceivingChannel(ABC):
     """Base class of channels that deliver every piece into its receiver's own memory."""
 
     posts_ahead: bool
     waits_for: tuple[int, ...] = ()
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
-        raise NotImplementedError
+    @abstractmethod
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]: ...
 
     def swap(self, piece: torch.Tensor, peers: Collection[int], tag: int) -> dict[int, torch.Tensor]:
         found = {peer: torch.empty_like(piece) for peer in peers}

@@ -359,7 +359,7 @@ class _Call:
         with self._space(size, first.device, on_gpus=on_gpus) as space:
             vector = space.view(first.dtype)
             for part, (low, high) in zip(parts, ranges, strict=True):
-                vector[low:high].copy_(part.reshape(-1))
+                vector[low:high].view(part.shape).copy_(part)
             if player is not None:
                 cut = ranges if wanted is not None else player.schedule.ranges(length)
                 player.play(vector, VectorChunks(cut, reduce_operations.JOINS[self._operation]))
@@ -383,7 +383,7 @@ class _Call:
         with self._space(places[-1][1], like.device, on_gpus=on_gpus) as space:
             for part, (low, high) in zip(given, places, strict=True):
                 if part is not None and low < high:
-                    space[low:high].copy_(part.contiguous().reshape(-1).view(torch.uint8))
+                    space[low:high].view(part.dtype).view(part.shape).copy_(part)
             if player is not None:
                 whole = collective == "broadcast"  # one value, cut as the algorithm has it; else each is a chunk
                 player.play(space, VectorChunks(player.schedule.ranges(len(space)) if whole else places))

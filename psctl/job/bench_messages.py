@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -12,7 +12,17 @@ FILE = "bench.json"
 MARK = "psctl-bench "
 """Prefix of each line of rank 0 that is an answer."""
 
-Operation = Literal["allreduce", "pushpull"]
+CollectiveOperation = Literal[
+    "broadcast", "reduce", "gather", "scatter", "all-gather", "reduce-scatter", "all-to-all"
+]  # fmt: skip
+"""Collectives that are measured by their own algorithms; they have the names of psctl/schedule/contracts.py."""
+
+Operation = Literal["allreduce", "pushpull"] | CollectiveOperation
+
+
+def collective_of(operation: Operation) -> CollectiveOperation | None:
+    """Return the collective that an operation is, or None of one that strategies carry out."""
+    return None if operation in ("allreduce", "pushpull") else cast("CollectiveOperation", operation)
 
 
 class BenchEffort(msgspec.Struct, frozen=True):

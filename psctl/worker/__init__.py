@@ -14,5 +14,6 @@ standalone: the session of a run without a coordinator, and its lines of progres
 step_profiler: profiles some steps when the agent requests it
 step_reports: numbers that the script reported, and the thread that sends them and heartbeats
 bench_script: the script of `psctl bench`
+bench_collectives: the collectives that it measures beside all-reduce
 bench_patterns: vectors with known sums, to check what `bench` measures
 """

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,14 +29,17 @@ from psctl.job.bench_messages import (
     BenchQuestion,
     BenchRound,
     BenchRow,
+    collective_of,
     question_of,
     to_line,
 )
 from psctl.schedule.algorithms.catalog import ScheduleOptions, build
+from psctl.schedule.contracts import REDUCING, Collective
 from psctl.sync.bucket_allreduce import EngineGroup, init_default_group, local_device
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
+from psctl.worker.bench_collectives import CollectiveValues, EngineCollective, PlayedCollective
 
 GROUP_BYTES = 1 << 30
 """Bytes of vectors, about, of the strategies that take turns; with large vectors fewer strategies take turns."""
@@ -180,6 +184,36 @@ class FixedGradient(torch.autograd.Function):
         return context.gradient.view_as(context.gradient), None
 
 
+class BenchTurns:
+    """Measures by turns.
+
+    Args:
+        ranks: all of them.
+        effort: how often and how long.
+    """
+
+    def __init__(self, ranks: BenchRanks, effort: BenchEffort) -> None:
+        self._ranks, self._effort = ranks, effort
+
+    def repeats(self, seconds: float) -> int:
+        """Return how many operations of so many seconds one measurement times."""
+        return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
+
+    def times(self, measures: Mapping[str, tuple[int, Callable[[int], float]]]) -> dict[str, list[float]]:
+        """Return the times of each name, measured by turns.
+
+        Args:
+            measures: by name, how many operations one measurement times, and a function that returns the slowest rank's
+                seconds of one operation.
+        """
+        found: dict[str, list[float]] = {name: [] for name in measures}
+        while left := [name for name in measures if not self._effort.enough(found[name], measures[name][0])]:
+            for name in left:
+                repeats, measure = measures[name]
+                found[name].append(measure(repeats))
+        return found
+
+
 class BenchMeasurement:
     """Measures strategies of one size.
 
@@ -191,21 +225,16 @@ class BenchMeasurement:
 
     def __init__(self, ranks: BenchRanks, effort: BenchEffort, source: torch.Tensor) -> None:
         self._ranks, self._effort, self._source = ranks, effort, source
+        self._turns = BenchTurns(ranks, effort)
 
     def measure(self, strategies: Sequence[MeasuredStrategy]) -> list[tuple[MeasuredStrategy, list[float], bool]]:
         """Return each strategy's times, and whether its sums were correct."""
         correct, repeats = {}, {}
         for one in strategies:
             correct[one.name], first = self._check_fractions(one)
-            repeats[one.name] = 1 if first > self._effort.lasting else self._repeats(self._time(one, 3))
-        times: dict[str, list[float]] = {one.name: [] for one in strategies}
-        while left := [one for one in strategies if not self._effort.enough(times[one.name], repeats[one.name])]:
-            for one in left:
-                times[one.name].append(self._time(one, repeats[one.name]))
+            repeats[one.name] = 1 if first > self._effort.lasting else self._turns.repeats(self._time(one, 3))
+        times = self._turns.times({one.name: (repeats[one.name], partial(self._time, one)) for one in strategies})
         return [(one, times[one.name], correct[one.name] and self._check_whole(one)) for one in strategies]
-
-    def _repeats(self, seconds: float) -> int:
-        return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
 
     def _time(self, one: MeasuredStrategy, repeats: int) -> float:
         """Return the slowest rank's seconds of one sum."""
@@ -242,6 +271,62 @@ class BenchMeasurement:
             torch.cuda.synchronize()
 
 
+def measure_collectives(
+    ranks: BenchRanks, effort: BenchEffort, collective: Collective, length: int, asked: Mapping[str, dict[str, object]]
+) -> list[tuple[str, list[float], bool]]:
+    """Measure the algorithms of a collective; return each one's times and whether its result is right.
+
+    Args:
+        ranks: all of them.
+        effort: how often and how long.
+        collective: its name.
+        length: elements of the vector.
+        asked: the options of each algorithm; `native` is the engine's own.
+    """
+    values, device = CollectiveValues(collective, ranks.rank, ranks.world, length), ranks.device
+    mine, turns = values.mine().to(device), BenchTurns(ranks, effort)
+    measured: list[PlayedCollective | EngineCollective] = [
+        EngineCollective(collective, values, ranks.rank, ranks.engine, device) if name == "native"
+        else PlayedCollective(
+            name, options, values, collective, ranks.rank, ranks.world,
+            ranks.plane if device.type == "cpu" else None, ranks.played, device,
+        )
+        for name, options in asked.items()
+    ]  # fmt: skip
+
+    def seconds(one: PlayedCollective | EngineCollective, repeats: int) -> float:
+        one.vector.copy_(mine)
+        _synchronize(device)
+        ranks.barrier()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            if repeats > 1 and collective in REDUCING:  # sums of sums would exceed the range of a float
+                one.vector.copy_(mine)
+            one.run()
+        _synchronize(device)
+        return ranks.slowest(time.perf_counter() - began) / repeats
+
+    def right(one: PlayedCollective | EngineCollective) -> bool:
+        return ranks.all_true(values.is_right(one.vector))
+
+    plans, correct = {}, {}
+    for one in measured:
+        first = seconds(one, 1)
+        correct[one.name] = right(one)
+        repeats = 1 if first > effort.lasting else turns.repeats(seconds(one, 3))
+        plans[one.name] = repeats, partial(seconds, one)
+    times = turns.times(plans)
+    found = [(one.name, times[one.name], correct[one.name] and right(one)) for one in measured]
+    for one in measured:
+        one.close()
+    return found
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def main(arguments: list[str]) -> None:
     """Answer the question in the file that `arguments` names."""
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
@@ -251,6 +336,9 @@ def main(arguments: list[str]) -> None:
     if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
         ranks.plane = _plane(ranks.world)
     for each in question.rounds:
+        if (collective := collective_of(question.operation)) is not None:
+            _collective_round(question, collective, each, ranks)
+            continue
         _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
     ranks.barrier()
     if ranks.plane is not None:
@@ -264,6 +352,14 @@ def _plane(world: int) -> DataPlane | None:
 
     session = psctl.init()._session
     return session.connect_plane(build("one-shot", world)) if session.has_plane else None
+
+
+def _collective_round(question: BenchQuestion, name: Collective, asked: BenchRound, ranks: BenchRanks) -> None:
+    _print(ranks, BenchProgress(asked.bytes, list(asked.strategies)))
+    for algorithm, times, correct in measure_collectives(
+        ranks, question.effort, name, max(ranks.world, asked.bytes // 4), asked.strategies
+    ):
+        _print(ranks, BenchRow(question.operation, algorithm, asked.bytes, ranks.world, times, correct))
 
 
 def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -10,10 +10,13 @@ from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
 from psctl.cli.shared.parameters import ClusterOption, ServersOption, WorkersOption
 
+if TYPE_CHECKING:
+    from psctl.job.bench_messages import Operation
+
 
 def bench(
     context: typer.Context,
-    operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull", help="Operation to measure.")],
+    operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull|broadcast|...", help="Operation to measure.")],
     cluster: ClusterOption = None,
     workers: WorkersOption = None,
     servers: ServersOption = None,
@@ -38,16 +41,17 @@ def bench(
 ) -> int:
     """Measure strategies on a cluster beside their predictions.
 
-    Later plans use the measured cost of messages.
-
     allreduce: each strategy sums a vector over all workers. pushpull: workers push it to parameter servers and
-    pull the sum. A time is the slowest worker's, from a barrier on. --congestion then repeats the largest size under
-    each congestion control that all hosts allow.
+    pull the sum. Later plans use the measured cost of messages. broadcast, reduce, gather, scatter, all-gather,
+    reduce-scatter, all-to-all: each algorithm that psctl has for the collective, and the engine's own (native);
+    --sizes are the bytes that nccl-tests count. A time is the slowest worker's, from a barrier on. --congestion then
+    repeats the largest size of pushpull under each congestion control that all hosts allow.
 
     \b
     Examples:
       psctl bench allreduce --cluster lab --sizes 4KB:64MB
       psctl bench pushpull --workers 4 --servers 2
+      psctl bench broadcast --workers 4 --sizes 1MB,64MB
     """
     from psctl.cli.shared.bench_jobs import BenchCall
     from psctl.errors import UsageError
@@ -55,17 +59,25 @@ def bench(
     from psctl.launch.bench.congestion import controls_of
     from psctl.view.tables import draw_bench
 
-    own = Context.of(context)
-    if operation not in ("allreduce", "pushpull"):
-        raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
+    own, known = Context.of(context), _known(operation)
     if congestion is not None and operation != "pushpull":
         raise UsageError("--congestion: psctl's own connections are measured by pushpull", hint="psctl bench pushpull")
     bench_request = bench_runs.BenchRequest(
-        "allreduce" if operation == "allreduce" else "pushpull", bench_runs.sizes_of(sizes),
-        bench_runs.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
+        known, bench_runs.sizes_of(sizes), bench_runs.strategies_of(strategy, known), workers, servers,
         controls_of(congestion),
     )  # fmt: skip
     call = BenchCall(own, own.cluster(cluster, lent=True), bench_request)
     code = call.run()
     own.print_result(call.document(), draw_bench)
     return code
+
+
+def _known(text: str) -> Operation:
+    """Return the operation of this name; raises UsageError."""
+    from psctl.errors import UsageError
+    from psctl.job.bench_messages import CollectiveOperation
+
+    names = ("allreduce", "pushpull", *get_args(CollectiveOperation))
+    if text not in names:
+        raise UsageError(f"psctl bench {text}: unknown", hint=", ".join(names))
+    return cast("Operation", text)

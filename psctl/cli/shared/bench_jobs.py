@@ -12,7 +12,7 @@ from pathlib import Path
 from psctl import errors
 from psctl.cli.shared.context import Context
 from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
-from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, from_line
+from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, collective_of, from_line
 from psctl.job.events import AnyEvent, Finished, Log
 from psctl.launch.bench import bench_runs, congestion
 from psctl.launch.clusters import ChosenCluster
@@ -58,8 +58,9 @@ class BenchCall:
                 code = self._measure(job, signals)
                 if code:
                     return code
-        found = bench_runs.calibrate(reached, self._outlook, self._results)
-        self._context.tell(*bench_runs.describe(found))
+        if collective_of(self._bench_request.operation) is None:  # costs are fitted to predictions of these
+            found = bench_runs.calibrate(reached, self._outlook, self._results)
+            self._context.tell(*bench_runs.describe(found))
         return 0
 
     def document(self) -> JsonObject:
@@ -81,7 +82,7 @@ class BenchCall:
             asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
             prepare.make_ready(reached, say, own.warn)
-            self._outlook = bench_runs.BenchPlan(reached, asked)
+            self._outlook = bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
             self._controls = congestion.allowed(reached, self._bench_request.controls)
             return reached
 
@@ -114,7 +115,7 @@ class BenchCall:
                 result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)
                 predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
-                wrong = "" if answer.correct else ", and its sum is WRONG"
+                wrong = "" if answer.correct else ", and its result is WRONG"
                 took = format_seconds(result.median)
                 self._context.tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
 

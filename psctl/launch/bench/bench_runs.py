@@ -15,7 +15,15 @@ import msgspec
 
 from psctl import errors
 from psctl.grouping import grouped
-from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
+from psctl.job.bench_messages import (
+    FILE,
+    BenchQuestion,
+    BenchRound,
+    BenchRow,
+    CollectiveOperation,
+    Operation,
+    collective_of,
+)
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.prepare import RequestedJob, job_hosts_of, load_requested_job
 from psctl.launch.measure import calibration
@@ -23,12 +31,14 @@ from psctl.launch.measure.calibration import FittedCosts
 from psctl.launch.placement.job_planning import order_for_plan
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
-from psctl.plan.candidates import CandidateSearch
+from psctl.plan.candidates import CandidateSearch, options_as_data
 from psctl.plan.choose import Plan, Planner
+from psctl.plan.collective_choice import CollectivePlanner, CollectivePrediction
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.server_placement import place_servers, time_push_pull
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.algorithms.collectives import ALGORITHMS
 from psctl.types import STRATEGIES, JsonObject
 from psctl.units import parse_size
 
@@ -98,10 +108,12 @@ class BenchResult(msgspec.Struct, frozen=True):
 def bus_factor(operation: Operation, world: int) -> float:
     """Return what turns bytes/s of the vector into bytes/s that a rank's link carries in each direction.
 
-    An all-reduce sends 2 (n-1)/n of the vector from each rank at least, as nccl-tests counts it; a push and a pull send
-    all of it once each way.
+    As nccl-tests counts: an all-reduce sends 2 (n-1)/n of the vector from each rank at least, a broadcast or a reduce
+    all of it through every link, the other collectives (n-1)/n. A push and a pull send all of it once each way.
     """
-    return 2 * (world - 1) / world if operation == "allreduce" else 1.0
+    if operation in ("pushpull", "broadcast", "reduce"):
+        return 1.0
+    return (2 if operation == "allreduce" else 1) * (world - 1) / world
 
 
 # ---- options and jobs ------------------------------------------------------------------------------------------------
@@ -135,6 +147,14 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
         UsageError: a name is unknown, or it is no strategy of pushpull.
     """
     names = [] if text in (None, "all") else [name.strip() for name in str(text).split(",")]
+    if (collective := collective_of(operation)) is not None:
+        known = ("native", *ALGORITHMS[collective])
+        for name in names:
+            if name not in known:
+                raise errors.UsageError(
+                    f"--strategy {name}: no way of {operation}", hint=f"all, or of: {', '.join(known)}"
+                )
+        return list(dict.fromkeys(names))
     for name in names:
         if name not in STRATEGIES:
             raise errors.UsageError(f"--strategy {name}: unknown", hint=f"all, or of these: {', '.join(STRATEGIES)}")
@@ -176,9 +196,11 @@ class BenchPlan:
     Args:
         reached: the hosts.
         wanted: a job with all that may serve.
+        operation: what is measured.
     """
 
-    def __init__(self, reached: ReachedCluster, wanted: RequestedJob) -> None:
+    def __init__(self, reached: ReachedCluster, wanted: RequestedJob, operation: Operation = "allreduce") -> None:
+        self._collective = collective_of(operation)
         self.order: JobOrder = order_for_plan(reached, NAME, wanted.job, job_hosts_of(reached, wanted.job))
         self.inputs: PlanInput = plan_input_of_job(self.order)
         self._planner = Planner(
@@ -187,6 +209,8 @@ class BenchPlan:
             PlanRequest("auto", "worker", self.order.servers, encrypted=self.order.require_encryption),
         )
         self._plans: dict[int, Plan] = {}
+        self._collectives = CollectivePlanner(self.inputs)
+        self._predictions: dict[int, dict[str, CollectivePrediction]] = {}
 
     def plan(self, size: int) -> Plan:
         """Return the plan for a vector of so many bytes that travels whole."""
@@ -194,8 +218,26 @@ class BenchPlan:
             self._plans[size] = self._planner.plan(size)
         return self._plans[size]
 
+    def chosen(self, size: int) -> str:
+        """Return what psctl takes for a vector of so many bytes: `auto`'s strategy, or the collective's algorithm."""
+        if self._collective is None:
+            return self.plan(size).chosen
+        return min(self._predicted(size).values(), key=lambda each: each.seconds).algorithm
+
+    def _predicted(self, size: int) -> dict[str, CollectivePrediction]:
+        """Return the predictions of a collective's algorithms; of the engine's own there is none."""
+        if size not in self._predictions:
+            assert self._collective is not None, "strategies have plans"
+            whole = size * self.inputs.world if self._collective == "all-to-all" else size
+            found = self._collectives.predictions(self._collective, whole)
+            self._predictions[size] = {each.algorithm: each for each in found}
+        return self._predictions[size]
+
     def predicted(self, strategy: str, size: int) -> float | None:
-        """Return the predicted seconds of a strategy."""
+        """Return the predicted seconds of a strategy; None where there is no prediction."""
+        if self._collective is not None:
+            found = self._predicted(size).get(strategy)
+            return found.timing.seconds if found is not None and found.timing is not None else None
         return next(row.seconds for row in self.plan(size).candidates if row.strategy == strategy)
 
     def options(self, strategy: str, size: int) -> ScheduleOptions:
@@ -210,6 +252,8 @@ class BenchPlan:
         Raises:
             UsageError: a named strategy is not possible here; the message has the reason.
         """
+        if self._collective is not None:
+            return [self._collective_job(self._collective, bench_request)]
         rounds, served = [], []
         for size in bench_request.sizes:
             rows = {row.strategy: row for row in self.plan(size).candidates}
@@ -228,6 +272,19 @@ class BenchPlan:
         collectives = [BenchJob(BenchQuestion(bench_request.operation, rounds), strategy)] if rounds else []
         return [*collectives, *served]
 
+    def _collective_job(self, operation: CollectiveOperation, bench_request: BenchRequest) -> BenchJob:
+        """Return the job that measures a collective's algorithms, and the engine's own."""
+        rounds = []
+        for size in bench_request.sizes:
+            rows = {name: each for name, each in self._predicted(size).items() if each.timing is not None}
+            for name in bench_request.strategies:
+                if name != "native" and name not in rows:
+                    raise errors.UsageError(f"--strategy {name}: {self._predicted(size)[name].why_not}")
+            names = [name for name in ("native", *rows) if name in (bench_request.strategies or ("native", *rows))]
+            played = {name: options_as_data(rows[name].options) if name in rows else {} for name in names}
+            rounds.append(BenchRound(size, played))
+        return BenchJob(BenchQuestion(operation, rounds), "auto" if self.order.require_encryption else "native")
+
 
 def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[JsonObject]:
     """Return, for each size, the fastest strategy, what `auto` would take, and how much slower that is (regret)."""
@@ -236,7 +293,7 @@ def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[J
         times = {each.row.strategy: each.median for each in results if each.row.bytes == size and each.row.correct}
         if not times:
             continue
-        winner, auto = min(times, key=lambda name: times[name]), outlook.plan(size).chosen
+        winner, auto = min(times, key=lambda name: times[name]), outlook.chosen(size)
         found.append(
             {
                 "bytes": size, "winner": winner, "auto": auto,
