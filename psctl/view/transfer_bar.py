@@ -36,7 +36,7 @@ TICK = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _LastingWork:
     """Work that goes on, since `began`; `seconds` as foretold, 0: not known."""
 
     host: str
@@ -61,7 +61,7 @@ class TransferBar:
         self._moved = self._total = 0
         self._began = self._ended = self._drawn_at = 0.0
         self._drawn = False
-        self._works: list[_Work] = []
+        self._works: list[_LastingWork] = []
         self._ended_work = threading.Event()
 
     @contextmanager
@@ -73,7 +73,7 @@ class TransferBar:
             what: the work.
             seconds: how long it takes, as foretold; 0: that is not known.
         """
-        own = _Work(host, what, seconds, self._now())
+        own = _LastingWork(host, what, seconds, self._now())
         with self._lock:
             self._works.append(own)
             if len(self._works) == 1 and self._console.is_terminal:

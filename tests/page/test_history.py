@@ -31,7 +31,7 @@ def test_a_jobs_events_become_series_ranks_plan_checkpoints_notes_and_lines() ->
     assert worker["spans"][:3] == [
         [1, "starting", ()], [4, "running", (90, 10, 0, 0, 0)], [5, "running", (80, 20, 0, 0, 0)],
     ]  # fmt: skip
-    assert [18, "lost", 0] in worker["spans"]
+    assert [18, "lost", ()] in worker["spans"]
     assert document["plan"]["measured"] == pytest.approx(0.005)
     assert [each["strategy"] for each in document["plan"]["candidates"]] == ["ring", "ps", "native"]
     assert document["plan"]["candidates"][1]["params"] == 'servers 1, hosts ["node-0"]'
