@@ -183,6 +183,7 @@ def test_a_node_that_fails_is_a_lost_host(slurm: library.Slurm, tmp_path: Path) 
         assert job.wait(60) == 0
 
 
+@pytest.mark.timeout(900)
 def test_a_requeued_batch_script_resumes(slurm: library.Slurm, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -206,6 +207,6 @@ def test_a_requeued_batch_script_resumes(slurm: library.Slurm, tmp_path: Path) -
 
     until(lambda: events("checkpoint"), 240, name="a checkpoint")
     slurm.run("scontrol", "requeue", number)
-    until(lambda: events("restored"), 240, name="the second run")
+    until(lambda: events("restored"), 400, name="the second run, which Slurm starts after two minutes")
     assert events("restored")[0]["step"] >= events("checkpoint")[0]["step"]
     until(lambda: events("finished") and events("finished")[-1]["status"] == "done", 120, name="the end")
