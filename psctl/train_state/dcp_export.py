@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.manifest import Manifest, whole_tensors
@@ -58,7 +58,7 @@ def export_dcp(folder: Path, manifest: Manifest, out: Path) -> int:
     disk.remove(partial)
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # it warns of a single process
-            dcp.save({MODEL: model, OPTIMIZER: optimizer, "step": manifest.step}, checkpoint_id=partial, no_dist=True)
+            save({MODEL: model, OPTIMIZER: optimizer, "step": manifest.step}, checkpoint_id=partial, no_dist=True)
         disk.rename(partial, out)
     except BaseException:
         disk.remove(partial)

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from psctl.errors import UsageError
 from psctl.types import State
@@ -171,7 +172,7 @@ class DcpFolder:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self._kept = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+        self._kept = FileSystemReader(place).read_metadata().state_dict_metadata
 
     def names(self) -> Iterable[str]:
         return [name for name, each in self._kept.items() if isinstance(each, TensorStorageMetadata)]
@@ -189,11 +190,13 @@ class DcpFolder:
         wanted: dict[str, Any] = {}
         for name in names:
             each = self._kept[name]
-            is_tensor = isinstance(each, TensorStorageMetadata)
-            wanted[name] = torch.empty(each.size, dtype=each.properties.dtype) if is_tensor else io.BytesIO()
+            if isinstance(each, TensorStorageMetadata):
+                wanted[name] = torch.empty(each.size, dtype=each.properties.dtype)
+            else:
+                wanted[name] = io.BytesIO()
         if wanted:
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # it warns of a single process
-                dcp.load(wanted, storage_reader=dcp.FileSystemReader(self._place), no_dist=True)
+                load(wanted, storage_reader=FileSystemReader(self._place), no_dist=True)
         return wanted
 
 
