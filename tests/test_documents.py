@@ -47,6 +47,8 @@ def test_the_expected_files_are_shipped() -> None:
         "resnet",
         "store",
         "ctr",
+        "hf-trainer",
+        "lightning",
     }
 
 
