@@ -41,14 +41,15 @@ def test_the_expected_files_are_shipped() -> None:
     assert {path.stem for path in CLUSTERS} >= {"local", "two-nodes", "lab", "cloud-existing"}
     assert {path.parent.name for path in TEMPLATES} == {
         "char-gpt",
-        "digits",
-        "minimal",
+        "ctr",
         "ddp",
+        "digits",
+        "hf-trainer",
+        "l1-path",
+        "lightning",
+        "minimal",
         "resnet",
         "store",
-        "ctr",
-        "hf-trainer",
-        "lightning",
     }
 
 
