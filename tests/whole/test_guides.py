@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,20 @@ from tests.helpers.running import Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
-CLUSTER = "version: 1\nname: here\nruntime: {environment: existing}\nhosts: [{address: local, slots: 10}]\n"
-"""Slots for the workers that the guide asks for."""
+CLUSTER = f"""
+version: 1
+name: here
+runtime: {{environment: existing, python: {sys.executable}}}
+hosts: [{{address: local, slots: 10}}]
+"""
+"""With slots for the workers that the guide asks for."""
 
 
 def test_the_commands_of_the_guide_to_checkpoints_do_what_it_says(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     assert psctl.run("init", "mine", "--template", "digits").code == 0
     (tmp_path / "mine" / "cluster.yaml").write_text(CLUSTER)
+    assert psctl.run("up", "mine/cluster.yaml", "--yes").code == 0
     assert psctl.run("use", "mine/cluster.yaml").code == 0
     few = ("--set", "args=[--epochs, '6']", "--set", "checkpoint.every='50 steps'", "--strategy", "ps")
     first = psctl.run("train", "mine/job.yaml", "--workers", "2", *few)
@@ -27,8 +34,8 @@ def test_the_commands_of_the_guide_to_checkpoints_do_what_it_says(tmp_path: Path
     assert len(commands) >= 9
     for words in commands:
         more = few if words[0] == "train" else ()
-        done = psctl.run(*words, *more)
-        assert done.code == 0, (words, done)
+        done = psctl.run(*words, *more, "--yes")
+        assert done.code == 0, f"{words}: {done}"
     assert (tmp_path / "model.safetensors").stat().st_size > 1000
     assert list((tmp_path / "saved").rglob("*"))
     listed = psctl.run("checkpoint", "list", "digits-1", "-o", "json").document["checkpoints"]
