@@ -782,6 +782,22 @@ def test_a_librarys_loop_has_no_plan_and_saves_and_stops_at_a_common_step() -> N
     assert (end.status, end.steps) == ("stopped", 5)
 
 
+def test_of_a_followed_loop_the_checkpoint_needs_no_parameters_though_psctl_sums_its_gradients() -> None:
+    job = DrivenJob().running()
+    for worker in (W0, W1):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(LAYOUT, (), hooked=True, follows=0))
+    job.handle(PlanMade("ring", "worker", [], PLAN))
+    for worker in (W0, W1):
+        job.receive(worker, MemberReady())
+    for worker in (W0, W1):
+        job.receive(worker, SaveBegin(10, [], {"library_path": "/out"} if worker == W0 else None))
+        job.receive(worker, SaveEnd(10))
+    job.wait(11)
+    assert [each.parameters for each in commits(job.instructions)] == [[]]
+
+
 def test_a_library_may_evaluate_for_long_between_two_steps() -> None:
 
     job = followed(0, stall_timeout=60.0)

@@ -256,11 +256,14 @@ def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float], *
     assert job.plan is not None, "senders are known from the plan"
     save.committing = True
     layout, world = job.startup.layout, len(job.division.members_at(save.step - 1))
+    held = (
+        layout.parameters if layout is not None and not job.follows_library else ()
+    )  # else the library has saved them
     job.instructions.append(
         CommitCheckpoint(
             step=save.step, epoch=job.progress.reports.epoch_of(save.step), world=world,
             servers=len(job.ranks_of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
-            parameters=[each.name for each in layout.parameters] if layout is not None else [], again=again,
+            parameters=[each.name for each in held], again=again,
         )
     )  # fmt: skip
 
