@@ -50,7 +50,7 @@ HOURS ?= 1
 torture: system $(VENV)/installed-dev
 	$(BIN)/python -m tests.torture --hours $(HOURS) --from $(FROM)
 
-soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer
+soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer $(VENV)/installed-libraries
 	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --timeout 1800 --durations=15
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
@@ -58,6 +58,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/links.py
+	$(BIN)/python bench/slope.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
 	$(BIN)/python bench/dataplane.py
@@ -90,6 +91,13 @@ lock: $(VENV)/installed-dev
 # Only make soak needs the fuzzer, and some platforms have no build of it: its tests are skipped there.
 $(VENV)/installed-fuzzer: | $(VENV)/installed-dev
 	$(PIP) install atheris==3.0.0 || echo "atheris cannot be installed here: tests/fuzz runs its first inputs only"
+	@touch $@
+
+# What scripts of others import (tests/whole/scripts, templates); its tests are skipped where it is missing.
+LIBRARIES := transformers==5.24.0 accelerate==1.15.0 lightning==2.6.6
+
+$(VENV)/installed-libraries: Makefile psctl/constraints.txt | $(VENV)/installed-dev
+	$(PIP) install -c psctl/constraints.txt $(LIBRARIES)
 	@touch $@
 
 clean:

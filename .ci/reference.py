@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 
+os.environ["COLUMNS"] = "100"  # the width of the help
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from psctl.cli.app import GROUPS, make_command, name_of
@@ -94,6 +96,7 @@ def errors_page() -> str:
 def python_page() -> str:
     """Return the page of what a script imports."""
     import psctl
+    from psctl import nn
     from psctl.kv.store import Store
     from psctl.worker.run import Run
 
@@ -108,6 +111,8 @@ def python_page() -> str:
                 continue
             shown = f"{title}.{name}" if isinstance(member, property) else f"{title}.{name}{signature(member)}"
             lines += [f"### {title}.{name}", "", "```", shown, "", inspect.getdoc(member) or "", "```", ""]
+    for kind in (nn.SparseEmbedding, nn.SparseEmbeddingBag):
+        lines += [f"## psctl.nn.{kind.__name__}", "", "```", inspect.getdoc(kind) or "", "```", ""]
     return "\n".join(lines)
 
 

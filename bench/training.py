@@ -10,7 +10,7 @@ time of a ring for the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: no implementation that computes and sends is faster. With values on servers that is 2 (n-1)/n S/B as for a ring,
-half of it where both ways travel in 16 bits.
+half of it where both ways travel in 16 bits, and with factors of four workers what their vectors are of the gradients.
 
 Where servers step, a round's first forward has no values on their way beside it, and the wait at its end no forward:
 one forward a round is not hidden, which in training is one a job. So a round has many steps.
@@ -39,6 +39,9 @@ from tests.helpers.hosts import Hosts  # noqa: E402
 SIZE = 4 * 24 * (1020 * 1020 + 1020)
 """Bytes of gradients."""
 
+ROWS = 16
+"""Of a worker's batch, in the case `factors`."""
+
 CASES: dict[str, tuple[list[str], float]] = {
     "auto": ([], 1.0),
     "ps": (["sync.strategy=ps", "sync.update=server", "servers=4"], 1.0),
@@ -49,6 +52,7 @@ CASES: dict[str, tuple[list[str], float]] = {
     "bf16-ps-worker": (["sync.compression=bf16", "sync.strategy=ps", "sync.update=worker", "servers=4"], 0.5),
     "int8-ps": (["sync.compression=int8", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.625),
     "onebit-ps": (["sync.compression=onebit", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.52),
+    "factors": ([f"sync.factor_rows={ROWS}", "sync.update=worker"], 4 * ROWS * 2040 / 1020**2),
     "hook": ([], 1.0),
     "hook-bf16": (["sync.compression=bf16"], 0.5),
     "topk-ps": (["sync.compression.topk=0.01", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.51),
@@ -59,7 +63,7 @@ CASES: dict[str, tuple[list[str], float]] = {
 def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
     """Run one job; return the strategy and the measurements."""
     words = [word for each in CASES[case][0] for word in ("--set", each)]
-    hook = ', "--hook"' if case.startswith("hook") else ""
+    hook = ', "--hook"' if case.startswith("hook") else f', "--rows", "{ROWS}"' if case == "factors" else ""
     args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"{hook}]'
     done = subprocess.run(
         [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "training_job" / "job.yaml"), "-o", "jsonl",

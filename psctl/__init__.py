@@ -12,19 +12,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from psctl import nn as nn
+    from psctl.kv.table_reader import Reader as Reader
+    from psctl.train_state.start_values import load_start_values as load_start_values
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
     from psctl.worker.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "__version__", "accelerate_ddp", "init"]
+__all__ = ["Reader", "Run", "__version__", "accelerate_ddp", "init", "load_start_values", "nn"]
 
-_DOORS = {"accelerate_ddp": "psctl.worker.ddp", "init": "psctl.worker.init", "Run": "psctl.worker.run"}
+_DOORS = {
+    "accelerate_ddp": "psctl.worker.ddp",
+    "init": "psctl.worker.init",
+    "Reader": "psctl.kv.table_reader",
+    "load_start_values": "psctl.train_state.start_values",
+    "Run": "psctl.worker.run",
+}
 
 
 def __getattr__(name: str) -> object:
     """Open a door: the module behind it is loaded on first use."""
+    if name == "nn":
+        return import_module("psctl.nn")
     if name in _DOORS:
         return getattr(import_module(_DOORS[name]), name)
     raise AttributeError(f"module 'psctl' has no attribute {name!r}")

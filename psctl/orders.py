@@ -78,6 +78,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronizations; 1: none
     compression: Compression = PLAIN
+    factor_rows: int | None = None  # rows of a worker's batch, where gradients of linear layers may go as factors
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
@@ -93,7 +94,7 @@ class AgentOrders(msgspec.Struct, frozen=True):
     paths: list[str]  # put first on PYTHONPATH: psctl's own archive, the dependencies' folder
     workdir: str  # psctl's folder on this host
     job_dir: str  # this job's folder on this host: logs, socket, event log
-    code_dir: str  # the job's own folder as it was sent; workers start in it
+    code_dir: str  # workers start in it: the job's code, its data, and what the script writes
     authority: str  # PEM of the job's certificate authority
     certificate: str
     key: str

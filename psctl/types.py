@@ -29,10 +29,14 @@ psctl only stores it and gives it back."""
 State: TypeAlias = dict[str, StateValue]
 """The state of a worker in a checkpoint, without its tensors: JSON values by name."""
 
+RACK = "rack"
+"""The label of a host that names its rack."""
+
 UNDECODABLE = (ValueError, RecursionError, OverflowError)
 """Raised by msgspec and json for bytes that are not what the decoder expects; other errors of a decoder are defects."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
@@ -103,7 +107,8 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     """One parameter of the model, as every rank must have it.
 
     `group` is the index of the optimizer's group that holds it, -1 when none does. A frozen parameter
-    (`trainable` false) has no gradient and no place in the flat spaces.
+    (`trainable` false) has no gradient and no place in the flat spaces. `linear`: it is the weight of a linear layer
+    that alone uses it.
     """
 
     name: Name
@@ -111,6 +116,7 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     dtype: Name  # torch's name without "torch.": float32, bfloat16 ...
     group: int
     trainable: bool = True
+    linear: bool = False
 
     @property
     def size(self) -> int:

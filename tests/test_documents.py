@@ -39,7 +39,18 @@ def test_a_template_is_a_folder_with_a_valid_job_and_its_script(path: Path) -> N
 
 def test_the_expected_files_are_shipped() -> None:
     assert {path.stem for path in CLUSTERS} >= {"local", "two-nodes", "lab", "cloud-existing"}
-    assert {path.parent.name for path in TEMPLATES} == {"char-gpt", "digits", "minimal", "ddp", "resnet", "store"}
+    assert {path.parent.name for path in TEMPLATES} == {
+        "char-gpt",
+        "ctr",
+        "ddp",
+        "digits",
+        "hf-trainer",
+        "l1-path",
+        "lightning",
+        "minimal",
+        "resnet",
+        "store",
+    }
 
 
 def test_the_digits_are_all_there_small_and_their_source_is_named() -> None:

@@ -60,9 +60,11 @@ def sent() -> int:
     return sum(int(numbers.split()[8]) for name, numbers in rows if name.strip() != "lo")
 
 
-def steps(count: int, model: Callable[[Tensor], Tensor], optimizer: Any, tell: Callable[[], object]) -> None:
+def steps(
+    count: int, model: Callable[[Tensor], Tensor], optimizer: Any, tell: Callable[[], object], rows: int
+) -> None:  # fmt: skip
     """Take so many steps."""
-    values = torch.ones(2, WIDTH)
+    values = torch.ones(rows, WIDTH)
     for _ in range(count):
         optimizer.zero_grad()
         model(values).square().mean().backward()
@@ -76,6 +78,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=4, help="of each, a round")
     arguments.add_argument("--hook", action="store_true", help="psctl.accelerate_ddp instead of run.prepare")
+    arguments.add_argument("--rows", type=int, default=2, help="of a worker's batch")
     options = arguments.parse_args()
 
     torch.set_num_threads(1)
@@ -97,13 +100,13 @@ def main() -> None:
     theirs = torch.optim.SGD(other.parameters(), lr=1e-3)
 
     def ours(count: int) -> None:
-        steps(count, model, optimizer, run.report)
+        steps(count, model, optimizer, run.report, options.rows)
         run.wait()
         for parameter in model.parameters():  # the values are there
             parameter.sum()
 
     contestants: dict[str, Callable[[int], None]] = {
-        "ddp": lambda count: steps(count, peer, theirs, lambda: None),
+        "ddp": lambda count: steps(count, peer, theirs, lambda: None, options.rows),
         "psctl": ours,
     }
     for each in contestants.values():

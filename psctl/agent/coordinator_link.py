@@ -47,7 +47,7 @@ from psctl.types import Address, Member
 
 
 class CheckpointCopies:
-    """Second copies of checkpoints on this host: received, verified, and pruned like those of the head.
+    """Copies of checkpoints on this host: received, verified, and pruned like those of the head.
 
     Called on the link's reader thread; the coordinator sends one copy after another.
 

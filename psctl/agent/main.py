@@ -87,6 +87,9 @@ SAMPLE_EVERY = 3.0
 EXIT_DELAY = 5.0
 """Seconds after the grace period for which an agent waits for the end of the job before it exits by itself."""
 
+LEAVE = 120.0
+"""Seconds for which an agent that got SIGTERM lets the job write a checkpoint and stop."""
+
 LONGEST_NOTICE = 1000
 """Characters."""
 
@@ -136,6 +139,7 @@ class Agent:
         self._coordinator: Address | None = orders.coordinator
         self._stopping = ""
         self._kill_at: float | None = None
+        self._leave_at: float | None = None  # when the job must have ended after a SIGTERM
         self._exit_at: float | None = None
         self._failure: ProcessFailure | None = None  # the job's failure, if the coordinator cannot write it
         self._abandoned = False  # the coordinator is lost
@@ -242,9 +246,8 @@ class Agent:
             case StacksRequested(answers=answers):
                 self._stacks.ask(list(self._members.items()), answers.put)
             case SigtermReceived():
-                self._request_stop(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
-                self._stop_processes(self.orders.grace, "SIGTERM")
-                self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
+                self._request_stop(StopWanted(False, False, f"SIGTERM to the agent on {self.host.name}"))
+                self._leave_at = self._leave_at or time.monotonic() + LEAVE
             case SupervisorEnded():
                 self._log("the agent's supervisor has ended: ending all processes of the job on this host")
                 self._record_failure("psctl's supervisor on the head was lost")
@@ -258,6 +261,10 @@ class Agent:
             self._kill_at = None
             self._processes.end_all(but=self._head.children)
             self._queue.put(ChildEnded())
+        if self._leave_at is not None and now >= self._leave_at and not self._stopping:
+            self._leave_at = None
+            self._stop_processes(self.orders.grace, "SIGTERM")
+            self._exit_at = time.monotonic() + self.orders.grace + EXIT_DELAY
         if self._exit_at is not None and now >= self._exit_at:
             self._record_failure(f"the job did not end in time after {self._stopping or 'a request to end'}")
             self._finished = True
@@ -335,7 +342,10 @@ class Agent:
         """Send SIGTERM to some processes, and SIGKILL after the grace period; others may be started in their place."""
         for child, member in self._members.items():
             if member in members:
-                child.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
+                if grace > 0:
+                    child.ask_to_end()
+                else:
+                    child.signal(signal.SIGKILL)
                 self._kill_times[child] = time.monotonic() + grace
 
     def _stop_processes(self, grace: float, reason: str) -> None:
@@ -346,7 +356,7 @@ class Agent:
             return
         at = time.monotonic() + grace
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
-        self._processes.signal_all(signal.SIGTERM, but=self._head.children)
+        self._processes.ask_all_to_end(but=self._head.children)
 
     # ---- the coordinator -------------------------------------------------------------------------------------------
 
@@ -528,7 +538,9 @@ class Agent:
         members = [member for child, member in self._members.items() if child.pid in busy]
         memory = memory_bytes({child.pid for child in self._members})
         usage = [
-            ProcessUsage(member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0))
+            ProcessUsage(
+                member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0), self._rings.parts(member)
+            )
             for child, member in self._members.items()
         ]
         self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage, *self._network_usage.rates()))

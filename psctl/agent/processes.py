@@ -17,7 +17,7 @@ import psutil
 
 from psctl.agent import supervisor
 from psctl.agent.resource_usage import MemoryKills
-from psctl.process import lifeline
+from psctl.process import end_signal, lifeline
 
 
 class AgentChild:
@@ -46,6 +46,12 @@ class AgentChild:
         if self.status is None:  # not reaped yet, so the id is not reused
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def ask_to_end(self) -> None:
+        """Send the process SIGTERM, and confirm it where the process ignores it otherwise (process/end_signal.py)."""
+        self.signal(signal.SIGTERM)
+        if self.status is None and end_signal.armed(self.pid):
+            self.signal(end_signal.NUMBER)
 
 
 class Processes:
@@ -120,16 +126,18 @@ class Processes:
         """End the processes that remain in the session of a child that has ended."""
         supervisor.sweep(lambda process: _session(process) == child.pid, reap=self.reap)
 
-    def signal_all(self, number: int, but: Sequence[AgentChild] = ()) -> None:
-        """Send a signal to all children that run, except some."""
+    def ask_all_to_end(self, but: Sequence[AgentChild] = ()) -> None:
+        """Send SIGTERM to all children that run, except some."""
         for child in self.running:
             if child not in but:
-                child.signal(number)
+                child.ask_to_end()
 
     def end_all(self, but: Sequence[AgentChild] = ()) -> None:
         """End all children and their descendants, except those of some children; wait until they have ended."""
         spared = {pid for child in but if child.status is None for pid in (child.pid, *_family(child.pid))}
-        self.signal_all(signal.SIGKILL, but)
+        for child in self.running:
+            if child not in but:
+                child.signal(signal.SIGKILL)
         supervisor.sweep(lambda process: process.pid not in spared, reap=self.reap)
 
 

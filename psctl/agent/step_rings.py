@@ -5,19 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from psctl.job.activity import PARTS
 from psctl.job.control_answers import RankSpans
 from psctl.process import step_ring
 from psctl.types import Member
 
 
-class StepRings:
-    """The memory of an agent's children; `opened` and `ended` on the main thread, the others on any."""
+@dataclass
+class _TimeOfSteps:
+    """How a worker divided its time: up to span number `seen`, which was read at `at` nanoseconds."""
 
-    def __init__(self) -> None:
+    at: int
+    seen: int = 0
+    parts: tuple[int, ...] = field(default=())
+
+
+class StepRings:
+    """The memory of an agent's children; `opened` and `ended` on the main thread, the others on any.
+
+    Args:
+        now: nanoseconds of the clock of the spans.
+    """
+
+    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._memory: dict[Member, int] = {}
+        self._times: dict[Member, _TimeOfSteps] = {}
 
     @contextlib.contextmanager
     def opened(self, member: Member) -> Iterator[int]:
@@ -27,12 +45,14 @@ class StepRings:
         os.ftruncate(descriptor, step_ring.SIZE)  # pages are taken when they are written
         with self._lock:
             self._memory[member] = descriptor
+            self._times[member] = _TimeOfSteps(self._now())
         yield descriptor
 
     def ended(self, member: Member) -> None:
         """Release the memory of a child that has ended or could not be started."""
         with self._lock:
             descriptor = self._memory.pop(member, None)
+            self._times.pop(member, None)
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -54,6 +74,22 @@ class StepRings:
                 )  # fmt: skip
         return found
 
+    def parts(self, member: Member) -> tuple[int, ...]:
+        """Return the percent of a worker's time in each of `activity.PARTS`, between the last two calls with new spans.
+
+        It is empty before that, and for other processes.
+        """
+        with self._lock:
+            known, descriptor = self._times.get(member), self._memory.get(member)
+            if known is None or descriptor is None:
+                return ()
+            spans, seen = step_ring.read_new_spans(descriptor, known.seen)
+            if spans:
+                now = self._now()
+                known.parts = parts_of(spans, now - known.at) if known.seen else ()
+                known.at, known.seen = now, seen
+            return known.parts
+
     def request_profile(self, rank: int, steps: int) -> bool:
         """Ask a worker of this host to profile its next steps; return whether it runs here."""
         with self._lock:
@@ -62,3 +98,30 @@ class StepRings:
                     step_ring.request_profile(descriptor, steps)
                     return True
         return False
+
+
+def parts_of(spans: Sequence[step_ring.StepSpan], elapsed: int) -> tuple[int, ...]:
+    """Return the percent of a time in each of `activity.PARTS`.
+
+    A wait within the optimizer's step is a wait. What is left of steps is computation.
+
+    Args:
+        spans: that ended in this time.
+        elapsed: nanoseconds; a span may have begun before.
+    """
+    sums = dict.fromkeys(step_ring.KINDS, 0)
+    for span in spans:
+        sums[span.kind] += span.end - span.begin
+    updates = {span.step: span for span in spans if span.kind == "update"}
+    both = sum(
+        max(0, min(span.end, updates[span.step].end) - max(span.begin, updates[span.step].begin))
+        for span in spans
+        if span.kind == "synchronize" and span.step in updates
+    )
+    sync, load, update = sums["synchronize"], sums["load"], max(0, sums["update"] - both)
+    found = {
+        "compute": max(0, sums["step"] - sync - load - update), "sync": sync, "load": load, "update": update,
+        "checkpoint": sums["checkpoint"],
+    }  # fmt: skip
+    whole = max(elapsed, sum(found.values()), 1)
+    return tuple(100 * found[name] // whole for name in PARTS)

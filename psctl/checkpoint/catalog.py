@@ -33,6 +33,7 @@ class CheckpointRow(TypedDict):
     folder: str
     problem: str
     host: NotRequired[str]
+    hosts: NotRequired[list[str]]
     verified: NotRequired[bool]
     problems: NotRequired[list[str]]
     signed: NotRequired[str]

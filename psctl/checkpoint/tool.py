@@ -16,6 +16,7 @@ from psctl.checkpoint import catalog, reader
 from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.export import export_model
 from psctl.checkpoint.reader import open_checkpoint
+from psctl.checkpoint.upload import CheckpointTarget
 from psctl.checkpoint.writer import publish, remove_abandoned
 from psctl.types import Document
 
@@ -70,6 +71,12 @@ def adopt(question: Question) -> Answer:
     return {"folder": str(folder)}
 
 
+def target(question: Question) -> Answer:
+    """Check that this Python has the package that reaches a job's `checkpoint.to`; the target is not asked."""
+    CheckpointTarget(question["to"])
+    return {}
+
+
 def _folder(question: Question) -> Path:
     if "folder" in question:
         return Path(question["folder"])
@@ -86,6 +93,7 @@ def _refuse_damaged(folder: Path) -> None:
 
 VERBS: Mapping[str, Callable[[Question], Answer]] = {
     "list": listing, "show": show, "verify": verify, "newest": newest, "export": export, "prune": prune, "adopt": adopt,
+    "target": target,
 }  # fmt: skip
 
 

@@ -1,23 +1,38 @@
-"""Checkpoints at a job's `checkpoint.to`: a folder or a URL that fsspec supports (s3://, gs://, file:// ...).
+"""Checkpoints at a job's `checkpoint.to`: a folder or a URL that fsspec supports (s3://, gs://, sftp://, file:// ...).
 
 The layout is that of a host, `<to>/<job>/<step>/`. An object store has no rename, so the manifest is uploaded last: a
-checkpoint without it does not exist. A checkpoint that `keep` removes on the head is removed there too.
+checkpoint without it does not exist. While an upload is under way the folder also holds UPLOADED: for each file that is
+there the checksum of its entry in the manifest, which has the checksums of its content. An upload that was interrupted
+continues after these files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+
 from psctl import errors
-from psctl.checkpoint.copies import file_sizes
-from psctl.checkpoint.manifest import MANIFEST
+from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.catalog import Metrics, is_step_folder, steps_to_remove
+from psctl.checkpoint.copies import CheckpointReceiver, file_sizes
+from psctl.checkpoint.disk import CHUNK, checksum
+from psctl.checkpoint.manifest import MANIFEST, MAX_MANIFEST, STATE, Manifest
 from psctl.checkpoint.reader import folder_name, open_checkpoint
 
 FileSystem: TypeAlias = Any
 """A file system of fsspec. Any: fsspec is not installed here, and has no types."""
+
+UPLOADED = "uploaded.json"
+"""Name of the file that holds the checksums of the files of an unfinished upload."""
+
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"} | {
+    "abfss": "adlfs", "sftp": "paramiko", "ssh": "paramiko", "http": "aiohttp", "https": "aiohttp",
+}  # fmt: skip
 
 
 @contextmanager
@@ -35,49 +50,189 @@ def _reaching(target: str) -> Iterator[None]:
 
 def _open_target(target: str) -> tuple[FileSystem, str]:
     """Return fsspec's file system and the path in it."""
+    scheme = target.partition("://")[0] if "://" in target else ""
+    package = _PACKAGES.get(scheme, "fsspec")
     try:
         import fsspec
+
+        if scheme:
+            fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         raise errors.PythonMissing(
-            f"checkpoint.to: {target} needs fsspec, which this Python lacks", hint="add it to runtime.requirements"
+            f"checkpoint.to: {target} needs {package}, which this Python lacks",
+            hint=f"add {package} to runtime.requirements in the cluster file",
+            where=target,
+        ) from error
+    except ValueError as error:
+        raise errors.UsageError(
+            f'checkpoint.to: {target}: fsspec knows no protocol "{scheme}"',
+            hint="write a folder, or a URL such as s3://bucket/folder",
+            where=target,
         ) from error
     with _reaching(target):
         system, path = fsspec.core.url_to_fs(target)
         return system, str(path).rstrip("/")
 
 
-def upload_checkpoint(folder: Path, target: str) -> str:
-    """Copy a verified checkpoint to `target`, the manifest last; return where it lies now.
+class CheckpointTarget:
+    """A place that fsspec reaches. Every method raises CheckpointIncomplete when it refuses.
+
+    Args:
+        target: a folder or a URL.
 
     Raises:
-        CheckpointIncomplete: the target refused or kept other sizes.
+        PythonMissing: this Python lacks the package of the URL's protocol. UsageError: there is no such protocol.
     """
-    manifest = open_checkpoint(folder)
-    system, path = _open_target(target)
-    remote_folder = f"{path}/{manifest.job}/{folder_name(manifest.step)}"
-    with _reaching(f"{target} ({manifest.id})"):
-        system.makedirs(remote_folder, exist_ok=True)
-        if system.exists(f"{remote_folder}/{MANIFEST}"):
-            system.rm_file(f"{remote_folder}/{MANIFEST}")
-        for name, size in file_sizes(folder, manifest).items():
-            system.put_file(str(folder / name), f"{remote_folder}/{name}")
-            found = system.size(f"{remote_folder}/{name}")
-            if found != size:
-                raise errors.CheckpointIncomplete(f"{target}: {name} has {found} bytes there, it has {size} here")
-    return str(system.unstrip_protocol(remote_folder))
 
+    def __init__(self, target: str) -> None:
+        self.target = target.rstrip("/")
+        self._system, self._path = _open_target(target)
+        self._metrics: dict[tuple[str, int], Metrics] = {}  # of checkpoints that are there; a manifest does not change
 
-def remove_uploaded(target: str, job: str, steps: Iterable[int]) -> None:
-    """Remove a job's checkpoints of these steps from `target`, each manifest first; a missing one is no fault.
+    def place(self, job: str, step: int) -> str:
+        """Return how users name the folder of a checkpoint."""
+        return f"{self.target}/{job}/{folder_name(step)}"
 
-    Raises:
-        CheckpointIncomplete: the target refused.
-    """
-    system, path = _open_target(target)
-    for step in steps:
-        remote_folder = f"{path}/{job}/{folder_name(step)}"
-        with _reaching(f"{target} ({job}@{step})"):
-            if system.exists(f"{remote_folder}/{MANIFEST}"):
-                system.rm_file(f"{remote_folder}/{MANIFEST}")
-            if system.exists(remote_folder):
-                system.rm(remote_folder, recursive=True)
+    def upload(self, folder: Path) -> str:
+        """Copy a verified checkpoint, the manifest last, without what an interrupted upload left; return where it lies.
+
+        Raises:
+            CheckpointIncomplete: the target refused or kept other sizes.
+        """
+        manifest = open_checkpoint(folder)
+        there = self._folder(manifest.job, manifest.step)
+        entries = {STATE: manifest.state} | {file.name: file for file in manifest.files}
+        checksums = {name: checksum(msgspec.json.encode(entry)) for name, entry in entries.items()}
+        with _reaching(f"{self.target} ({manifest.id})"):
+            self._system.invalidate_cache()
+            self._system.makedirs(there, exist_ok=True)
+            uploaded = self._uploaded(there)
+            self._remove_file(f"{there}/{MANIFEST}")
+            for name, size in file_sizes(folder, manifest).items():
+                if name in checksums and uploaded.get(name) == checksums[name] and self._has(f"{there}/{name}", size):
+                    continue
+                self._system.put_file(str(folder / name), f"{there}/{name}")
+                self._system.invalidate_cache()
+                if not self._has(f"{there}/{name}", size):
+                    raise errors.CheckpointIncomplete(
+                        f"{self.target}: {name} has another size there than its {size} bytes here", where=self.target
+                    )
+                if name in checksums:
+                    uploaded[name] = checksums[name]
+                    self._system.pipe_file(f"{there}/{UPLOADED}", json.dumps(uploaded).encode())
+            self._remove_file(f"{there}/{UPLOADED}")
+        self._metrics[manifest.job, manifest.step] = manifest.metrics
+        return self.place(manifest.job, manifest.step)
+
+    def jobs(self) -> list[str]:
+        """Return the jobs that have folders of checkpoints."""
+        with _reaching(self.target):
+            self._system.invalidate_cache()
+            if not self._system.exists(self._path):
+                return []
+            names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._system.ls(self._path, False)]
+        return sorted(name for name in names if not is_step_folder(Path(name)) and self._step_folders(name))
+
+    def steps(self, job: str) -> list[int]:
+        """Return the steps of a job's checkpoints that are complete."""
+        return [step for step in self._step_folders(job) if self._is_complete(job, step)]
+
+    def manifest(self, job: str, step: int) -> tuple[Manifest, bytes]:
+        """Return a checkpoint's manifest and the bytes of its file.
+
+        Raises:
+            CheckpointCorrupt: it is none.
+        """
+        with (
+            _reaching(f"{self.target} ({job}@{step})"),
+            self._system.open(f"{self._folder(job, step)}/{MANIFEST}", "rb") as file,
+        ):
+            data: bytes = file.read(MAX_MANIFEST + 1)
+        return manifests.decode(data, self.place(job, step)), data
+
+    def prune(
+        self, job: str, keep: int, keep_best: tuple[str, str] | None, protect: int, pending: Collection[int] = ()
+    ) -> list[int]:
+        """Remove a job's checkpoints by the rule of `steps_to_remove`, and unfinished ones before `protect`.
+
+        Args:
+            job, keep, keep_best, protect: as there.
+            pending: steps that will be uploaded; their unfinished uploads stay.
+
+        Returns:
+            The removed steps.
+        """
+        found = self._step_folders(job)
+        complete = [step for step in found if self._is_complete(job, step)]
+        for step in complete:
+            if (job, step) not in self._metrics:
+                self._metrics[job, step] = self.manifest(job, step)[0].metrics
+        removed = steps_to_remove([(step, self._metrics[job, step]) for step in complete], keep, keep_best, protect)
+        removed += [step for step in found if step < protect and step not in complete and step not in pending]
+        for step in removed:
+            self._remove(job, step)
+        return removed
+
+    def fetch(self, job: str, step: int, folder: Path) -> Manifest:
+        """Copy a checkpoint to a new folder of this machine, every byte verified.
+
+        Raises:
+            CheckpointCorrupt: bytes do not match its manifest.
+        """
+        manifest, data = self.manifest(job, step)
+        receiver = CheckpointReceiver(folder, manifest.sizes() | {MANIFEST: len(data)})
+        try:
+            receiver.write_part(MANIFEST, 0, data)
+            for name in manifest.sizes():
+                take = receiver.writer_of(name)
+                with (
+                    _reaching(f"{self.target} ({manifest.id})"),
+                    self._system.open(f"{self._folder(job, step)}/{name}", "rb") as file,
+                ):
+                    while block := file.read(CHUNK):
+                        take(block)
+            return receiver.finish()
+        except BaseException:
+            receiver.discard()
+            raise
+
+    def _folder(self, job: str, step: int) -> str:
+        return f"{self._path}/{job}/{folder_name(step)}"
+
+    def _step_folders(self, job: str) -> list[int]:
+        with _reaching(f"{self.target} ({job})"):
+            self._system.invalidate_cache()
+            if not self._system.exists(f"{self._path}/{job}"):
+                return []
+            names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._system.ls(f"{self._path}/{job}", False)]
+        return sorted(int(name) for name in names if is_step_folder(Path(name)))
+
+    def _is_complete(self, job: str, step: int) -> bool:
+        with _reaching(f"{self.target} ({job}@{step})"):
+            return bool(self._system.exists(f"{self._folder(job, step)}/{MANIFEST}"))
+
+    def _uploaded(self, there: str) -> dict[str, str]:
+        """Return the checksums of the files that an interrupted upload left; {} where what it wrote is damaged."""
+        if not self._system.exists(f"{there}/{UPLOADED}"):
+            return {}
+        try:
+            found = json.loads(self._system.cat_file(f"{there}/{UPLOADED}"))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _has(self, path: str, size: int) -> bool:
+        return bool(self._system.exists(path)) and self._system.size(path) == size
+
+    def _remove_file(self, path: str) -> None:
+        if self._system.exists(path):
+            self._system.rm_file(path)
+
+    def _remove(self, job: str, step: int) -> None:
+        """Remove a checkpoint, its manifest first."""
+        there = self._folder(job, step)
+        with _reaching(f"{self.target} ({job}@{step})"):
+            self._remove_file(f"{there}/{MANIFEST}")
+            if self._system.exists(there):
+                self._system.rm(there, recursive=True)
+        self._metrics.pop((job, step), None)

@@ -25,6 +25,7 @@ from psctl.cli.commands.jobs import jobs
 from psctl.cli.commands.logs import logs
 from psctl.cli.commands.plan import plan
 from psctl.cli.commands.profile import profile
+from psctl.cli.commands.pull import pull
 from psctl.cli.commands.report import report
 from psctl.cli.commands.run import run as run_command
 from psctl.cli.commands.scale import scale
@@ -63,7 +64,7 @@ GROUPS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Predict and measure": (plan, bench),
     "Train": (train, attach, stop, scale),
     "Watch": (status, jobs, logs, stacks, trace, profile, ssh, store, ui, report),
-    "Save and restore": (checkpoint,),
+    "Save and restore": (checkpoint, pull),
 }
 """The commands by what they are for, in the order in which a user needs them."""
 

@@ -54,7 +54,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
         NotInThisVersion: a trainable parameter of a type that cannot be summed.
     """
     groups = _groups_by_parameter(model, optimizer)
-    infos = []
+    infos, linear = [], linear_layers(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise UsageError(
@@ -65,8 +65,11 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
         if parameter.requires_grad and dtype not in _FLOATS:
             raise NotInThisVersion(f"a trainable parameter of type {dtype} ({name})")
         infos.append(
-            ParameterInfo(name, tuple(parameter.shape), dtype, groups.get(id(parameter), -1), parameter.requires_grad)
-        )
+            ParameterInfo(
+                name, tuple(parameter.shape), dtype, groups.get(id(parameter), -1), parameter.requires_grad,
+                name in linear,
+            )
+        )  # fmt: skip
     if not any(info.trainable for info in infos):
         raise UsageError(
             f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
@@ -102,3 +105,19 @@ def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], 
         {key: one for key, one in group.items() if key != "params" and isinstance(one, bool | int | float | str | None)}
         for group in optimizer.param_groups
     )
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return by the weight's name the linear layers whose weight is their own, as only calls of the layer use it.
+
+    Subclasses are left out, because other modules may use their weights without a call (nn.MultiheadAttention does).
+    """
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    return {
+        f"{name}.weight" if name else "weight": module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and holders[id(module.weight)] == 1
+    }

@@ -8,6 +8,7 @@ journaled_state_machine: the state machine with its journal
 standby_copy: the copy of the journal on the standby, and the configurations that agents accept
 replication: what may be carried out, and which configurations hold
 event_log: the job's event log on the head's disk, also when that is full
-checkpoint_saver: writes, verifies, prunes, uploads and copies checkpoints
+checkpoint_saver: writes, verifies, prunes and copies checkpoints
+checkpoint_uploader: uploads checkpoints to `checkpoint.to`
 state: the state machine, without sockets, files or threads
 """

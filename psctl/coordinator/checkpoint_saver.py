@@ -1,14 +1,13 @@
 """Checkpoints on the head's disk: parts are written as they arrive, everything else on one thread.
 
 The thread that reads a part from the network writes it, so a slow disk slows the sender only, and no memory fills up.
-One thread commits, verifies, prunes, uploads and sends second copies, in order. A disk error ends that checkpoint, not
+One thread commits, verifies, prunes and sends copies, in order. A disk error ends that checkpoint, not
 the job.
 """
 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,15 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from psctl.checkpoint import upload
 from psctl.checkpoint.catalog import find_newest_verified, prune
 from psctl.checkpoint.copies import file_sizes, read_parts
 from psctl.checkpoint.manifest import whole_tensors
 from psctl.checkpoint.reader import folder_name, open_checkpoint, read_state, verify
+from psctl.checkpoint.upload import CheckpointTarget
 from psctl.checkpoint.writer import CheckpointWriter, remove_abandoned
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
     CommitCheckpoint,
     RestorableFound,
 )
@@ -39,6 +38,7 @@ from psctl.job.checkpoint_messages import (
 from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
 from psctl.transport.peer_connection import PeerConnection
+from psctl.types import Member
 
 QUEUED = 8 << 20
 """Most bytes of a copy in the send queue."""
@@ -78,7 +78,7 @@ class CheckpointSaver:
         self,
         root: Path,
         order: JobOrder,
-        answer: Callable[[CheckpointCommitted | CheckpointCopySent | RestorableFound], None],
+        answer: Callable[[CheckpointCommitted | CheckpointCopyFailed | RestorableFound], None],
         sign: Callable[[bytes], bytes],
     ) -> None:
         self._root, self._order, self._answer, self._sign = root, order, answer, sign
@@ -192,12 +192,19 @@ class CheckpointSaver:
                 save.committing = True
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
-    def copy(self, step: int, peer: PeerConnection | None) -> None:
-        """Send a checkpoint to an agent; the answer is CheckpointCopySent."""
-        self._work.put(lambda: self._answer(self._copy(step, peer)))
+    def copy(self, step: int, agent: Member, peer: PeerConnection | None) -> None:
+        """Send a checkpoint to an agent, which answers; the answer to a failure is CheckpointCopyFailed."""
+
+        def send() -> None:
+            problem = self._copy(step, peer)
+            if problem:
+                self._answer(CheckpointCopyFailed(step, agent, problem))
+
+        self._work.put(send)
 
     def find_restorable(self, use: Callable[[Path | None], None]) -> None:
-        """Find where the job continues after a loss: its newest verified checkpoint, else the one it came from. Steps
+        """Find where the job continues after a loss: its newest verified checkpoint here, else at
+        `checkpoint.to`, else the one it came from. Steps
         that were given up may be saved again. The answer is RestorableFound.
 
         Args:
@@ -217,12 +224,24 @@ class CheckpointSaver:
         order = self._order
         newest = find_newest_verified(self._root, order.name)
         folder, name = newest.folder, None
-        if folder is None and order.resume:
-            folder, name = Path(order.resume), order.resume_id
         try:
+            if folder is None and order.checkpoint.to is not None:
+                folder = self._fetched(order.checkpoint.to)
+            if folder is None and order.resume:
+                folder, name = Path(order.resume), order.resume_id
             return RestorableFound(resumed(name, folder), list(newest.skipped)), folder
         except PsctlError as error:
             return RestorableFound(None, list(newest.skipped), error.message), None
+
+    def _fetched(self, to: str) -> Path | None:
+        """Bring the job's newest checkpoint from `checkpoint.to`: a host that leads since a takeover may have none."""
+        target, job = CheckpointTarget(to), self._order.name
+        steps = target.steps(job)
+        if not steps:
+            return None
+        folder = self._root / job / folder_name(steps[-1])
+        target.fetch(job, steps[-1], folder)
+        return folder
 
     def _run(self) -> None:
         while True:
@@ -260,9 +279,7 @@ class CheckpointSaver:
             whole = folder.is_dir() and not verify(folder)
             if not whole:
                 return CheckpointCommitted(step, problem="the coordinator was lost before it was written")
-            to = self._order.checkpoint.to
-            path = upload.upload_checkpoint(folder, to) if to else str(folder)
-            return CheckpointCommitted(step, path, open_checkpoint(folder).bytes)
+            return CheckpointCommitted(step, str(folder), open_checkpoint(folder).bytes)
         except PsctlError as error:
             return CheckpointCommitted(step, problem=error.message)
 
@@ -285,19 +302,14 @@ class CheckpointSaver:
         faults = verify(folder)
         if faults:
             raise CheckpointIncomplete(f"it reads back wrong: {faults[0]}")
-        path = upload.upload_checkpoint(folder, order.checkpoint.to) if order.checkpoint.to else str(folder)
         keep = order.checkpoint
-        removed = prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
-        if keep.to and removed:
-            try:
-                upload.remove_uploaded(keep.to, order.name, [found.step for found in removed])
-            except PsctlError as error:  # the new checkpoint is whole all the same
-                print(f"psctl: {error.message}", file=sys.stderr, flush=True)
-        return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
+        prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
+        return CheckpointCommitted(commit.step, str(folder), manifest.bytes, time.monotonic() - save.since)
 
-    def _copy(self, step: int, peer: PeerConnection | None) -> CheckpointCopySent:
+    def _copy(self, step: int, peer: PeerConnection | None) -> str:
+        """Send a checkpoint; return why that failed, "" when all of it was sent."""
         if peer is None:
-            return CheckpointCopySent(step, "its host is not connected")
+            return "its host is not connected"
         folder = self._root / self._order.name / folder_name(step)
         try:
             names = file_sizes(folder, open_checkpoint(folder))
@@ -308,8 +320,8 @@ class CheckpointSaver:
                     peer.flush(FLUSH_TIMEOUT)
             peer.send(CheckpointCopyEnd(step))
         except PsctlError as error:
-            return CheckpointCopySent(step, error.message)
-        return CheckpointCopySent(step)
+            return error.message
+        return ""
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of, resumed
+from psctl.coordinator.checkpoint_uploader import CheckpointUploader
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
 from psctl.coordinator.journal import CoordinatorState, RestoredState, clock_of, restore
@@ -52,6 +53,7 @@ from psctl.coordinator.state.instructions import (
     StartMember,
     TakenOver,
     Tick,
+    UploadCheckpoint,
 )
 from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
@@ -116,6 +118,7 @@ class CoordinatorProcess:
         self._log = EventLog(folder / events.FILE, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
+        self._uploader = CheckpointUploader(root / order.name, order, self._queue.put)
         resume = Path(order.resume) if order.resume else None
         if self._restored is not None:
             self._state_machine, self._sessions = self._restored.state.machine, self._restored.state.sessions
@@ -282,7 +285,9 @@ class CoordinatorProcess:
             case FindRestorable():
                 self._saver.find_restorable(self._connections.read_from)
             case SendCheckpointCopy(step=step, agent=agent):
-                self._saver.copy(step, self._connections.peer(agent))
+                self._saver.copy(step, agent, self._connections.peer(agent))
+            case UploadCheckpoint(step=step):
+                self._uploader.upload(step)
             case CloseCoordinator(status=status):
                 for agent in self._sessions.agents:
                     self._connections.send(agent, JobFinished(status))
@@ -321,7 +326,7 @@ class CoordinatorProcess:
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
-        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
+        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors)
 
 
 def main() -> int:

@@ -1,4 +1,7 @@
-"""The activity in a heartbeat: `compute`, or a wait with the names of the ranks that are waited for."""
+"""What a worker does: the activity in a heartbeat, and the parts of its time.
+
+An activity is `compute`, or a wait with the names of the ranks that are waited for.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import re
 from collections.abc import Iterable
 
 COMPUTE = "compute"
+
+PARTS = ("compute", "sync", "load", "update", "checkpoint")
+"""The parts of a worker's time: it computes, waits for synchronization, waits for a batch, steps the optimizer, gives
+its part of a checkpoint."""
 
 _WAITS = ("sync", "waiting for")
 _NAME = re.compile(r"\b(worker|server)/(\d{1,7})\b")

@@ -85,7 +85,7 @@ class LoadEnd(JobMessage, frozen=True):
 
 
 class CheckpointCopyBegin(JobMessage, frozen=True):
-    """A checkpoint will be sent to this host as a second copy; `files` maps names to sizes in bytes."""
+    """A checkpoint will be sent to this host as a copy; `files` maps names to sizes in bytes."""
 
     step: types.Step
     files: dict[types.Name, types.Size]

@@ -28,11 +28,12 @@ class RoleOf(msgspec.Struct, frozen=True):
 
 
 class Started(Event, frozen=True, tag="started"):
-    """The job runs: first event of the log."""
+    """The job runs: first event of the log. `checkpoint`: the one that it continues from; "": none."""
 
     job: str
     hosts: list[str]
     roles: list[RoleOf]
+    checkpoint: str = ""
 
 
 class PlanCandidate(msgspec.Struct, frozen=True):
@@ -59,6 +60,8 @@ class Planned(Event, frozen=True, tag="plan"):
     candidates: list[PlanCandidate]
     sums: str = ""
     """The order in which gradients are summed: floating-point sums depend on it."""
+    factors: list[str] = []
+    """Weights of linear layers whose gradients are sent as factors."""
 
 
 class Progress(Event, frozen=True, tag="progress"):
@@ -85,6 +88,13 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
     path: str
     bytes: int
     seconds: float
+
+
+class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):
+    """A further host holds a verified copy of a checkpoint, or it is at `checkpoint.to`; `place`: the host or URL."""
+
+    step: int
+    place: str
 
 
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
@@ -153,6 +163,7 @@ class StateChanged(Event, frozen=True, tag="state"):
     memory: int = 0  # bytes that the process and its children hold
     sync: int = 0  # percent of a worker's time that it waits for synchronization
     traffic: float = 0.0  # bytes a second that a worker sends and receives
+    parts: dict[str, int] = {}  # percent of a worker's time by `activity.PARTS`; the rest is outside of steps
 
 
 class HostTraffic(Event, frozen=True, tag="traffic"):
@@ -183,8 +194,8 @@ class Notice(Event, frozen=True, tag="notice"):
 
 
 AnyEvent = (
-    Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
-    | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
+    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
+    | Restored | Log | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

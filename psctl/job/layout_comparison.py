@@ -25,10 +25,17 @@ def difference(first: Prepare, other: Prepare) -> str:
     if first.hooked != other.hooked:
         calls = ("run.prepare", "psctl.accelerate_ddp")
         return f"it called {calls[other.hooked]}, worker/0 {calls[first.hooked]}"
+    if first.follows != other.follows:
+        begins = [_begins(each.follows) for each in (other, first)]
+        return f"its loop {begins[0]}, that of worker/0 {begins[1]}"
     for left, right in zip_longest(first.buffers, other.buffers):
         if left != right:
             return f"a buffer is {right or 'missing'}, on worker/0 it is {left or 'missing'}"
     return ""
+
+
+def _begins(step: int | None) -> str:
+    return "is the script's own" if step is None else f"is a library's and continues after step {step}"
 
 
 def _parameter(info: ParameterInfo | None) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from psctl import types
+from psctl.job.activity import PARTS
 from psctl.job.message import JobMessage
 from psctl.orders import HostOrder
 from psctl.types import Address, Count, Member
@@ -82,11 +83,13 @@ class Stacks(JobMessage, frozen=True):
 
 
 class ProcessUsage(msgspec.Struct, frozen=True):
-    """What a process and its children used: percent of one core since the last sample, and bytes of memory now."""
+    """What a process and its children used: percent of one core since the last sample, and bytes of memory now; of a
+    worker the percent of its time in each of `activity.PARTS`."""
 
     member: Member
     cpu: types.Size
     memory: types.Size
+    parts: Annotated[tuple[types.Percent, ...], msgspec.Meta(max_length=len(PARTS))] = ()
 
 
 class ClockWanted(JobMessage, frozen=True):

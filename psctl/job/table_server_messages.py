@@ -78,12 +78,14 @@ class ReadBy(JobMessage, frozen=True):
 
 
 class ReadTable(msgspec.Struct, frozen=True):
-    """The description of a table; the table of integer keys has no name."""
+    """The description of a table, and the counts of its shards; the table of integer keys has no name."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     reduce: str
+    optimizer: str = ""
+    stats: dict[str, int] = {}
 
 
 class ReadRow(msgspec.Struct, frozen=True):

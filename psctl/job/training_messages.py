@@ -26,6 +26,8 @@ class Prepare(JobMessage, frozen=True):
 
     `outer`: an optimizer steps at the ends of periods, so workers step alone in between. `on_gpus`: parameters are.
     `hooked`: gradients come from DistributedDataParallel's hook, so only collectives fit, and nothing is saved.
+    `follows`: the loop is a library's, which begins after so many steps, and which saves and resumes its own state at
+    common steps; None: it is the script's. Unless hooked, it sums gradients itself, and the layout is empty.
     """
 
     layout: Layout
@@ -33,6 +35,7 @@ class Prepare(JobMessage, frozen=True):
     outer: bool = False
     on_gpus: bool = False
     hooked: bool = False
+    follows: types.Step | None = None
 
 
 class MemberReady(JobMessage, frozen=True):
@@ -111,6 +114,7 @@ class Decision(JobMessage, frozen=True):
     native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
+    `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
     """
 
     strategy: str
@@ -127,6 +131,8 @@ class Decision(JobMessage, frozen=True):
     sums: dict[str, object] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
+    factors: tuple[str, ...] = ()
+    factor_rows: int = 0
 
 
 class Go(JobMessage, frozen=True):

@@ -5,21 +5,25 @@ Every size is checked before memory is allocated for it.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from hashlib import blake2b
 from typing import TypeAlias, TypeGuard, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from psctl.errors import UsageError
 from psctl.kv.tickets import Callback, Ticket
 from psctl.process.user_functions import name_of
-from psctl.ps.table_messages import PlainValue, TableSpec
+from psctl.ps.table_messages import Admission, Initialiser, PlainValue, RowOptimizerSpec, TableSpec, TableStats
 from psctl.ps.tables.reductions import Array, Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
+from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.table_kinds import TableKind
+from psctl.units import parse_size
 
 MOST_KEYS = 1 << 26
 """Most integer keys of one push, pull or call: their list has 512 MiB, and its route a small multiple of that."""
@@ -219,22 +223,156 @@ def checked_function(what: object, option: str) -> str:
     raise UsageError(f"{option}={what!r}", "give a name, or a function of a module in the job's folder")
 
 
-def checked_initial(initial: object, dtype: str) -> float | str | None:
-    """Return the initial value of absent rows, or the name of the function that makes it.
+def table_name(key: object, what: str) -> str:
+    """Return the name of the table of a key: "" for `int`, the rows of integer keys.
+
+    Args:
+        what: what is done with it, for errors.
 
     Raises:
-        UsageError: the value is no number that the dtype holds, and no function.
+        UsageError: the key is neither a name nor `int`.
+    """
+    if key is int:
+        return ""
+    if not isinstance(key, str):
+        raise UsageError(f"{key!r} cannot be {what}", "give a name, or int for the rows of integer keys")
+    return checked_name(key, "a key's name")
+
+
+def declared_rows(name: str, value: Value | None, shape: object, dtype: object) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype's name of a declaration: those of its value, if it has one.
+
+    Raises:
+        UsageError: there is neither a value nor a shape, one is invalid, or a value is given for integer keys.
+    """
+    if value is None:
+        if shape is None:
+            raise UsageError(f"{name or int!r} is declared without a value or a shape", "give value= or shape=")
+        return checked_shape(shape), checked_dtype(dtype)
+    if not name:
+        raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
+    made = inferred_spec(name, value, "sum")
+    return made.shape, made.dtype
+
+
+def checked_initial(initial: object, dtype: str, store: str) -> float | str | Initialiser | None:
+    """Return the initial value of absent rows, what makes it at random, or the name of the function that makes it.
+
+    Raises:
+        UsageError: the value is no number that the dtype holds, no distribution and no function.
     """
     if initial is None or isinstance(initial, str) or callable(initial):
         return None if initial is None else name_of(initial)
+    if isinstance(initial, Mapping):
+        return _initialiser(initial, dtype, store)
     if isinstance(initial, bool | int | float | np.integer | np.floating):
         kind = getattr(torch, dtype)
         if kind.is_floating_point or float(initial).is_integer():
             return float(initial)
         raise UsageError(f"initial={initial!r} of rows of {dtype}", "give a whole number, or another dtype")
     raise UsageError(
-        f"initial={type(initial).__name__}", "give a number, or a function (keys, width) -> rows; of a name: its value"
+        f"initial={type(initial).__name__}",
+        'give a number, {"normal": 0.01, "seed": 0}, or a function (keys, width) -> rows; of a name: its value',
     )
+
+
+def _initialiser(initial: Mapping[object, object], dtype: str, store: str) -> Initialiser:
+    """Return random start values; the store's name is a part of their seed."""
+    wrong = UsageError(
+        f"initial={dict(initial)!r}", 'give {"normal": DEVIATION, "seed": N} or {"uniform": LIMIT, "seed": N}'
+    )
+    scales = {name: initial[name] for name in ("normal", "uniform") if name in initial}
+    seed = initial.get("seed", 0)
+    if len(scales) != 1 or set(initial) - {*scales, "seed"} or not isinstance(seed, int) or isinstance(seed, bool):
+        raise wrong
+    ((name, scale),) = scales.items()
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
+        raise wrong
+    if not getattr(torch, dtype).is_floating_point:
+        raise UsageError(f"initial={dict(initial)!r} of rows of {dtype}", "declare a floating-point dtype")
+    mixed = hash_of(f"{seed} {store}") & MOST
+    return Initialiser("normal" if name == "normal" else "uniform", float(scale), mixed)
+
+
+def checked_optimizer(optimizer: object) -> RowOptimizerSpec | None:
+    """Return the optimizer of a declaration with all of its settings, or None.
+
+    Raises:
+        UsageError: there is no such optimizer, or a setting is unknown, missing or out of range.
+    """
+    if optimizer is None:
+        return None
+    given = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise UsageError(f"optimizer={optimizer!r}", 'give its name and settings: {"name": "adagrad", "lr": 0.05}')
+    settings: dict[str, float] = {}
+    for name, value in given.items():
+        if name == "name":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+            raise UsageError(f"{name}={value!r} of optimizer {given['name']!r}", "give a number")
+        settings[str(name)] = float(value)
+    return complete(RowOptimizerSpec(given["name"], settings))
+
+
+def checked_admission(admit: object) -> Admission | None:
+    """Return which absent keys a push gives a row; None: all.
+
+    Raises:
+        UsageError: the value has another form, or a number is out of range.
+    """
+    if admit is None:
+        return None
+    try:
+        found = msgspec.convert(admit, Admission, strict=True)
+        known = isinstance(admit, Mapping) and not set(admit) - set(Admission.__struct_fields__)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"admit={admit!r}: {error}", _ADMIT) from error
+    if not known or found == Admission():
+        raise UsageError(f"admit={admit!r}", _ADMIT)
+    return found
+
+
+_ADMIT = 'give {"count": N} with N from 2 to 255, {"probability": P, "seed": N} with P above 0 and below 1, or both'
+
+
+def checked_expiry(expire: object) -> int:
+    """Return the age in clocks at which rows leave; 0: never.
+
+    Raises:
+        UsageError: it is no whole number from 1 on.
+    """
+    if expire is None:
+        return 0
+    if not isinstance(expire, int) or isinstance(expire, bool) or not 1 <= expire < 1 << 30:
+        raise UsageError(f"expire={expire!r}", "give clocks, a whole number from 1 on")
+    return expire
+
+
+def checked_capacity(capacity: object) -> int:
+    """Return the most bytes of a table's rows; 0: no limit.
+
+    Raises:
+        UsageError: it is no number of bytes.
+    """
+    if capacity is None:
+        return 0
+    try:
+        found = parse_size(capacity) if isinstance(capacity, str) else capacity
+    except ValueError as error:
+        raise UsageError(f"capacity={capacity!r}: {error}", 'give bytes: "1GB"') from error
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 62:
+        raise UsageError(f"capacity={capacity!r}", 'give bytes, a whole number or a text: "1GB"')
+    return found
+
+
+def total_of(stats: Sequence[TableStats]) -> dict[str, float]:
+    """Return the sums of the counts of a table's shards, with the shares of keys that had a row."""
+    names = TableStats.__struct_fields__
+    total: dict[str, float] = {name: sum(getattr(each, name) for each in stats) for name in names}
+    for what, short in (("pushed", "push"), ("read", "read")):
+        total[f"{short}_hit_rate"] = total[f"{what}_found"] / total[what] if total[what] else math.nan
+    return total
 
 
 def checked_value(key: object, value: Value | None) -> Value:

@@ -34,8 +34,8 @@ from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST
-from psctl.ps.tables.table_kinds import TableKind, UserFunction
-from psctl.ps.tables.table_state import FOREVER, first_sequence_at, merged
+from psctl.ps.tables.table_kinds import TableKind, UserFunction, check_table
+from psctl.ps.tables.table_state import FOREVER, checked_settings, first_sequence_at, merged
 from psctl.transport.peer_connection import PeerConnection
 
 PATIENCE = 60.0
@@ -158,7 +158,11 @@ class Store:
         dtype: torch.dtype = torch.float32,
         reduce: str | UserFunction = "sum",
         apply: str | UserFunction = "",
-        initial: float | str | UserFunction | None = None,
+        initial: float | str | UserFunction | Mapping[str, object] | None = None,
+        optimizer: str | Mapping[str, object] | None = None,
+        admit: Mapping[str, float] | None = None,
+        expire: int | None = None,
+        capacity: int | str | None = None,
     ) -> None:
         """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
@@ -171,27 +175,31 @@ class Store:
             apply: a function (stored, pushed) -> stored of tensors of rows. It runs on the servers for every push
                 (under bsp: for the reduced pushes of a clock) and returns the new value, for example an optimizer's
                 step. For a name it must be elementwise, because the tensor is stored in blocks.
-            initial: the initial value of an absent row: a number, or a function (keys, width) -> rows. Without it, a
-                pull of an absent row returns zero, and the first push becomes its value.
+            initial: the initial value of an absent row: a number; {"normal": DEVIATION, "seed": N} or
+                {"uniform": LIMIT, "seed": N}, which depend on the seed, the store and the key alone; or a function
+                (keys, width) -> rows. Without it, a pull of an absent row returns zero, and the first push becomes its
+                value.
+            optimizer: pushes are gradients, which this optimizer applies on the servers, to the rows that have one:
+                {"name": "adagrad", "lr": 0.05}; also sgd, rowwise-adagrad, adam, ftrl (ps/tables/row_optimizers.py has
+                their settings). `reduce` combines the gradients of a clock under bsp: sum or mean. Only servers have
+                the optimizer's state, so a worker sees its own push when the servers have applied it.
+            admit: which absent integer keys a push gives a row: {"count": 3} from the third push on, counted in
+                constant memory; {"probability": 0.1, "seed": 0} one in ten keys, chosen by a hash of key and seed; or
+                both. Other pushes to absent keys are dropped.
+            expire: clocks without a push after which a row leaves, or up to an eighth later; not for asp stores.
+            capacity: bytes of all rows with their state and keys ("1GB"); beyond it those leave whose last push is
+                oldest.
 
         Raises:
             UsageError: the key is declared already with other properties, or an argument is invalid.
         """
-        if key is not int and not isinstance(key, str):
-            raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
-        name = "" if key is int else given.checked_name(key, "a key's name")
-        if value is None and shape is None:
-            raise UsageError(f"{key!r} is declared without a value or a shape", "give value= or shape=")
-        made = given.inferred_spec(name, value, "sum") if value is not None and name else None
-        if value is not None and made is None:
-            raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
-        if made is not None:
-            shape, kind_of_number = made.shape, made.dtype
-        else:
-            shape, kind_of_number = given.checked_shape(shape), given.checked_dtype(dtype)
+        name = given.table_name(key, "declared")
+        shape, kind_of_number = given.declared_rows(name, value, shape, dtype)
         how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
-        first = given.checked_initial(initial, kind_of_number)
-        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
+        first, rule = given.checked_initial(initial, kind_of_number, self.name), given.checked_optimizer(optimizer)
+        limits = given.checked_admission(admit), given.checked_expiry(expire), given.checked_capacity(capacity)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule, *limits))
+        check_table(self._spec, spec)
         with self._lock:
             kind = self._make_kind(spec)
             if value is not None:
@@ -362,6 +370,57 @@ class Store:
         self._run_callbacks()
         return ticket
 
+    def configure(self, key: str | type[int], **settings: float) -> Ticket:
+        """Change settings of the optimizer of a key, such as its learning rate; every rank makes the same call.
+
+        The change is ordered with this worker's pushes: later ones use it. Under bsp it applies to all pushes of the
+        clock in which it is made.
+
+        Args:
+            key: a name; or `int` for the rows of all integer keys.
+            settings: new values, by name: lr=0.01.
+
+        Returns:
+            The ticket of the change; its result is None.
+
+        Raises:
+            UsageError: the key has no optimizer, or it has no such setting, or a value is out of range.
+        """
+        name = given.table_name(key, "configured")
+        with self._lock:
+            self._check(writes=True)
+            kind = self._kind_for_pull(name)
+            numbers = checked_settings(kind.spec, settings)
+            ticket = self._ticket(f"configure {name or 'integer keys'}", None)
+            changes = self._state.prepare_settings(kind, numbers, ticket.number)
+            self._tasks.add(ticket, (), lambda: self._send_changes(changes))
+            self._finish_tickets()
+        self._run_callbacks()
+        return ticket
+
+    def stats(self, key: str | type[int] = int) -> dict[str, float]:
+        """Return counts of a key's rows on all servers: of rows, of pushes, and of reads.
+
+        Args:
+            key: a name; or `int` for the rows of all integer keys.
+
+        Returns:
+            keys and bytes (now); pushed rows, and those that existed (pushed_found); admitted, refused, expired and
+            evicted rows; rows read by keys, and those that existed (read_found), of the present primaries; the shares
+            push_hit_rate and read_hit_rate, NaN without pushes or reads.
+
+        Raises:
+            UsageError: the key was neither pushed nor declared.
+            TimedOut, PeerLost, JobFailed: see the class.
+        """
+        name = given.table_name(key, "counted")
+        with self._lock:
+            self._check()
+            self._kind_for_pull(name)
+            self._describe(name)
+            found = [stats for (table, _), stats in self._state.stats.items() if table == name]
+        return given.total_of(found)
+
     # ---- clocks and order ----------------------------------------------------------------------------------------
 
     def clock(self) -> int:
@@ -380,6 +439,12 @@ class Store:
             raise UsageError(
                 "clock() of an asp store, which has no clocks", 'open the store with consistency="bsp" or {"ssp": s}'
             )
+        return self.end_clocks(self._state.clock + 1)
+
+    def end_clocks(self, clocks: int) -> int:
+        """End this worker's clocks up to the given number of them, as `clock` does; one that is ended is not again."""
+        if clocks <= self._state.clock:
+            return self._state.clock
         cut = self._spec.staleness == 0 and self._at.settle()  # a lost worker is cut at one clock on all shards
         with self._lock:
             self._check(writes=True)
@@ -390,7 +455,7 @@ class Store:
                     lambda: not self._state.shards_without_updates,
                     lambda: self._state.shards_without_updates,
                 )
-            self._send(self._state.finish_clock(self._at.step_mark, ticket := self._internal_ticket()))
+            self._send(self._state.finish_clocks(clocks, self._at.step_mark, ticket := self._internal_ticket()))
             self._wait_internal(what := f"clock {self._state.clock}", ticket)
             self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
             done = self._state.clock
@@ -584,10 +649,13 @@ class Store:
         """Return the kind of a key; None when neither this worker nor the servers have it."""
         name = key if isinstance(key, str) else ""
         if name not in self._state.kinds:
-            ticket = self._internal_ticket()
-            self._send(self._state.request_description(name, ticket))
-            self._wait_internal(f"the description of {name!r}" if name else "the description of integer keys", ticket)
+            self._describe(name)
         return self._state.kinds.get(name)
+
+    def _describe(self, name: str) -> None:
+        ticket = self._internal_ticket()
+        self._send(self._state.request_description(name, ticket))
+        self._wait_internal(f"the description of {name!r}" if name else "the description of integer keys", ticket)
 
     def _make_kind(self, spec: TableSpec) -> TableKind:
         new = spec.name not in self._state.kinds

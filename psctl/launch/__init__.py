@@ -12,6 +12,7 @@ pins: the versions that psctl is tested with
 scaffold: the files that `psctl init` writes
 bench: `psctl bench`
 checkpoints: checkpoints on hosts: list, verify, copy, export, prune
+files: data that hosts get, and files that scripts wrote
 hosts: one host: inspection, and the actions that make it ready
 jobs: a job: submission, events, logs, status, end
 measure: networks and links of a cluster, measured and saved

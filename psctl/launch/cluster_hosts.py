@@ -36,11 +36,15 @@ done
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """An allocation of Slurm: its number and its nodes. `owned`: psctl submitted it, and cancels it."""
+    """An allocation of Slurm: its number and its nodes.
+
+    `owned`: psctl submitted it, and cancels it. `racks`: the switch of each node, where Slurm knows the network.
+    """
 
     number: str
     nodes: list[str]
     owned: bool = False
+    racks: dict[str, str] = {}
 
 
 def found_hosts(command: str, source: str) -> list[str]:
@@ -80,13 +84,28 @@ def allocated_nodes(environment: Mapping[str, str], source: str) -> Allocation:
             "`psctl train` and `checkpoint restore` submit one; or salloc --nodes=2 psctl ...",
             where=source,
         )
-    return Allocation(allocation, _names_of(environment.get("SLURM_JOB_NODELIST", ""), source))
+    nodes = _names_of(environment.get("SLURM_JOB_NODELIST", ""), source)
+    return Allocation(allocation, nodes, racks=_racks_of(nodes, source))
 
 
 def _names_of(nodes: str, source: str) -> list[str]:
     command = ["scontrol", "show", "hostnames", nodes]
     shown = shlex.join(command)
     return read_found(output_of(command, f"{source}: `{shown}`", source), shown)
+
+
+def _racks_of(nodes: Sequence[str], source: str) -> dict[str, str]:
+    """Return the lowest switch of each node, from topology.conf; {} where Slurm has none."""
+    shown = output_of(["scontrol", "show", "topology"], f"{source}: `scontrol show topology`", source)
+    found: dict[str, str] = {}
+    for line in shown.splitlines():
+        words = dict(word.partition("=")[::2] for word in line.split())
+        if words.get("Level") == "0" and words.get("SwitchName") and words.get("Nodes"):
+            below = _names_of(words["Nodes"], source)
+            found |= {node: words["SwitchName"] for node in nodes if node in below}
+        if len(found) == len(nodes):
+            break
+    return found
 
 
 def output_of(command: Sequence[str], what: str, source: str, stdin: bytes = b"") -> str:
@@ -113,8 +132,9 @@ def output_of(command: Sequence[str], what: str, source: str, stdin: bytes = b""
 
 
 def submit(
-    spec: ClusterSpec, source: str, progress: Callable[[str, str], None], clock: Clock | None = None
-) -> Allocation:
+    spec: ClusterSpec, source: str, progress: Callable[[str, str], None], clock: Clock | None = None,
+    patience: float | None = None,
+) -> Allocation:  # fmt: skip
     """Submit an allocation as the cluster file describes it, and wait until Slurm has granted it.
 
     Args:
@@ -122,10 +142,11 @@ def submit(
         source: its file, for messages.
         progress: shows the state in the queue when it changes.
         clock: for the wait; the system's by default.
+        patience: seconds that it may wait in the queue; None: any time.
 
     Raises:
         HostUnreachable: Slurm refuses it.
-        AllocationEnded: it was cancelled while it waited.
+        AllocationEnded: it was cancelled while it waited, or waited too long.
     """
     clock = clock or SystemClock()
     printed = output_of(_sbatch(spec), f"{source}: sbatch", source, stdin=_KEEPER.encode())
@@ -133,7 +154,9 @@ def submit(
     if not number.isdecimal():
         raise errors.HostUnreachable(f"{source}: sbatch printed {printed[:60]!a}, not a number", where=source)
     try:
-        return Allocation(number, _names_of(_await_nodes(number, source, progress, clock), source), owned=True)
+        limit = None if patience is None else clock.now() + patience
+        nodes = _names_of(_await_nodes(number, source, progress, clock, limit), source)
+        return Allocation(number, nodes, owned=True, racks=_racks_of(nodes, source))
     except BaseException:
         release(number)
         raise
@@ -149,10 +172,12 @@ def _sbatch(spec: ClusterSpec) -> list[str]:
         command.append(f"--gpus-per-node={spec.gpus_per_node}")
     if spec.time is not None:
         command.append(f"--time={math.ceil(spec.time / 60)}")
-    return [*command, "--no-requeue", *spec.extra]
+    return [*command, "--no-requeue", "--no-kill", *spec.extra]
 
 
-def _await_nodes(number: str, source: str, progress: Callable[[str, str], None], clock: Clock) -> str:
+def _await_nodes(
+    number: str, source: str, progress: Callable[[str, str], None], clock: Clock, limit: float | None
+) -> str:
     """Wait until an allocation runs; return its nodes as Slurm writes them."""
     command, shown = ["squeue", "--noheader", f"--jobs={number}", "--states=all", "--format=%T|%r|%N"], ""
     while True:
@@ -172,6 +197,12 @@ def _await_nodes(number: str, source: str, progress: Callable[[str, str], None],
         if now != shown:
             progress("", now)
             shown = now
+        if limit is not None and clock.now() >= limit:
+            raise errors.AllocationEnded(
+                f"{source}: the Slurm allocation {number} still waits ({state}), longer than restart.wait allows",
+                "psctl train ... --resume auto continues the job; restart: {wait: 12h} waits longer",
+                where=source,
+            )
         clock.sleep(POLL)
 
 

@@ -100,6 +100,12 @@ def choose_cluster(
     return _named(home, current, here, shell, allocate) if current else embedded_cluster(home)
 
 
+def in_allocation(chosen: ChosenCluster, found: Allocation) -> ChosenCluster:
+    """Return a cluster of Slurm with another allocation."""
+    known = _in_allocation(chosen.known, found)
+    return ChosenCluster(known.spec(), known)
+
+
 def embedded_cluster(home: Home) -> ChosenCluster:
     """Return the embedded cluster: this machine, the Python that runs psctl, its folder under psctl's own."""
     spec = local_cluster()
@@ -251,4 +257,10 @@ def _with_allocation(
         found = allocate(spec, known.source)
     else:
         found = allocated_nodes(environment, known.source)
-    return msgspec.structs.replace(known, allocation=found.number, found=found.nodes, owned=found.owned)
+    return _in_allocation(known, found)
+
+
+def _in_allocation(known: KnownCluster, found: Allocation) -> KnownCluster:
+    return msgspec.structs.replace(
+        known, allocation=found.number, found=found.nodes, owned=found.owned, racks=found.racks
+    )

@@ -60,6 +60,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
     found: list[str] | None = None  # hosts that the command of `hosts: {from: COMMAND}` printed, or Slurm's nodes
     allocation: str = ""  # of Slurm
     owned: bool = False  # psctl submitted the allocation
+    racks: dict[str, str] = {}  # switch of each node, as Slurm's topology has it
 
     def spec(self) -> ClusterSpec:
         """Return the cluster as it was then; not for the embedded one.
@@ -67,7 +68,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
         Raises:
             InvalidFile, NotInThisVersion: another version of psctl read it.
         """
-        return load_cluster(self.text, self.source, self.found, self.allocation)
+        return load_cluster(self.text, self.source, self.found, self.allocation, self.racks)
 
     def same(self, other: KnownCluster) -> bool:
         """Return whether both are the same file's same text with the same hosts, or both this machine."""
@@ -87,9 +88,21 @@ class HostRecord(msgspec.Struct, frozen=True):
     pid: int = 0
     started: str = ""  # start-time token of the agent; "" when it was not started
 
+    @property
+    def files(self) -> str:
+        """The folder there in which the job's workers run: the job's code, its data, and what the script writes."""
+        return f"{self.job_dir}/files"
+
     def module(self, name: str, *words: str) -> list[str]:
         """Return the command that runs a module of psctl on the host."""
         return ["env", f"PYTHONPATH={self.code}", self.python, "-m", name, *words]
+
+
+class DataLink(msgspec.Struct, frozen=True):
+    """A job's data on its hosts: `to` in the job's folder is a link to `path` below the data folder of the workdir."""
+
+    to: str
+    path: str
 
 
 class ReportedRank(msgspec.Struct, frozen=True):
@@ -127,6 +140,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     size: int | None = None  # bytes of gradients, once the run has decided its plan
     ranks: list[ReportedRank] = []  # last known, once the job is over
     authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
+    data: list[DataLink] = []
     leader: int = 0  # the host that leads; another one than the first if that was lost
 
     @property

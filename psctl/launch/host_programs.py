@@ -14,17 +14,20 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.remote_programs.host_files import DISK_FULL
-from psctl.remote.shell import Shell
+from psctl.remote.shell import InputStream, Shell
 from psctl.types import UNDECODABLE
 
 T = TypeVar("T")
 
-HOST_STATE, HOST_FILES, NETWORK_CHECKS, LINK_PROBE, GPU_COPIES = (
+HOST_STATE, HOST_FILES, NETWORK_CHECKS, LINK_PROBE, GPU_COPIES, DATA_FILES, URL_DATA, OUTPUT_FILES = (
     "host_state",
     "host_files",
     "network_checks",
     "link_probe",
     "gpu_copies",
+    "data_files",
+    "url_data",
+    "output_files",
 )
 """The programs, by the names of their modules in remote_programs/."""
 
@@ -74,7 +77,7 @@ def run_program(
     question: Mapping[str, object],
     answer: msgspec.json.Decoder[T],
     *,
-    stdin: bytes = b"",
+    stdin: bytes | InputStream = b"",
     timeout: float | None = 60,
 ) -> T:
     """Run a program on a host and return its answer.

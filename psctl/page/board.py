@@ -17,6 +17,7 @@ class Board:
         self._version = 0
         self._histories: dict[str, JobHistory] = {}
         self._problems: dict[str, str] = {}
+        self._steps: dict[str, Document] = {}
         self._known: list[Document] = []
 
     def add(self, history: JobHistory) -> bool:
@@ -41,6 +42,12 @@ class Board:
                 self._problems[job] = text
                 self._note_change()
 
+    def set_steps(self, job: str, steps: Document) -> None:
+        """Show the times of a job's newest steps, as `page.history.steps_document` returns them."""
+        with self._changed:
+            self._steps[job] = steps
+            self._note_change()
+
     def set_known(self, jobs: list[Document]) -> None:
         """Set the jobs that may be opened: `job` and `state` each."""
         with self._changed:
@@ -52,9 +59,11 @@ class Board:
         """Return the number of the newest change, and all that the page shows."""
         with self._changed:
             jobs = {
-                name: {**history.document(), "problem": self._problems.get(name, "")}
+                name: {
+                    **history.document(), "problem": self._problems.get(name, ""), "steps": self._steps.get(name),
+                }
                 for name, history in self._histories.items()
-            }
+            }  # fmt: skip
             return self._version, {"jobs": jobs, "known": list(self._known)}
 
     def wait(self, seen: int, timeout: float) -> bool:

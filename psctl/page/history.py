@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from psctl.job import events as kinds
+from psctl.job.activity import PARTS
+from psctl.launch.jobs.step_trace import SECOND, Span, critical_paths
 from psctl.types import Document
 from psctl.view.job_view import JobView
 from psctl.view.run_summary import RunSummary
+from psctl.view.series import Series
 from psctl.view.text import one_line, sanitize
 
 POINTS = 2000
-"""Values of a series that are kept; beyond it every second one is dropped, so the whole run stays visible."""
+"""Values of a series that are kept."""
 
 SPANS = 400
 """Changes of a process that are kept; beyond it every second one that only changes its load is dropped."""
@@ -28,44 +31,11 @@ CHECKPOINTS = 500
 WORST_FIRST = ("", "info", "warning", "error")
 
 
-class Series:
-    """Values of one quantity over steps and time."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.times: list[float] = []
-        self.values: list[float] = []
-        self._stride = 1
-
-    def add(self, step: int, time: float, value: float) -> None:
-        """Add a value, unless it is not finite or nearer to the last one than the kept ones are to each other."""
-        if not math.isfinite(value) or (self.steps and step < self.steps[-1] + self._stride):
-            return
-        self.steps.append(step)
-        self.times.append(time)
-        self.values.append(value)
-        if len(self.steps) > POINTS:
-            for each in (self.steps, self.times, self.values):
-                del each[1::2]
-            self._stride = max(1, (self.steps[-1] - self.steps[0]) // (len(self.steps) - 1))
-
-    def cut(self, step: int) -> None:
-        """Remove what came after a step: training continues from there."""
-        kept = sum(each <= step for each in self.steps)
-        for each in (self.steps, self.times, self.values):
-            del each[kept:]
-
-    def document(self, began: float) -> Document:
-        """Return the series as JSON values; seconds count from `began`."""
-        seconds = [round(time - began, 3) for time in self.times]
-        return {"steps": list(self.steps), "seconds": seconds, "values": list(self.values)}
-
-
 class HostRates:
     """What a host's network interface sent and received over time, in bytes/s."""
 
     def __init__(self) -> None:
-        self._sent, self._received = Series(), Series()
+        self._sent, self._received = Series(POINTS), Series(POINTS)
         self._capacity = 0.0
 
     def add(self, event: kinds.HostTraffic, began: float) -> None:
@@ -77,8 +47,14 @@ class HostRates:
 
     def document(self, began: float) -> Document:
         """Return both series as JSON values; seconds count from `began`."""
-        sent, received = self._sent.document(began), self._received.document(began)
+        sent, received = series_document(self._sent, began), series_document(self._received, began)
         return {"sent": sent, "received": received, "capacity": self._capacity}
+
+
+def series_document(series: Series, began: float) -> Document:
+    """Return a series as JSON values; seconds count from `began`."""
+    seconds = [round(time - began, 3) for time in series.times]
+    return {"steps": list(series.steps), "seconds": seconds, "values": list(series.values)}
 
 
 class JobHistory:
@@ -96,7 +72,7 @@ class JobHistory:
         self._summary = RunSummary()
         self._metrics: dict[str, Series] = {}
         self._rates: dict[str, Series] = {}
-        self._spans: dict[str, list[tuple[float, str, int]]] = {}
+        self._spans: dict[str, list[tuple[float, str, tuple[int, ...]]]] = {}
         self._traffic: dict[str, HostRates] = {}
         self._checkpoints: list[kinds.CheckpointWritten] = []
         self._lines: list[tuple[float, str, str, str]] = []
@@ -115,15 +91,15 @@ class JobHistory:
             case kinds.CheckpointWritten():
                 self._checkpoints = [*self._checkpoints[1 - CHECKPOINTS :], event]
             case kinds.StateChanged() if event.role != "job":
-                self._add_span(f"{event.role}/{event.rank}", event.time, event.state, event.sync)
+                self._add_span(f"{event.role}/{event.rank}", event.time, event.state, _parts_of(event))
             case kinds.HostTraffic():
                 host = one_line(event.host)
                 self._traffic[host] = self._traffic.get(host) or HostRates()
                 self._traffic[host].add(event, self._view.started)
             case kinds.WorkerLost():
-                self._add_span(f"worker/{event.rank}", event.time, "lost", 0)
+                self._add_span(f"worker/{event.rank}", event.time, "lost", ())
             case kinds.ServerLost():
-                self._add_span(f"server/{event.rank}", event.time, "lost", 0)
+                self._add_span(f"server/{event.rank}", event.time, "lost", ())
             case kinds.Log():
                 self._lines.append((event.time, one_line(event.rank), event.stream, sanitize(event.text)))
                 if len(self._lines) > 2 * LINES:
@@ -148,8 +124,8 @@ class JobHistory:
             "total": view.total,
             "left": None if math.isnan(left) or view.finished else round(left, 1),
             "summary": [[label, one_line(text)] for label, text in self._summary.lines()],
-            "metrics": {one_line(name): series.document(began) for name, series in self._metrics.items()},
-            "rates": {name: series.document(began) for name, series in self._rates.items()},
+            "metrics": {one_line(name): series_document(series, began) for name, series in self._metrics.items()},
+            "rates": {name: series_document(series, began) for name, series in self._rates.items()},
             "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
             "traffic": {name: rates.document(began) for name, rates in self._traffic.items()},
             "plan": self._plan(),
@@ -175,7 +151,7 @@ class JobHistory:
             "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
             "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "traffic": rank.traffic,
             "error": rank.last_error,
-            "spans": [[round(time - began, 3), state, sync] for time, state, sync in self._spans.get(name, [])],
+            "spans": [[round(time - began, 3), state, parts] for time, state, parts in self._spans.get(name, [])],
         }  # fmt: skip
 
     def _plan(self) -> Document | None:
@@ -199,24 +175,58 @@ class JobHistory:
 
     def _on_progress(self, event: kinds.Progress) -> None:
         for name, value in event.metrics.items():
-            self._metrics.setdefault(name, Series()).add(event.step, event.time, value)
+            self._metrics.setdefault(name, Series(POINTS)).add(event.step, event.time, value)
         rates = {
             "examples_per_second": event.examples_per_second, "bytes_per_second": event.bytes_per_second,
             "compute": event.compute_seconds, "sync": event.sync_seconds, "hidden": event.hidden_seconds,
         }  # fmt: skip
         for name, value in rates.items():
-            self._rates.setdefault(name, Series()).add(event.step, event.time, value)
+            self._rates.setdefault(name, Series(POINTS)).add(event.step, event.time, value)
 
-    def _add_span(self, rank: str, time: float, state: str, sync: int) -> None:
+    def _add_span(self, rank: str, time: float, state: str, parts: tuple[int, ...]) -> None:
         spans = self._spans.setdefault(rank, [])
         state = one_line(state)
-        if spans and spans[-1][1:] == (state, sync):
+        if spans and spans[-1][1:] == (state, parts):
             return
-        spans.append((time, state, sync))
+        spans.append((time, state, parts))
         if len(spans) > SPANS:
             load = [i for i in range(1, len(spans)) if spans[i][1] == spans[i - 1][1]]
             for index in reversed(load[::2] or [0]):
                 del spans[index]
+
+
+def _parts_of(event: kinds.StateChanged) -> tuple[int, ...]:
+    """Return the percent of a worker's time in each of PARTS, in steps of five: a change of one is none to be seen."""
+    if event.role != "worker" or not (event.parts or event.sync):
+        return ()
+    found = event.parts or {"compute": 100 - event.sync, "sync": event.sync}
+    return tuple(5 * round(found.get(name, 0) / 5) for name in PARTS)
+
+
+def steps_document(spans: Sequence[Span], clocks: Mapping[str, float | None], hosts: Mapping[int, str]) -> Document:
+    """Return what a page shows of the times of steps: the parts by worker, and the critical path of each step.
+
+    Args:
+        spans: of all workers, on one clock.
+        clocks: by host, the most by which its clock is wrong, in seconds; None: unknown.
+        hosts: the host of each rank.
+    """
+    start = min((span.begin for span in spans), default=0)
+    lanes: dict[str, list[list[object]]] = {f"worker/{rank}": [] for rank in sorted(hosts)}
+    for span in spans:
+        if span.kind != "step":
+            begin, end = ((at - start) / SECOND for at in (span.begin, span.end))
+            lanes[f"worker/{span.rank}"].append([span.kind, span.step, round(begin, 6), round(end, 6)])
+    known = [error for error in clocks.values() if error is not None]
+    return {
+        "lanes": lanes,
+        "seconds": max((span.end - start for span in spans), default=0) / SECOND,
+        "paths": [
+            {**msgspec.structs.asdict(path), "last": f"worker/{path.last} on {one_line(hosts.get(path.last, ''))}"}
+            for path in critical_paths(spans)
+        ],
+        "clock_error": max(known) if known and len(known) == len(clocks) else None,
+    }
 
 
 def _text_of(value: object) -> str:

@@ -40,15 +40,18 @@ class PageServer:
         board: the jobs to show.
         port: the port; 0: any free one.
         open_job: called with the name of a job that the page asks for; returns False when there is no such job.
+        show_steps: called with the name of a job whose newest steps the page asks for; returns why it cannot, or "".
 
     Raises:
         PortTaken: another process listens there.
     """
 
-    def __init__(self, board: Board, port: int, open_job: Callable[[str], bool]) -> None:
+    def __init__(
+        self, board: Board, port: int, open_job: Callable[[str], bool], show_steps: Callable[[str], str]
+    ) -> None:
         self.board = board
         self.token = secrets.token_urlsafe(24)
-        self.open_job = open_job
+        self.open_job, self.show_steps = open_job, show_steps
         self.stopping = False
         try:
             self._http = _Server((ADDRESS, port), self)
@@ -117,7 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         if where is None:
             return
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-        if where == "/open" and self.server.owner.open_job(query.get("job", [""])[0]):
+        job, owner = query.get("job", [""])[0], self.server.owner
+        if where == "/steps":
+            self._answer(200, "text/plain; charset=utf-8", owner.show_steps(job).encode())
+        elif where == "/open" and owner.open_job(job):
             self._answer(204, "text/plain", b"")
         else:
             self._answer(404, "text/plain", b"no such job\n")

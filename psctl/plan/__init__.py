@@ -8,6 +8,7 @@ capacity: memory, checkpoints and costs of consistency for a number of parameter
 choose: the choice of a strategy
 collective_choice: predicted times of all collectives, and the fastest algorithm by size
 collective_times: closed forms of the collectives that are no all-reduce
+factor_layers: linear layers whose gradients are sent as factors
 compression_cost: bytes and processor time under compression
 plan_input: the request and the machines that a plan is made for
 rank_orders: orders, groups and weights of ranks that follow from the machines

@@ -20,12 +20,14 @@ from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
 from psctl.plan.compression_cost import Coding, coding
+from psctl.plan.factor_layers import factored_layers, operations_per_second
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job, request_of_job
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
 from psctl.plan.server_placement import ServingMode, lower_bounds, place_servers, server_placements, time_push_pull
 from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.types import STRATEGIES, Layout, consistency
+from psctl.units import format_bytes
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -54,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
     `options` are those of the chosen schedule (`catalog.ScheduleOptions` as plain data, without the defaults);
-    empty for native and ps.
+    empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors.
     """
 
     size: int
@@ -66,6 +68,7 @@ class Plan(msgspec.Struct, frozen=True):
     decided: bool
     candidates: list[PlanCandidate]
     options: dict[str, object] = {}
+    factors: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -76,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the plan as the event of the job's log."""
         return Planned(
             time=time, size=self.size, world=self.world, chosen=self.chosen, reason=self.reason,
-            decided=self.decided, candidates=self.candidates,
+            decided=self.decided, candidates=self.candidates, factors=list(self.factors),
         )  # fmt: skip
 
 
@@ -119,7 +122,36 @@ def choose(
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
     planner = Planner(plan_input_of_job(order), order.hosts, request)
-    return planner.plan(known if known is not None else UNKNOWN, decided)
+    plan = planner.plan(known if known is not None else UNKNOWN, decided)
+    if order.factor_rows is None or layout is None or planner.world == 1:
+        return plan
+    if hooked:
+        raise UsageError(
+            "sync.factor_rows with gradients from DistributedDataParallel (psctl.accelerate_ddp), which come without "
+            "their factors",
+            "leave factor_rows out, or use run.prepare",
+        )
+    return _with_factors(planner, plan, order, layout, decided=decided)
+
+
+def _with_factors(planner: Planner, plan: Plan, order: JobOrder, layout: Layout, *, decided: bool) -> Plan:
+    """Return the plan in which gradients of linear layers are sent as factors where that takes less time."""
+    assert order.factor_rows is not None, "else there are none"
+    summed = [each for each in plan.candidates if each.feasible and each.seconds and each.strategy != "ps"]
+    if not summed or not plan.size:
+        return plan
+    width = max((WIDTHS.get(each.dtype, 4) for each in layout.parameters if each.linear), default=4)
+    pace = next((each for each in summed if each.strategy == plan.chosen), summed[0]).seconds or 0.0
+    operations = operations_per_second(order.hosts, on_gpus=planner.on_gpus)
+    found = factored_layers(layout, planner.world, order.factor_rows, width, pace / plan.size, operations)
+    if not found.names:
+        return plan
+    other = planner.plan(plan.size, decided, found.dense - found.factors)
+    if other.chosen == "ps":
+        return other
+    what = f"{len(found.names)} linear layer{'s' * (len(found.names) > 1)}"
+    sent = f"; gradients of {what} are sent as factors: {format_bytes(found.factors)} for {format_bytes(found.dense)}"
+    return msgspec.structs.replace(other, factors=found.names, reason=other.reason + sent)
 
 
 def planner_for_job(order: JobOrder) -> Planner:
@@ -183,15 +215,31 @@ class Planner:
         self._ps_bounds: list[LowerBound] | None = None
         self._gpus = inputs.gpus if request.on_gpus is None else request.on_gpus
 
-    def plan(self, size: int, decided: bool = False) -> Plan:
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self._inputs.world
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether gradients are on GPUs."""
+        return self._gpus
+
+    def plan(self, size: int, decided: bool = False, spared: int = 0) -> Plan:
         """Return the plan for a number of bytes.
+
+        Args:
+            size: bytes of gradients a worker.
+            decided: whether this is the run's own decision.
+            spared: bytes that collectives need not send, because factors of gradients are sent in their place.
 
         Raises:
             UsageError: the requested strategy is not possible here.
         """
         ps = self._ps_timing(size)
-        found = self._predicted([name for name in STRATEGIES if self._why_not(name, ps.servers) is None], size)
-        rows = [self._candidate(name, found.get(name), size, ps) for name in STRATEGIES]
+        summed = size - spared
+        found = self._predicted([name for name in STRATEGIES if self._why_not(name, ps.servers) is None], summed)
+        rows = [self._candidate(name, found.get(name), summed, ps) for name in STRATEGIES]
         rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
         chosen = self._choose(rows)
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._request.strategy == "auto"))

@@ -11,6 +11,7 @@ certificate_renewal: new certificates for long jobs
 rejected_connections: log lines about rejected connections
 secret_masking: replaces secrets in output
 step_ring: times of the parts of steps, in memory that the agent reads
+end_signal: ends a process by its agent, and by no other SIGTERM
 stack_dump: writes a process's Python stacks at a signal
 stderr_log: standard error that never fails on a full disk
 reserved_file: an append-only file with reserved disk space

@@ -37,7 +37,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import NoReturn, Required, TypedDict, TypeVar
 
-from psctl.process import lifeline, sealed_memory, stack_dump
+from psctl.process import end_signal, lifeline, sealed_memory, stack_dump
 from psctl.process.secret_masking import Secrets
 
 _PSCTL = os.path.dirname(_HERE) + os.sep
@@ -59,6 +59,8 @@ def main(argv: list[str]) -> None:
     stacks = orders.get("stacks") if orders else None
     if stacks is not None:
         stack_dump.arm(stacks)
+    if orders:
+        end_signal.arm()
     folder = os.getcwd()
     last = _ExitStatus()
     atexit.register(last.exit)  # registered first, so it runs last

@@ -86,6 +86,24 @@ def read_spans(descriptor: int) -> list[StepSpan]:
     return list(_spans_in(data, written - SPANS + 1))
 
 
+def read_new_spans(descriptor: int, seen: int) -> tuple[list[StepSpan], int]:
+    """Return, at the agent's end, the spans after span number `seen`, and the number of the last one.
+
+    Of a ring that has been overwritten since then, the newest half is read.
+    """
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if not header.startswith(MAGIC):
+        return [], seen
+    written = _HEADER.unpack(header)[1]
+    spans = []
+    for number in range(max(seen, written - SPANS // 2), written):
+        place = os.pread(descriptor, _SPAN.size, _START + number % SPANS * _SPAN.size)
+        begin, end, step, kind = _SPAN.unpack(place)
+        if kind < len(KINDS) and begin <= end:
+            spans.append(StepSpan(KINDS[kind], step, begin, end))
+    return spans, written
+
+
 def _spans_in(data: bytes, first: int) -> Iterator[StepSpan]:
     """Yield the spans of a copy, from span number `first` on."""
     for index in range(max(0, first), _WRITTEN.unpack_from(data, 8)[0]):

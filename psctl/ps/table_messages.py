@@ -65,13 +65,52 @@ BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
 
 
+class RowOptimizerSpec(msgspec.Struct, frozen=True):
+    """An optimizer of rows (tables/row_optimizers.py), with its first settings."""
+
+    name: Name
+    settings: dict[Name, float]
+
+
+class Initialiser(msgspec.Struct, frozen=True):
+    """Random start values (tables/row_initialisers.py): normal of deviation `scale`, or uniform in [-scale, scale)."""
+
+    distribution: Literal["normal", "uniform"]
+    scale: float
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """Which absent keys a push gives a row: a share of all keys, chosen by a hash, and from the `count`-th push on."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
+    probability: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+
+class TableStats(msgspec.Struct, frozen=True):
+    """Counts of one table in one shard; those of reads are of its present primary alone."""
+
+    keys: int = 0
+    bytes: int = 0
+    pushed: int = 0
+    pushed_found: int = 0
+    admitted: int = 0
+    refused: int = 0
+    expired: int = 0
+    evicted: int = 0
+    read: int = 0
+    read_found: int = 0
+
+
 class TableSpec(msgspec.Struct, frozen=True):
     """A table's description, fixed by the first push or declaration; a different one is refused later.
 
     `shape` is that of the tensor of a named key, or of one row of integer keys. `reduce` combines pushes; `apply` (a
-    module:function, or "") updates the row with the combined pushes; without it the row is combined with them.
-    `initial` is the value of an absent row: a number, a module:function of keys, or None: zero for a reader, the
-    reduction's identity for a push.
+    module:function, or "") or `optimizer` updates the row with the combined pushes; without them the row is combined
+    with the pushes. `initial` is the value of an absent row: a number, a module:function of keys, an Initialiser, or
+    None: zero for a reader, the reduction's identity for a push. `admit` (None: all) are the keys that get a row,
+    `expire` is the age in clocks at which a row leaves (0: never), `capacity` the bytes of all rows (0: no limit).
     """
 
     name: Name
@@ -79,7 +118,11 @@ class TableSpec(msgspec.Struct, frozen=True):
     dtype: Name  # torch's name without "torch."
     reduce: Name = "sum"
     apply: Name = ""
-    initial: float | Name | None = None
+    initial: float | Name | Initialiser | None = None
+    optimizer: RowOptimizerSpec | None = None
+    admit: Admission | None = None
+    expire: Count = 0
+    capacity: Count = 0
 
     @property
     def elements(self) -> int:
@@ -117,7 +160,8 @@ class StoreSpec(msgspec.Struct, frozen=True):
 class UpdateSection(msgspec.Struct, frozen=True):
     """An Update's change of one table in one shard. `digest`: hash of the whole key list, which then is not sent.
 
-    `push` combines rows, `start` sets absent rows, `call` runs `function` on rows (count -1: on all).
+    `push` combines rows, `start` sets absent rows, `call` runs `function` on rows (count -1: on all), `configure` sets
+    settings of the table's optimizer to `arguments` (count -1).
     `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
     order, and the payload has the sequence of each.
     """
@@ -125,7 +169,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     shard: Count
     table: Name
     count: RowCount
-    what: Literal["push", "start", "call"] = "push"
+    what: Literal["push", "start", "call", "configure"] = "push"
     spec: TableSpec | None = None
     digest: Digest = b""
     function: Name = ""
@@ -234,7 +278,7 @@ class Fetch(Message, frozen=True):
 
 
 class DescribeTable(Message, frozen=True):
-    """Requests the description of a table from these shards."""
+    """Requests the description and statistics of a table from these shards."""
 
     store: str
     session: int
@@ -288,12 +332,14 @@ class Fetched(Message, frozen=True):
 
 
 class TableDescribed(Message, frozen=True):
-    """Answers DescribeTable; `spec` None: the table is not in these shards."""
+    """Answers DescribeTable; `spec` None: the table is not in these shards. `stats`: of each of the shards."""
 
     store: str
     ticket: int
+    table: str
     shards: list[int]
     spec: TableSpec | None
+    stats: list[TableStats]
 
 
 class ClocksFinished(Message, frozen=True):

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from psctl.errors import CommandFailed, DiskFull, LoginShellFailed, PsctlError, TimedOut
 from psctl.remote import scripts
-from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, TransferMeter, expand, printable
+from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, InputStream, Process, TransferMeter, expand, printable
 from psctl.units import format_bytes
 
 _CHUNK = 1 << 18
@@ -179,17 +179,18 @@ class PosixShell:
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | InputStream = b"",
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
         take: Callable[[bytes], object] | None = None,
     ) -> CommandResult:
         shown = printable(argv)
-        pipe, opening = self._start_script(scripts.GUARD, str(len(stdin)), *argv)
+        given = InputStream(len(stdin), lambda: _pieces_of(stdin)) if isinstance(stdin, bytes) else stdin
+        pipe, opening = self._start_script(scripts.GUARD, str(given.size), *argv)
         output = _Collector(self.name, shown, limit)
         try:
-            with self._counted(_pieces_of(stdin), len(stdin)) as source:
+            with self._counted(given.chunks(), given.size) as source:
                 status, errors = self._finish(pipe, opening, source, take or output.add, timeout, shown, end=False)
         except LoginShellFailed:
             raise  # there is no command to end

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -33,6 +33,18 @@ class CommandResult(msgspec.Struct, frozen=True):
     status: int
     stdout: bytes
     stderr: bytes
+
+
+class InputStream(msgspec.Struct, frozen=True):
+    """Input of a command that is too large for memory.
+
+    Args:
+        size: its bytes.
+        chunks: returns exactly so many, in parts; an OSError or PsctlError that it raises ends the command.
+    """
+
+    size: int
+    chunks: Callable[[], Iterator[bytes]]
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -65,10 +77,13 @@ class Tail(Protocol):
 
 
 class TransferMeter(Protocol):
-    """Shows how much of the files on their way has been moved; used by several threads at once."""
+    """Shows how much of the files on their way has been moved, and work that lasts; used by several threads at once."""
 
     def transfer(self, host: str, size: int) -> AbstractContextManager[Callable[[int], object]]:
         """Return a context for one file; it gives what is called with each number of bytes that has been moved."""
+
+    def work(self, host: str, what: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+        """Return a context for work on a host ("": on all) that lasts `seconds` as foretold; 0: that is not known."""
 
 
 class Shell(Protocol):
@@ -77,13 +92,13 @@ class Shell(Protocol):
     name: str
     home: str
     meter: TransferMeter | None
-    """Shows the progress of `put` and `fetch`."""
+    """Shows the progress of `put` and `fetch`, and of `working`."""
 
     def run(
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | InputStream = b"",
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
@@ -185,3 +200,8 @@ def printable(argv: Sequence[str], limit: int = 200) -> str:
     line = command_line(argv)
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def working(shell: Shell, host: str, what: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+    """Return a context for work that lasts, as for `TransferMeter.work`, on the meter of a shell if it has one."""
+    return shell.meter.work(host, what, seconds) if shell.meter is not None else nullcontext()

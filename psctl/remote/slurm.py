@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 
 from psctl.errors import AllocationEnded
 from psctl.remote.command import CommandShell
@@ -16,6 +17,12 @@ STEP = (
 
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "RESIZING")
 """States of an allocation that has not ended."""
+
+LOST_ALLOCATION = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
+"""States of an allocation that Slurm ended, and no person."""
+
+_SETTLE = 90.0
+"""Seconds in which Slurm ends the last processes of an allocation; until then its state does not say why it ended."""
 
 _CURE = "run psctl in a new allocation (salloc, sbatch); `psctl train --resume JOB@latest` continues a job there"
 
@@ -51,6 +58,14 @@ def why_ended(allocation: str) -> str:
     if state is None or state in ALIVE:
         return ""
     return f"the Slurm allocation {allocation} has ended ({state}), and psctl's processes with it"
+
+
+def settled_state(allocation: str) -> str | None:
+    """Return the state of an allocation as `state_of`, once Slurm has ended its processes where it is ending them."""
+    until = time.monotonic() + _SETTLE
+    while (state := state_of(allocation)) == "COMPLETING" and time.monotonic() < until:
+        time.sleep(1.0)
+    return state
 
 
 def state_of(allocation: str) -> str | None:

@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from psctl.job.table_server_messages import ReadRow, ReadRows, ReadTable, ReadWanted
 from psctl.ps.messages import PART
 from psctl.ps.outputs import ToWorker
+from psctl.ps.table_messages import TableSpec, TableStats
 from psctl.ps.tables.reductions import Array
 from psctl.ps.tables.row_index import shard_of
 from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
 from psctl.ps.tables.server.table_shard import HostedShard, led_shards
 from psctl.ps.tables.table_packing import bytes_of
+from psctl.ps.tables.table_state import ShardTable
 
 AT_ONCE = 8
 """Most answers that wait for replicas at once; further readers must try again later."""
@@ -72,7 +74,7 @@ class SnapshotReads:
         kinds = {name: table.kind for held in tables for name, table in held.items()}
         names = [*wanted.names, *([""] if wanted.keys else [])]
         listed = [kinds[name].spec for name in (names or sorted(kinds)[:NAMES]) if name in kinds]
-        found = [ReadTable(spec.name, spec.shape, spec.dtype, spec.reduce) for spec in listed]
+        found = [_described(spec, [held[spec.name] for held in tables if spec.name in held]) for spec in listed]
         rows: list[ReadRow] = []
         arrays: list[Array] = []
         size = 0
@@ -94,6 +96,14 @@ class SnapshotReads:
                     rows.append(ReadRow(name, own.tolist(), kind.spec.width, str(sent).removeprefix("torch.")))
                     arrays.append(bytes_of(values.to(sent)))
         return replace(answer, tables=found, rows=rows), arrays
+
+
+def _described(spec: TableSpec, held: Sequence[ShardTable]) -> ReadTable:
+    """Return a table's description with the sums of its counts on this server."""
+    stats = [table.stats for table in held]
+    total = {name: sum(getattr(each, name) for each in stats) for name in TableStats.__struct_fields__}
+    optimizer = "" if spec.optimizer is None else spec.optimizer.name
+    return ReadTable(spec.name, spec.shape, spec.dtype, spec.reduce, optimizer, total)
 
 
 def _sent_dtype(dtype: torch.dtype) -> torch.dtype:

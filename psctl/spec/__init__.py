@@ -1,6 +1,7 @@
 """Cluster and job files as frozen typed values with line numbers.
 
 cluster: cluster.yaml
+data: the keys `data` and `outputs` of job.yaml
 decode: nodes of a file decoded into sections, with every error
 exec_template: the command of `kind: command`
 fields: notations of fields, for the loader and the schema

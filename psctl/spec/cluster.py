@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -29,6 +29,7 @@ from psctl.spec.fields import (
     whole,
 )
 from psctl.spec.nearest import did_you_mean
+from psctl.types import RACK
 
 LOCAL = "local"
 """The address that stands for this machine, reached without SSH."""
@@ -265,7 +266,10 @@ class ClusterSpec(Section, frozen=True):
         return next((host for host in self.hosts if host.name == name), None)
 
 
-def load_cluster(text: str, source: str, found: Sequence[str] | None = None, allocation: str = "") -> ClusterSpec:
+def load_cluster(
+    text: str, source: str, found: Sequence[str] | None = None, allocation: str = "",
+    racks: Mapping[str, str] | None = None,
+) -> ClusterSpec:  # fmt: skip
     """Read a cluster file.
 
     Args:
@@ -274,6 +278,7 @@ def load_cluster(text: str, source: str, found: Sequence[str] | None = None, all
         found: the hosts that the command of `hosts: {from: COMMAND}` printed, or the nodes of the allocation; None: not
             known, so there are none.
         allocation: number of the Slurm allocation, under `kind: slurm`.
+        racks: the switch of each of its nodes, which becomes the label `rack`.
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
@@ -295,6 +300,9 @@ def load_cluster(text: str, source: str, found: Sequence[str] | None = None, all
             node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
     whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
+    if racks and decoder.sound("hosts"):
+        hosts_of = tuple(msgspec.structs.replace(one, labels=_racked(one, racks)) for one in spec.hosts)
+        spec = msgspec.structs.replace(spec, hosts=hosts_of)
     if whole and decoder.sound("hosts") and not ((command or slurm) and found is None):
         _check_hosts(spec, decoder, node)
     if decoder.sound("kind", "exec", *OF_SLURM):
@@ -308,6 +316,10 @@ def load_cluster(text: str, source: str, found: Sequence[str] | None = None, all
         runtime = msgspec.structs.replace(spec.runtime, workdir=SLURM_WORKDIR)
         spec = msgspec.structs.replace(spec, runtime=runtime)
     return msgspec.structs.replace(spec, source=source, hosts_command=command, allocation=allocation)
+
+
+def _racked(host: HostSpec, racks: Mapping[str, str]) -> dict[str, str]:
+    return {**host.labels, RACK: racks[host.name]} if host.name in racks else host.labels
 
 
 def _is_slurm(node: yaml_nodes.Node) -> bool:

@@ -70,7 +70,7 @@ def section_for(node: Node, kind: object) -> type[Section] | None:
     """Return the section among a type's members that has most of a mapping's keys, the first of several; or None."""
     keys = {entry.key for entry in node.entries} if isinstance(node, Mapping) else set()
     found = sections_in(kind)
-    return max(found, key=lambda section: len(keys & set(section.__struct_fields__)), default=None)
+    return max(found, key=lambda section: len(keys & set(section.__struct_encode_fields__)), default=None)
 
 
 def places_of(section: type[Section], above: str = "") -> dict[str, list[str]]:
@@ -91,6 +91,8 @@ def raise_all(problems: Iterable[PsctlError]) -> None:
     ordered = sorted(problems, key=lambda error: _line(error.where))
     if ordered:
         first, *others = ordered
+        for each in others:
+            each.others = ()  # they are listed here
         first.others = tuple(others)
         raise first
 
@@ -103,7 +105,7 @@ def _line(where: str) -> tuple[int, int]:
     )
 
 
-LISTS = ("hosts", "links", "filters")
+LISTS = ("hosts", "links", "filters", "data")
 """Keys whose values are lists of sections."""
 
 
@@ -180,7 +182,8 @@ class Decoder:
                 ):
                     self._add(missing, InvalidFile(f"{missing}: missing", f"{missing}: {field.text}", node.where))
         if path:
-            return _BROKEN if lacking else section(**given)
+            attributes = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
+            return _BROKEN if lacking else section(**{attributes[key]: value for key, value in given.items()})
         return section(**given, **dict.fromkeys(lacking))  # lacks keys: only its sound ones are compared
 
     def _misspelt(self, name: str, node: Mapping, declared: typing.Mapping[str, Field]) -> bool:

@@ -88,7 +88,7 @@ def text(expected: str = "text", pattern: str = "", longest: int = 4096) -> Nota
     return Notation(expected, parse, schema | ({"pattern": f"^({pattern})$"} if pattern else {}))
 
 
-def whole(low: int, high: int | None = None, only: tuple[int, ...] | None = None, also: str = "") -> Notation:
+def whole(low: int, high: int | None = None, also: str = "") -> Notation:
     """Return the notation of a whole number within low..high; `also` is a word that may replace it."""
     limits = f"{low}..{high}" if high is not None else f"a whole number, at least {low}"
     limits = str(low) if low == high else limits
@@ -106,7 +106,7 @@ def whole(low: int, high: int | None = None, only: tuple[int, ...] | None = None
 
     if also:
         schema = {"anyOf": [{"const": also}, schema]}
-    return Notation(f"{also} or {limits}" if also else limits, parse, schema, only)
+    return Notation(f"{also} or {limits}" if also else limits, parse, schema)
 
 
 def real(low: float, high: float) -> Notation:

@@ -13,6 +13,7 @@ from psctl import types, units
 from psctl.errors import UsageError
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import VARIABLE, ClusterSpec
+from psctl.spec.data import DataSpec, check_data, check_outputs
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
     Doc,
@@ -111,6 +112,14 @@ class SyncSpec(Section, frozen=True):
         choice("local", "sync", only=("local",)),
         Doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
     ] = "local"
+    factor_rows: Annotated[
+        int | None,
+        whole(1, 1_000_000),
+        Doc(
+            "Rows of a worker's batch, at most. Gradients of linear layers are then sent as factors (their inputs and "
+            "output gradients) where that takes less time; null: never."
+        ),
+    ] = None
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
 
     @property
@@ -157,7 +166,7 @@ class CheckpointSpec(Section, frozen=True):
     """Checkpoints: their interval, their folder, and how many are kept."""
 
     to: Annotated[
-        str | None, _PATH, Doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
+        str | None, _PATH, Doc("Folder (on the head) or URL to which checkpoints are uploaded; null: not uploaded.")
     ] = None
     every: Annotated[Every | None, _every(), Doc("Interval: 500 steps, a duration, or auto; null: never.")] = Every(
         steps=500
@@ -167,7 +176,7 @@ class CheckpointSpec(Section, frozen=True):
         KeepBest()
     )
     on_stop: Annotated[bool, truth(), Doc("Write a checkpoint when the job is stopped.")] = True
-    copies: Annotated[int, whole(0, 16, only=(0, 1)), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
+    copies: Annotated[int, whole(0, 16), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
 
 
 class RestartSpec(Section, frozen=True):
@@ -228,6 +237,14 @@ class JobSpec(Section, frozen=True):
         tuple[str, ...],
         text("a pattern as in .gitignore"),
         Doc("Files of workdir that are not sent, in addition to those in .gitignore."),
+    ] = ()
+    data: Annotated[
+        tuple[DataSpec, ...], Doc("Data that every host gets once, whatever its size: [{from: ./corpus, to: corpus}].")
+    ] = ()
+    outputs: Annotated[
+        tuple[str, ...],
+        text("a pattern as in .gitignore"),
+        Doc("Files that the script writes and that are fetched from all hosts when the job ends."),
     ] = ()
     cluster: Annotated[str | None, _PATH, Doc("Cluster file or name; null: the current one.")] = None
     workers: Annotated[
@@ -378,6 +395,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             f"{sync.period} cannot be combined with consistency: {_mode(sync.consistency)}: all synchronise at its end",
             "consistency: bsp, or period: 1",
         )
+    if sync.factor_rows is not None:
+        yield from _check_factors(sync)
     on_servers = _only_on_servers(sync)
     if spec.servers == 0 and on_servers:
         yield on_servers, f"needs servers ({sync.compressed}), but servers: 0 is given", "servers: auto, or none"
@@ -397,6 +416,24 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield "replicas", f"{spec.replicas} cannot be combined with strategy: {strategy}, which has no servers", cure
 
 
+def _check_factors(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which gradients are not summed at every step as they are, by a collective."""
+    refused = {
+        "strategy: ps": sync.strategy == "ps",
+        f"consistency: {_mode(sync.consistency)}": sync.consistency != "bsp",
+        "update: server": sync.update == "server",
+        f"period: {sync.period}": sync.period > 1,
+        f"compression: {sync.compressed.kind}": sync.compression != "none",
+        "filters": bool(sync.filters),
+    }
+    for other in (name for name, given in refused.items() if given):
+        yield (
+            "sync.factor_rows",
+            f"{sync.factor_rows} cannot be combined with {other}: collectives send factors, at every step, as they are",
+            f"leave out factor_rows, or {other}",
+        )
+
+
 def _only_on_servers(sync: SyncSpec) -> str:
     """Return the key of a compression that only servers support; "" where collectives support it too."""
     if sync.compression not in ("none", "bf16", "fp16"):
@@ -411,6 +448,8 @@ def _mode(consistency: str | Ssp) -> str:
 _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, str, str]]]] = {
     ("script", "module"): _check_script,
     ("workers",): _check_workers,
+    ("data",): lambda spec: check_data(spec.data),
+    ("outputs",): lambda spec: check_outputs(spec.outputs),
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,
     ("env", "secrets"): _check_variables,

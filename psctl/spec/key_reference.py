@@ -27,6 +27,7 @@ _EXAMPLES = {
     "workers.per_host": "2", "workers.min": "2", "workers.max": "8", "servers": "2", "servers.per_host": "1",
     "sync.consistency.ssp": "4", "sync.compression": "{topk: 0.01}", "sync.compression.topk": "0.01",
     "sync.filters": "[{random_skip: 0.5}]", "sync.filters.random_skip": "0.5", "sync.filters.significance": "0.5",
+    "sync.factor_rows": "64",
     "checkpoint.to": "/data/checkpoints", "ssh.user": "ubuntu", "ssh.port": "2222",
     "ssh.identity_file": "~/.ssh/id_ed25519", "ssh.proxy_jump": "bastion", "runtime.wheelhouse": "./wheels",
     "runtime.index": "https://packages.example/simple", "runtime.requirements": "[numpy>=1.26]",
@@ -36,13 +37,16 @@ _EXAMPLES = {
     "hosts.from": "kubectl get pods -l app=train -o name",
     "hosts.roles": "[worker]", "hosts.labels": "{rack: r1}",
     "links": "[{between: [r1, r2], bandwidth: 10 Gbit/s}]", "links.between": "[r1, r2]", "replicas": "1",
+    "data": "[{from: ./corpus, to: data/corpus}]", "data.from": "./corpus", "data.to": "data/corpus",
+    "outputs": "[out/, '*.png']",
     "links.bandwidth": "10 Gbit/s", "links.latency": "50us", "sync.size": "160MB", "timeouts.total": "12h",
     "nodes": "4", "partition": "gpu", "account": "lab", "gpus_per_node": "8", "time": "12h", "extra": "[--qos=high]",
     "network.interface": "eth0", "exec": f'"{EXAMPLE}"',
 }  # fmt: skip
 """Examples of keys whose default says nothing, by path."""
 
-_BESIDE = {"hosts": {"address": "node-a"}, "links": {"between": "[r1, r2]", "bandwidth": "10 Gbit/s"}}
+_BESIDE = {"hosts": {"address": "node-a"}, "links": {"between": "[r1, r2]", "bandwidth": "10 Gbit/s"},
+           "data": {"from": "./corpus", "to": "data/corpus"}}  # fmt: skip
 """The keys that an item of a list needs, beside the one that is shown."""
 
 

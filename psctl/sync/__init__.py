@@ -6,6 +6,7 @@ ps_sync: strategy `ps` with the optimizer on servers, and the waits for new valu
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs
 recoverable_reducer: the same where lost workers are replaced while the others keep their values
+linear_factors: the factors of a linear layer's gradient, which are sent in place of the gradient
 replacement_state: the training state that such a replacement takes from another rank
 local_sgd: ranks that step alone and average their changes every H steps
 flat_parameters: copies between parameters and the client's flat buffers, and the reducer over servers

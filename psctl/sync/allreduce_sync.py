@@ -53,16 +53,18 @@ class AllReduceSync(Synchronizer):
         replacement: the state for workers that are replaced while this one trains; None: none are.
         on_end: called at the end of the script, when no sum will be made any more.
         spans: records the times of steps.
+        after_step: called when the optimizer has stepped.
     """
 
     def __init__(
         self, name: str, trainable: dict[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight, clock: Clock,
         trace: GradientTrace | None = None, replacement: ReplacementState | None = None,
         on_end: Callable[[], object] = lambda: None, spans: StepRecorder | None = None,
+        after_step: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         super().__init__(name, list(trainable.values()), reducer)
         self._spans = spans or StepRecorder()
-        self._replacement, self._on_end = replacement, on_end
+        self._replacement, self._on_end, self._after_step = replacement, on_end, after_step
         self.recovers_sums = replacement is not None
         self._names = list(trainable)
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
@@ -81,6 +83,10 @@ class AllReduceSync(Synchronizer):
     def accumulate(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
 
+    def hold_last_bucket(self, before: Callable[[], object]) -> None:
+        super().hold_last_bucket(before)
+        self._hooks.holds_last = True
+
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         self._reduce()
         return super().clip_grad_norm(max_norm)
@@ -89,7 +95,9 @@ class AllReduceSync(Synchronizer):
         self._reduce()
         if self._replacement is not None:
             self._replacement.on_step_end()
-        return original()
+        stepped = original()
+        self._after_step()
+        return stepped
 
     def finish(self) -> None:
         self._on_end()
@@ -121,6 +129,7 @@ class AllReduceSync(Synchronizer):
         """Average the gradients that are not averaged yet: a backward's, or accumulated ones."""
         if not self._hooks.outstanding:
             return
+        self.before_last_bucket()
         began, at = self._clock.now(), self._spans.now()
         for bucket in reversed(range(len(self._reducer.buckets))):
             if bucket not in self._sent:

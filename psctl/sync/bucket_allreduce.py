@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import torch
@@ -28,6 +29,7 @@ from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
 from psctl.sync.flat_parameters import gradient_of
+from psctl.sync.linear_factors import LinearFactors
 from psctl.types import Layout
 
 FIRST_BUCKET = 1 << 20
@@ -35,6 +37,8 @@ FIRST_BUCKET = 1 << 20
 
 BUCKET = 25 << 20
 """Bytes; as DDP's default: large enough that a ring's latency does not count."""
+
+NO_FACTORS: Mapping[int, LinearFactors] = MappingProxyType({})
 
 NAME = 64
 """Bytes of a GPU's name."""
@@ -147,6 +151,7 @@ class BucketReducer:
         backend: sums a bucket.
         parameters: the trainable ones, in the model's order.
         halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
+        factors: by the index of a parameter, the factors that are sent in place of its gradient.
     """
 
     def __init__(
@@ -155,9 +160,11 @@ class BucketReducer:
         backend: AllReduceBackend,
         parameters: Sequence[nn.Parameter],
         halves: torch.dtype | None = None,
+        factors: Mapping[int, LinearFactors] = NO_FACTORS,
     ) -> None:
         self._group, self._backend, self._parameters, self._halves = group, backend, parameters, halves
-        self.buckets: list[list[int]] = buckets(parameters)
+        self._factors = factors
+        self.buckets: list[list[int]] = buckets(parameters, apart=factors)
         self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
         self._ready: dict[int, float] = {}  # bucket -> weight; a bucket before it is not ready
         self._next = 0
@@ -189,7 +196,14 @@ class BucketReducer:
         self._works.clear()
         self._next = 0
 
+    def forget_factors(self) -> None:
+        """Forget the rows of the step: the optimizer has stepped."""
+        for each in self._factors.values():
+            each.clear()
+
     def close(self, reason: str, *, failed: bool) -> None:
+        for each in self._factors.values():
+            each.close()
         if not failed:  # destroying the engine's group waits for ranks that may be lost
             self._backend.close()
             if self._group is not None:
@@ -197,11 +211,15 @@ class BucketReducer:
 
     def _make(self, index: int) -> torch.Tensor:
         first = self._parameters[self.buckets[index][0]]
-        size = sum(self._parameters[at].numel() for at in self.buckets[index])
+        size = sum(self._elements(at) for at in self.buckets[index])
         more = len(self._parameters) if index == len(self.buckets) - 1 else 0
         narrow = self._halves is not None and self._halves.itemsize < first.dtype.itemsize
         dtype = self._halves if narrow and self._halves is not None else first.dtype
         return self._backend.buffer(size + more, dtype, first.device)
+
+    def _elements(self, at: int) -> int:
+        """Return the elements that are sent for a parameter."""
+        return self._factors[at].elements if at in self._factors else self._parameters[at].numel()
 
     def _has_gradient(self) -> list[bool]:
         """Return for each parameter whether any rank had a gradient."""
@@ -215,7 +233,7 @@ class BucketReducer:
     def _split(self, bucket: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         found, start = [], 0
         for at in bucket:
-            size = self._parameters[at].numel()
+            size = self._elements(at)
             found.append((at, flat.narrow(0, start, size)))
             start += size
         return found
@@ -223,6 +241,10 @@ class BucketReducer:
     def _fill(self, index: int, weight: float) -> None:
         """Write this rank's part of a bucket's sum into the bucket's vector."""
         flat = self._flat[index]
+        if (factors := self._factors.get(self.buckets[index][0])) is not None:  # alone in its bucket
+            with torch.no_grad():
+                factors.fill(flat, weight)
+            return
         with torch.no_grad():
             for at, part in self._split(self.buckets[index], flat):
                 gradient = self._parameters[at].grad
@@ -243,7 +265,11 @@ class BucketReducer:
         present = self._has_gradient()
         for bucket, flat in zip(self.buckets, self._flat, strict=True):
             for at, part in self._split(bucket, flat):
-                if present[at]:
+                if not present[at]:
+                    continue
+                if at in self._factors:
+                    self._factors[at].write_mean(part, gradient_of(self._parameters[at]))
+                else:
                     self._write(self._parameters[at], part)
 
     def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
@@ -253,18 +279,24 @@ class BucketReducer:
             gradient.div_(self._backend.world)
 
 
-def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:
+def buckets(
+    parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET, apart: Collection[int] = ()
+) -> list[list[int]]:
     """Put parameters into buckets of one type and device, last parameters first.
 
     Args:
         parameters: in the model's order.
         first: bytes of the first bucket that is sent.
         size: bytes of the others; a larger parameter has a bucket of its own.
+        apart: indices of parameters that are alone in their buckets, none of which is the last; not of all parameters.
     """
     done: list[list[int]] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for at in reversed(range(len(parameters))):
+        if at in apart:
+            done.append([at])
+            continue
         parameter = parameters[at]
         kind = (parameter.dtype, parameter.device)
         open_buckets.setdefault(kind, []).append(at)
@@ -272,7 +304,9 @@ def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size:
         if filled[kind] >= (size if done else first):
             done.append(open_buckets.pop(kind))
             del filled[kind]
-    return done + list(open_buckets.values())
+    done += open_buckets.values()
+    last = max(place for place, bucket in enumerate(done) if bucket[0] not in apart)
+    return [*done[:last], *done[last + 1 :], done[last]]
 
 
 def local_device() -> torch.device:

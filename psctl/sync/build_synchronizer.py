@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from psctl.client.dense_client import ParameterClient
+from psctl.client.model_layout import linear_layers
 from psctl.clock import Clock
 from psctl.collectives.allreduce_backends import (
     AllReduceBackend,
@@ -35,6 +36,7 @@ from psctl.sync.device_sum import StagedAllReduce
 from psctl.sync.flat_parameters import FlatParameters, ServerReducer
 from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.linear_factors import LinearFactors
 from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleRankReducer
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.recoverable_reducer import RecoverableReducer
@@ -150,10 +152,11 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
     device, group = parameters[0].device, None
     halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
     backend: AllReduceBackend
+    factors = _factors(parts, decision, tools)
     if decision.strategy != "native" and device.type == "cpu" and tools.session.has_plane:
         schedule = _schedule(decision, tools.world)
         if not _steps_locally(decision, tools):
-            return _recoverable(parts, schedule, halves, decision, tools)
+            return _recoverable(parts, schedule, halves, decision, tools, factors)
         backend = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
         broadcast(backend, tools.session.me.rank == 0, values)
     else:
@@ -162,11 +165,24 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
             group.same_everywhere(decision.layout)
         group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)
-    return _stepping_on_workers(parts, BucketReducer(group, backend, parameters, halves), decision, tools)
+    reducer = BucketReducer(group, backend, parameters, halves, factors)
+    return _stepping_on_workers(parts, reducer, decision, tools, reducer.forget_factors)
+
+
+def _factors(parts: TrainingParts, decision: Decision, tools: Tools) -> dict[int, LinearFactors]:
+    """Return, by the index of a trainable parameter, the factors that are sent in place of its gradient."""
+    names, layers = list(parts.trainable()), linear_layers(parts.model)
+    return {
+        names.index(name): LinearFactors(
+            name, layers[name], decision.factor_rows, tools.session.me.rank, tools.world
+        )
+        for name in decision.factors
+    }  # fmt: skip
 
 
 def _recoverable(
-    parts: TrainingParts, schedule: Schedule, halves: torch.dtype | None, decision: Decision, tools: Tools
+    parts: TrainingParts, schedule: Schedule, halves: torch.dtype | None, decision: Decision, tools: Tools,
+    factors: Mapping[int, LinearFactors],
 ) -> AllReduceSync:  # fmt: skip
     """Return a synchronizer whose lost workers are replaced while the others keep their values.
 
@@ -182,7 +198,7 @@ def _recoverable(
         broadcast(backend, session.me.rank == 0, [*parts.parameters().values(), *parts.buffers().values()])
         state.keep_start()
     parameters = list(trainable.values())
-    reducer = RecoverableReducer(backend, parameters, halves, schedule, session.connect_plane_again, state)
+    reducer = RecoverableReducer(backend, parameters, halves, schedule, session.connect_plane_again, state, factors)
     if replaces:
         reducer.take_state()
     return AllReduceSync(
@@ -195,6 +211,7 @@ def _recoverable(
         state,
         on_end=session.end_sums,
         spans=tools.spans,
+        after_step=reducer.forget_factors,
     )
 
 
@@ -246,12 +263,16 @@ def _steps_locally(decision: Decision, tools: Tools) -> bool:
     return decision.period > 1 or tools.outer is not None
 
 
-def _stepping_on_workers(parts: TrainingParts, reducer: Reducer, decision: Decision, tools: Tools) -> Synchronizer:
+def _stepping_on_workers(
+    parts: TrainingParts, reducer: Reducer, decision: Decision, tools: Tools,
+    after_step: Callable[[], object] = lambda: None,
+) -> Synchronizer:  # fmt: skip
     """Return the synchronizer of workers that step: with the averaged gradient, or alone between ends of periods."""
     if not _steps_locally(decision, tools):
         return AllReduceSync(
-            decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace, spans=tools.spans
-        )
+            decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace, spans=tools.spans,
+            after_step=after_step,
+        )  # fmt: skip
     if parts.optimizer is None:
         raise UsageError(
             f"period: {decision.period} is requested, and run.prepare was given no optimizer, whose steps are counted",

@@ -63,6 +63,8 @@ class GradientHooks:
         self._on_bucket, self._on_gradient, self._on_backward_end = on_bucket, on_gradient, on_backward_end
         self._per_backward, self._on_error = per_backward, on_error
         self._paused = False
+        self.holds_last = False
+        """Whether the last bucket of a round is not reported: the caller sends it with the rest."""
         self._task = -1  # the backward whose end is reported
         self.next_round()
         self._handles = [
@@ -93,6 +95,7 @@ class GradientHooks:
     def _reset(self) -> None:
         self._seen: set[int] = set()
         self._left = list(self._sizes)
+        self._complete = 0  # buckets
 
     def _computed(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -112,7 +115,9 @@ class GradientHooks:
         for bucket in self._buckets_of[index]:
             self._left[bucket] -= 1
             if self._left[bucket] == 0:
-                self._on_bucket(bucket)
+                self._complete += 1
+                if not (self.holds_last and self._complete == len(self._sizes)):
+                    self._on_bucket(bucket)
 
     def _report_end(self) -> None:
         """Have the autograd engine call `on_backward_end` after the backward that runs now; once a backward."""

@@ -187,6 +187,10 @@ class ParameterServerSync(Synchronizer):
     def accumulate(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
 
+    def hold_last_bucket(self, before: Callable[[], object]) -> None:
+        super().hold_last_bucket(before)
+        self._hooks.holds_last = True
+
     def wait_exact(self) -> None:
         self._pending.wait_exact()
 
@@ -264,6 +268,7 @@ class ParameterServerSync(Synchronizer):
         self._pushed.add(shard)
 
     def _push_rest(self) -> None:
+        self.before_last_bucket()
         for shard in reversed(range(len(self._flat.shards))):
             if shard not in self._pushed:
                 self._push(shard)

@@ -23,7 +23,7 @@ A further loss at any time, also in the middle of this, begins it again: what wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -33,7 +33,8 @@ from psctl.collectives.data_plane import DataPlane
 from psctl.errors import PeerLost
 from psctl.job.activity import waiting
 from psctl.schedule.schedule import Schedule
-from psctl.sync.bucket_allreduce import BucketReducer
+from psctl.sync.bucket_allreduce import NO_FACTORS, BucketReducer
+from psctl.sync.linear_factors import LinearFactors
 from psctl.sync.replacement_state import ReplacementState
 
 HOST = torch.device("cpu")
@@ -52,13 +53,15 @@ class RecoverableReducer(BucketReducer):
         schedule: what is played.
         connect_again: connects this process again.
         state: gives or takes the training state of a replacement.
+        factors: as `BucketReducer` has them.
     """
 
     def __init__(
         self, backend: ScheduleAllReduce, parameters: Sequence[nn.Parameter], halves: torch.dtype | None,
         schedule: Schedule, connect_again: ConnectAgain, state: ReplacementState,
+        factors: Mapping[int, LinearFactors] = NO_FACTORS,
     ) -> None:  # fmt: skip
-        super().__init__(None, backend, parameters, halves)
+        super().__init__(None, backend, parameters, halves, factors)
         self._summing, self._schedule, self._connect_again, self._state = backend, schedule, connect_again, state
         self._pending: deque[PendingSum] = deque()  # of the buckets from `_done` on
         self._weights: dict[int, float] = {}  # of the buckets that may be summed

@@ -38,6 +38,11 @@ class ExampleWeight:
         self._world = world
         self._update()
 
+    @property
+    def share(self) -> float:
+        """This rank's part of the examples behind the gradients of all ranks: its gradients' part of the joint mean."""
+        return self.weight / self._world
+
     def add_batch(self, source: object, own: int, total: int) -> None:
         """Add a batch of `own` examples here and `total` over all ranks, from the loader `source`."""
         if self._sent or source is not self._source:
@@ -110,6 +115,8 @@ class Synchronizer:
         self._parameters = parameters
         self._mover = mover or NoByteMover()
         self._sync_seconds = 0.0
+        self.before_last_bucket: Callable[[], object] = lambda: None
+        """Called in each round of gradients before its last bucket is sent, see `hold_last_bucket`."""
         self.residuals: Mapping[str, torch.Tensor] = {}
         """Residuals of this rank's compressed pushes, by their names in a checkpoint."""
 
@@ -138,6 +145,14 @@ class Synchronizer:
         """What this worker does now, for people: "compute", or what it waits for."""
         return self._mover.activity
 
+    def hold_last_bucket(self, before: Callable[[], object]) -> None:
+        """Call `before` in each round before its last bucket is sent: a lost worker's round counts with all or not.
+
+        Args:
+            before: sends what counts with the round; it returns when that can not be lost any more.
+        """
+        self.before_last_bucket = before
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up without being sent."""
         return nullcontext()
@@ -156,6 +171,7 @@ class Synchronizer:
         Returns:
             what `original` returned; None where servers step.
         """
+        self.before_last_bucket()
         return original()
 
     def wait_exact(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -79,6 +79,18 @@ class TrainingParts:
             pack({key: _number(value) for key, value in group.items() if key != "params"}, "groups", drop=True)[0]
             for group in self.optimizer.param_groups
         ]
+
+    def tied(self) -> dict[str, str]:
+        """Return the further names of parameters that have several, each with the one that checkpoints use."""
+        names = {id(one): name for name, one in self.parameters().items()}
+        every = plain_class(self.model).named_parameters(self.model, remove_duplicate=False)
+        return {name: names[id(one)] for name, one in every if name != names[id(one)]}
+
+    def group_members(self) -> list[list[str]]:
+        """Return the names of the parameters in each of the optimizer's groups."""
+        names = {id(one): name for name, one in self.parameters().items()}
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        return [[names[id(one)] for one in group["params"] if id(one) in names] for group in groups]
 
     def load_groups(self, groups: Sequence[Mapping[str, StateValue]]) -> None:
         """Set the groups' numbers.
@@ -164,20 +176,22 @@ def load_state(
         return
     held = [one for group in optimizer.param_groups for one in group["params"]]
     index_of = {id(one): at for at, one in enumerate(held)}
-    state: dict[int, State] = {}
-    for name, parameter in parameters.items():
-        if id(parameter) not in index_of:
-            continue
-        found: State = unpack(dict(plain.get(name, {})), tensors)
-        for path, tensor in tensors.items():
-            key = path.removeprefix(f"{prefix}/{name}/")
-            if key != path and "/" not in key and key not in found:
-                found[key] = tensor.reshape(()) if key in SCALARS else tensor
-        if found:
-            state[index_of[id(parameter)]] = found
+    found = states_by_name([name for name, one in parameters.items() if id(one) in index_of], plain, tensors, prefix)
     whole = optimizer.state_dict()
-    whole["state"] = state
+    whole["state"] = {index_of[id(parameters[name])]: state for name, state in found.items()}
     optimizer.load_state_dict(whole)
+
+
+def states_by_name(
+    names: Iterable[str], plain: Mapping[str, StateValue], tensors: Mapping[str, torch.Tensor], prefix: str
+) -> dict[str, State]:
+    """Return the saved states of parameters that have one, by name; the arguments are those of `load_state`."""
+    by_name: dict[str, dict[str, torch.Tensor]] = {}
+    for path, tensor in tensors.items():
+        name, _, key = path.removeprefix(f"{prefix}/").rpartition("/")
+        by_name.setdefault(name, {})[key] = tensor.reshape(()) if key in SCALARS else tensor
+    states = {name: by_name.get(name, {}) | unpack(dict(plain.get(name, {})), tensors) for name in names}
+    return {name: state for name, state in states.items() if state}
 
 
 def load_saved(

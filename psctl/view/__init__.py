@@ -1,5 +1,6 @@
 """Everything that psctl draws: tables, the live screen, errors, and pictures of machines.
 
+chart: a curve of several rows for a terminal
 console: consoles for stdout and stderr
 device_tree: a host of a topology document as a tree of devices with cables
 doctor_table: the result of `doctor`
@@ -14,6 +15,7 @@ pictures: a package: pictures of a topology, as SVG and for graphviz
 plain_log: a followed job as plain lines
 rank_rows: many ranks in few rows
 run_summary: the summary of a run, from its events
+series: values of one quantity over steps and time
 stacks: stacks of processes
 step_times: the times of steps as a table
 tables: results as tables

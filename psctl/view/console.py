@@ -61,10 +61,12 @@ class Glyphs:
 
     def __init__(self, console: Console) -> None:
         fancy = console.encoding.lower().startswith("utf")
+        self.braille = fancy
         self.blocks = BLOCKS if fancy else PLAIN_BLOCKS
         self.done, self.failed, self.stopped = ("✓", "✗", "■") if fancy else ("+", "x", "-")
         self.bar, self.line, self.dot = ("│", "─", "·") if fancy else ("|", "-", "-")
         self.full, self.light = ("█", "░") if fancy else ("#", ".")
+        self.parts = "█░▒▓▚" if fancy else "#.o+@"  # of psctl.job.activity.PARTS
         self.tee, self.corner, self.stem = ("├─ ", "└─ ", "│  ") if fancy else ("|- ", "`- ", "|  ")
         self.arrow, self.warning, self.cure = ("→", "▲", "→") if fancy else (">", "!", "->")
         self.cable = "──" if fancy else "--"

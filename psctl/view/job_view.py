@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psctl.job import events as kinds
+from psctl.view.series import Series
 from psctl.view.text import one_line
 
 HISTORY = 240
-"""Values of the watched metric that are kept; beyond it every second one is dropped, so the whole run stays visible."""
+"""Values of the watched metric, and of the throughput, that are kept."""
 
 PACE = 60.0
 """Seconds of progress from which the time that is left is foretold."""
@@ -39,6 +40,7 @@ class RankView:
     memory: int = 0  # bytes
     sync: int = 0  # percent of its time
     traffic: float = 0.0  # bytes a second
+    parts: dict[str, int] = field(default_factory=dict)  # percent of its time
     last_error: str = ""
     step_time: float = math.nan
     joined: bool = False  # a worker that has called psctl.init
@@ -74,8 +76,8 @@ class JobView:
     rate: float = 0.0  # steps a second, 0.0 while unknown
     pace: deque[tuple[float, int]] = field(default_factory=deque)  # time and step of the progress of the last PACE
     metric: str = ""  # the one whose history is kept
-    history: list[tuple[int, float]] = field(default_factory=list)
-    stride: int = 1
+    history: Series = field(default_factory=lambda: Series(HISTORY))
+    throughput: Series = field(default_factory=lambda: Series(HISTORY))  # examples/s; steps/s where those are unknown
     checkpoint: kinds.CheckpointWritten | None = None
     plan: kinds.Planned | None = None
     recent_events: list[RecentEvent] = field(default_factory=list)
@@ -84,6 +86,7 @@ class JobView:
     recovering: kinds.Recovering | None = None  # hosts that the job waits for
     traffic: dict[str, kinds.HostTraffic] = field(default_factory=dict)  # by host
     printed: kinds.Log | None = None  # the last line of a worker: of rank 0, if that one prints
+    continues: str = ""  # the checkpoint that the job continues from
     phase: str = ""  # of the start: "starting", "importing", "loading", "connecting", "training"
     phase_since: float = math.nan
 
@@ -150,10 +153,6 @@ class JobView:
         known = self.ranks.get((role, int(index))) if index.isdecimal() else None
         return known.host if known else ""
 
-    def curve(self) -> list[float]:
-        """Return the watched metric's values, oldest first."""
-        return [value for _, value in self.history]
-
     def recent(self, limit: int) -> list[RecentEvent]:
         """Return at most `limit` recent events, worst first, then newest first."""
         fresh = [h for h in self.recent_events if h.severity == ERROR or h.time >= self.latest - FRESH]
@@ -205,13 +204,13 @@ class JobView:
 
     def _on_started(self, event: kinds.Started) -> None:
         self.job, self.hosts, self.started = one_line(event.job), [one_line(host) for host in event.hosts], event.time
+        self.continues = one_line(event.checkpoint)
         if self.state == "submitted":
             self.state = "starting"
         for role in event.roles:
             self.rank_of(role.role, role.rank, role.host)
 
     def _on_progress(self, event: kinds.Progress) -> None:
-        before = self.progress
         self.progress = event
         earlier = next((entry for entry in reversed(self.pace) if entry[0] < event.time), None)
         if earlier is not None and event.step > earlier[1]:
@@ -222,14 +221,10 @@ class JobView:
             self.pace.popleft()
         self.metric = self.metric or watched_metric(event.metrics)
         value = event.metrics.get(self.metric)
-        if value is None or not math.isfinite(value) or (before is not None and before.step == event.step):
-            return
-        if self.history and event.step < self.history[-1][0] + self.stride:
-            return
-        self.history.append((event.step, value))
-        if len(self.history) > HISTORY:
-            del self.history[1::2]
-            self.stride = max(1, (self.history[-1][0] - self.history[0][0]) // (len(self.history) - 1))
+        if value is not None:
+            self.history.add(event.step, event.time, value)
+        if event.examples_per_second or self.rate:
+            self.throughput.add(event.step, event.time, event.examples_per_second or self.rate)
 
     def _on_lost(self, role: str, event: kinds.WorkerLost | kinds.ServerLost) -> None:
         found = self.rank_of(role, event.rank, event.host)
@@ -237,7 +232,8 @@ class JobView:
         self.note(event.time, ERROR, f"{found.name} on {found.host} was lost: {event.reason}")
 
     def _on_restored(self, event: kinds.Restored) -> None:
-        self.history = [entry for entry in self.history if entry[0] <= event.step]
+        self.history.cut(event.step)
+        self.throughput.cut(event.step)
         self.progress, self.rate = None, 0.0
         self.pace.clear()
         for rank in self.ranks.values():
@@ -258,6 +254,7 @@ class JobView:
         found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
         found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
         found.cpu, found.memory, found.sync, found.traffic = event.cpu, event.memory, event.sync, event.traffic
+        found.parts = event.parts
         if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
             found.rate = (event.step - found.step) / (event.time - found.step_time)
         if event.step != found.step or math.isnan(found.step_time):

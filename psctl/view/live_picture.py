@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from psctl.job.activity import PARTS
 from psctl.job.events import Recovering
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
+from psctl.view.chart import LEAST_HEIGHT, LEAST_WIDTH, chart
 from psctl.view.console import ROLE_STYLES, STATE_STYLES, Glyphs, state_text
 from psctl.view.job_view import ERROR, WARNING, JobView, RecentEvent
 from psctl.view.rank_rows import RankRow, rank_rows
@@ -19,6 +22,9 @@ from psctl.view.text import clock_time, number, one_line, sparkline, split, wrap
 _SEVERITY_STYLES = {ERROR: "bold red", WARNING: "yellow"}
 _LABEL = 12  # columns of the labels at the left
 _LONG_IMPORT = 60.0  # seconds after which a script probably never calls psctl.init
+_CHART_ROWS = 14
+_TWO_CHARTS = 110  # columns from which on two charts stand side by side
+_PART_STYLES = ("blue", "yellow", "magenta", "cyan", "green")  # of PARTS
 _RULE = 60  # columns of the rule on top; a terminal reflows only lines that are wider than its new width
 
 
@@ -31,7 +37,7 @@ def picture(state: JobView, width: int, height: int, age: float, hint: str, glyp
         age: seconds since the newest event arrived.
         hint: the line at the bottom: the effect of Ctrl-C.
     """
-    footer = [Text(line, style="dim") for line in wrap(hint, width, 2) if hint][:height]
+    footer = [Text(line, style="dim") for line in wrap(hint, width, height) if hint][:height]
     room = height - 1 - len(footer)  # the last row stays free: some terminals scroll when it is full
     rule = Text(glyphs.line * min(width, _RULE), style="dim", no_wrap=True)
     top = [rule, *_top(state, width, age, glyphs)][: max(0, room)]
@@ -40,8 +46,40 @@ def picture(state: JobView, width: int, height: int, age: float, hint: str, glyp
     free = room - len(top) - len(news) - 3  # the blank lines and the table's head
     parts: list[RenderableType] = [*top]
     if state.ranks and free > 0:
-        parts += [Text(""), ranks_table(rank_rows(state, free), width), Text("")]
+        rows = rank_rows(state, free)
+        parts += _charts(state, width, free - len(rows), glyphs)
+        parts += [Text(""), ranks_table(rows, width, glyphs), Text("")]
     return Group(*parts, *news, *footer)
+
+
+def _charts(state: JobView, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+    """Return the charts of the watched metric and of the throughput, where the terminal has rows for them."""
+    height = min(_CHART_ROWS, room - 1)
+    if height < LEAST_HEIGHT or width < LEAST_WIDTH or len(state.history.steps) < 2:
+        return []
+    both = width >= _TWO_CHARTS and len(state.throughput.steps) >= 2
+    columns = (width - 2) // 2 if both else min(width, _TWO_CHARTS)
+    drawn = []
+    loss, speed = state.history, state.throughput
+    title = f"{one_line(state.metric)} over steps" + (
+        " (log scale)" if _is_logarithmic(loss.values, state.metric) else ""
+    )
+    drawn.append(
+        chart(title, loss.steps, loss.values, state.total, columns, height, glyphs,
+              logarithmic=_is_logarithmic(loss.values, state.metric))
+    )  # fmt: skip
+    if both:
+        unit = "examples/s" if state.progress is not None and state.progress.examples_per_second else "steps/s"
+        drawn.append(chart(unit, speed.steps, speed.values, state.total, columns, height, glyphs, logarithmic=False))
+    rows = [Text("")]
+    for parts in zip(*drawn, strict=True):
+        row = Text(no_wrap=True)
+        for index, part in enumerate(parts):
+            row.append_text(part)
+            if index + 1 < len(parts):
+                row.append(" " * (columns + 2 - part.cell_len))
+        rows.append(row)
+    return rows
 
 
 def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:
@@ -110,7 +148,8 @@ def _startup_text(state: JobView, age: float) -> str:
             text = f"loading data and model: {ready} of {len(workers)} workers have called prepare"
         case "connecting":
             ready = sum(rank.state != "waiting" for rank in workers)
-            text = f"connecting: {ready} of {len(workers)} workers have their first values"
+            doing = f"restoring {state.continues}" if state.continues else "connecting"
+            text = f"{doing}: {ready} of {len(workers)} workers have their first values"
         case _:
             text = "training: no step is reported yet"
     return f"{text}, {format_seconds(float(int(lasts)))}" if lasts >= 1 else text
@@ -168,34 +207,35 @@ def _metrics(state: JobView, width: int, glyphs: Glyphs) -> Text:
     body = Text(number(metrics.get(state.metric)), style="bold")
     rest = "  ".join(others)
     columns = max(8, min(40, width - _LABEL - 10 - min(len(rest), 30)))
-    curve = sparkline(_scaled(state.curve(), state.metric), columns, glyphs.blocks)
+    curve = sparkline(_scaled(state.history.values, state.metric), columns, glyphs.blocks)
     body.append(f"  {curve}", style="not bold green")
     if rest:
         body.append(f"  {rest}", style="not bold")
     return _line(f"{state.metric:.{_LABEL - 1}}", body)
 
 
+def _is_logarithmic(values: list[float], name: str) -> bool:
+    """Return whether a metric is drawn on a log scale: a loss is, for its last digits to be seen."""
+    return "loss" in name.lower() and all(value > 0 for value in values)
+
+
 def _scaled(values: list[float], name: str) -> list[float]:
-    """Return a loss on a log scale, on which its last digits are seen; other metrics as they are."""
-    if "loss" not in name.lower() or not all(value > 0 for value in values):
-        return values
-    return [math.log(value) for value in values]
+    return [math.log(value) for value in values] if _is_logarithmic(values, name) else values
 
 
 def _times(state: JobView, width: int, glyphs: Glyphs) -> Text:
     progress = state.progress
     assert progress is not None
     compute, sync = progress.compute_seconds, progress.sync_seconds
-    cells = max(6, min(30, width - _LABEL - 40))
-    left, right = split(cells, compute, sync)
-    body = Text(style="not dim")
-    body.append(glyphs.full * left, style="blue")
-    body.append(glyphs.light * right, style="yellow")
-    body.append("  compute ").append(format_seconds(compute), style="blue")
-    body.append(", sync ").append(format_seconds(sync), style="yellow")
+    text = Text.assemble("compute ", (format_seconds(compute), "blue"), ", sync ", (format_seconds(sync), "yellow"))
     if progress.hidden_seconds > 0:
-        body.append(f" and {format_seconds(progress.hidden_seconds)} hidden")
-    return _line("a step", body)
+        text.append(f" and {format_seconds(progress.hidden_seconds)} hidden")
+    body = Text(style="not dim")
+    cells = min(30, width - _LABEL - 2 - text.cell_len)
+    if cells >= 6:
+        left, right = split(cells, compute, sync)
+        body.append(glyphs.full * left, style="blue").append(glyphs.light * right, style="yellow").append("  ")
+    return _line("a step", body.append_text(text))
 
 
 def _checkpoint(state: JobView, age: float) -> str:
@@ -206,13 +246,14 @@ def _checkpoint(state: JobView, age: float) -> str:
     return f"step {written.step:,}, {ago} ago, {format_bytes(written.bytes)} in {format_seconds(written.seconds)}"
 
 
-def ranks_table(rows: list[RankRow], width: int) -> Table:
+def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
     """Return the table of ranks, with fewer columns on narrow terminals."""
     errors = any(row.error for row in rows)
     stale = any(row.staleness for row in rows)
     pids = width >= 80 and any(row.pid for row in rows)
     usage = width >= 80 and any(row.memory for row in rows)
     traffic = width >= 100 and any(row.traffic for row in rows)
+    parts = width >= 150 and any(row.parts for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
     table.add_column("rank", no_wrap=True, min_width=9)
     table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
@@ -226,6 +267,8 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
             table.add_column(head, no_wrap=True, justify="right")
     if traffic:
         table.add_column("traffic", no_wrap=True, justify="right")
+    if parts:
+        table.add_column(_parts_head(glyphs), no_wrap=True)
     if pids:
         table.add_column("pid", no_wrap=True, justify="right")
     if errors:
@@ -247,10 +290,28 @@ def ranks_table(rows: list[RankRow], width: int) -> Table:
                 Text(f"{row.sync}%" if "worker" in row.rank else "-"),
             ]
         cells += [Text(format_rate(row.traffic) if row.traffic else "-")] if traffic else []
+        cells += [_parts_bar(row.parts, glyphs)] if parts else []
         cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
         cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []
         table.add_row(*cells)
     return table
+
+
+def _parts_head(glyphs: Glyphs) -> Text:
+    """Return the head of the column of bars: each part of a worker's time with its character."""
+    named = zip(PARTS, _PART_STYLES, glyphs.parts, strict=True)
+    return Text(" ").join(Text(f"{mark}{name}", style=f"not dim {style}") for name, style, mark in named)
+
+
+def _parts_bar(parts: Mapping[str, int], glyphs: Glyphs) -> Text:
+    """Return a bar of how a worker's time is divided; what is left is time outside of steps."""
+    cells = cell_len(_parts_head(glyphs).plain)
+    ends = [cells * sum(parts.get(name, 0) for name in PARTS[: index + 1]) // 100 for index in range(len(PARTS))]
+    bar, begin = Text(), 0
+    for end, style, mark in zip(ends, _PART_STYLES, glyphs.parts, strict=True):
+        bar.append(mark * (min(end, cells) - begin), style=style)
+        begin = min(end, cells)
+    return bar
 
 
 def _recent_event(event: RecentEvent, width: int) -> list[Text]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from psctl.grouping import grouped
+from psctl.job.activity import PARTS
 from psctl.view.job_view import JobView, RankView
 
 _ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
@@ -27,6 +29,7 @@ class RankRow:
     memory: int = 0  # bytes; the most of several
     sync: int = 0  # percent of the time; the most of several
     traffic: float = 0.0  # bytes a second; the sum of several
+    parts: Mapping[str, int] = field(default_factory=dict)  # percent of the time; the mean of several
 
 
 def rank_rows(state: JobView, rows: int) -> list[RankRow]:
@@ -55,7 +58,7 @@ def _single(state: JobView, rank: RankView) -> RankRow:
     steps = (step, step)
     return RankRow(
         rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness,
-        rank.cpu, rank.memory, rank.sync, rank.traffic,
+        rank.cpu, rank.memory, rank.sync, rank.traffic, rank.parts,
     )  # fmt: skip
 
 
@@ -80,6 +83,7 @@ def _group(state: JobView, ranks: list[RankView]) -> RankRow:
         memory=max(rank.memory for rank in ranks),
         sync=max(rank.sync for rank in ranks),
         traffic=sum(rank.traffic for rank in ranks),
+        parts={name: sum(rank.parts.get(name, 0) for rank in ranks) // len(ranks) for name in PARTS},
     )
 
 

@@ -202,8 +202,9 @@ def draw_checkpoints(console: Console, document: Document) -> None:
         described = f"{metrics} {SIGNED[entry['signed']]}".lstrip() if "signed" in entry else metrics
         notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or described or "-"
         written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest has no time
-        rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, notes])
-    draw_table(console, ("checkpoint", "written", "size", "state", "metrics"), rows, right=("size",))
+        hosts = ", ".join(entry.get("hosts", [])) or "-"
+        rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, hosts, notes])
+    draw_table(console, ("checkpoint", "written", "size", "state", "hosts", "metrics"), rows, right=("size",))
 
 
 def draw_pruned(console: Console, document: Document) -> None:
@@ -216,6 +217,7 @@ def draw_pruned(console: Console, document: Document) -> None:
         "removed": f"{_ids(removed)} ({format_bytes(size)})" if removed else nothing,
         "kept": _ids([row for row in kept if row["complete"]]) or "none",
         **({"torn": f"{_ids(torn)}: prune does not remove them"} if torn else {}),
+        **({"copies": f"removed on {', '.join(document['copies'])}"} if document["copies"] else {}),
     })  # fmt: skip
 
 
@@ -332,6 +334,17 @@ def draw_dry_run(console: Console, document: Document) -> None:
     ]  # fmt: skip
     if hosts:
         draw_table(console, ("host", "address", "interface", "actions"), hosts)
+    data = document.get("data", [])
+    if data:
+        rows: list[list[Cell]] = [
+            [
+                _text(each["from"]), _text(each["to"]),
+                "" if each["files"] is None else str(each["files"]),
+                "" if each["bytes"] is None else format_bytes(each["bytes"]),
+            ]
+            for each in data
+        ]  # fmt: skip
+        draw_table(console, ("data", "to", "files", "size"), rows, right=("files", "size"))
     files = document.get("files", [])
     if files:
         draw_table(console, ("file", "size"), [[f["path"], format_bytes(f["bytes"])] for f in files], right=("size",))
@@ -351,11 +364,9 @@ def draw_store(console: Console, document: Document) -> None:
     """Draw keys of a store and their values, or its tables."""
     entries = document["entries"]
     if not entries:
-        tables = [
-            [one_line(each["name"]) or "(integer keys)", str(list(each["shape"])), each["dtype"], each["reduce"]]
-            for each in document["tables"]
-        ]
-        draw_table(console, ("key", "shape", "type", "joined by"), tables)
+        tables = [_store_row(each) for each in document["tables"]]
+        heads = ("key", "shape", "type", "joined by", "rows", "bytes", "hits", "admitted", "expired", "evicted")
+        draw_table(console, heads, tables, right=heads[4:])
         return
     rows = []
     for entry in entries:
@@ -364,6 +375,18 @@ def draw_store(console: Console, document: Document) -> None:
         more = f" ... ({len(value)} numbers)" if value is not None and len(value) > SHOWN else ""
         rows.append([one_line(entry["key"]), str(list(entry["shape"])), entry["dtype"], text + more])
     draw_table(console, ("key", "shape", "type", "value"), rows)
+
+
+def _store_row(table: Document) -> list[Cell]:
+    """Return a table's line: its description, and its counts; hits: the share of pushed rows that existed."""
+    name, stats = one_line(table["name"]) or "(integer keys)", table["stats"]
+    how = f"{table['reduce']}, {table['optimizer']}" if table["optimizer"] else table["reduce"]
+    found: list[Cell] = [name, str(list(table["shape"])), table["dtype"], how]
+    if not stats:
+        return [*found, *[""] * 6]
+    hits = f"{stats['pushed_found'] / stats['pushed']:.0%}" if stats["pushed"] else "-"
+    counts = (f"{stats[each]:,}" for each in ("admitted", "expired", "evicted"))
+    return [*found, f"{stats['keys']:,}", format_bytes(stats["bytes"]), hits, *counts]
 
 
 def draw_bench(console: Console, document: Document) -> None:

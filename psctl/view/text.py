@@ -52,8 +52,8 @@ def clip(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """Return text as at most `lines` lines of `width` characters; … marks an omission."""
-    found = textwrap.wrap(text, max(8, width)) or [""]
+    """Return text as at most `lines` lines of `width` characters; … marks an omission. Names stay whole: char-gpt-3."""
+    found = textwrap.wrap(text, max(8, width), break_on_hyphens=False) or [""]
     if len(found) > lines:
         found[lines - 1 :] = [clip(" ".join(found[lines - 1 :]), width)]
     return found

@@ -1,4 +1,7 @@
-"""A bar for files on their way to or from hosts: one line on a terminal, which is gone when they have arrived."""
+"""One line on a terminal for what lasts: a bar for files on their way to or from hosts, or the time of work there.
+
+The line is gone when the files have arrived and the work is done.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 
@@ -24,9 +28,25 @@ GAP = 1.0
 
 WIDTH = 30
 
+LASTING = 2.0
+"""Seconds after which work that goes on is shown."""
+
+TICK = 1.0
+"""Seconds between two drawings of work."""
+
+
+@dataclass(frozen=True, eq=False)
+class _LastingWork:
+    """Work that goes on, since `began`; `seconds` as foretold, 0: not known."""
+
+    host: str
+    what: str
+    seconds: float
+    began: float
+
 
 class TransferBar:
-    """Counts the bytes of all transfers that run, on any thread.
+    """Counts the bytes of all transfers that run, on any thread, and shows work between them.
 
     Args:
         console: of stderr; on one that is no terminal nothing is drawn.
@@ -41,6 +61,60 @@ class TransferBar:
         self._moved = self._total = 0
         self._began = self._ended = self._drawn_at = 0.0
         self._drawn = False
+        self._works: list[_LastingWork] = []
+        self._ended_work = threading.Event()
+
+    @contextmanager
+    def work(self, host: str, what: str, seconds: float = 0.0) -> Iterator[None]:
+        """Show work on a host ("": on all) that lasts, until the context ends.
+
+        Args:
+            host: its name.
+            what: the work.
+            seconds: how long it takes, as foretold; 0: that is not known.
+        """
+        own = _LastingWork(host, what, seconds, self._now())
+        with self._lock:
+            self._works.append(own)
+            if len(self._works) == 1 and self._console.is_terminal:
+                self._ended_work = threading.Event()
+                threading.Thread(
+                    target=self._tick, args=(self._ended_work,), name="psctl work in progress", daemon=True
+                ).start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._works.remove(own)
+                if not self._works:
+                    self._ended_work.set()
+                if not self._hosts:
+                    self._erase()
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(TICK):
+            self.draw_work()
+
+    def draw_work(self) -> None:
+        """Draw the work that has lasted for a while, unless files are on their way."""
+        with self._lock:
+            now = self._now()
+            if self._works and not self._hosts and now - self._works[0].began >= LASTING:
+                self._draw(self._work_text(now))
+
+    def _work_text(self, now: float) -> str:
+        first = self._works[0]
+        same = [each for each in self._works if each.what == first.what]
+        where = first.host if len(same) == 1 else f"{len(same)} hosts"
+        lasts = format_seconds(float(int(now - first.began)))
+        text = f"{where}: {first.what}" if where else first.what
+        if len(same) < len(self._works):
+            text += f" (and {len(self._works) - len(same)} more)"
+        if not first.seconds:
+            return f"  {text}, {lasts}"
+        full, light = split(WIDTH, min(now - first.began, first.seconds), max(0.0, first.seconds - now + first.began))
+        bar = self._glyphs.full * full + self._glyphs.light * light
+        return f"  {bar}  {text}, {lasts} of about {format_seconds(first.seconds)}"
 
     @contextmanager
     def transfer(self, host: str, size: int) -> Iterator[Callable[[int], None]]:
@@ -73,9 +147,13 @@ class TransferBar:
             now = self._now()
             due = now - self._drawn_at >= PACE
             if self._console.is_terminal and self._total >= LEAST and (due or self._moved >= self._total):
-                self._drawn_at, self._drawn = now, True
-                self._console.file.write("\r\x1b[2K" + clip(self._text(now), self._console.width - 1))
-                self._console.file.flush()
+                self._drawn_at = now
+                self._draw(self._text(now))
+
+    def _draw(self, text: str) -> None:
+        self._drawn = True
+        self._console.file.write("\r\x1b[2K" + clip(text, self._console.width - 1))
+        self._console.file.flush()
 
     def _erase(self) -> None:
         if self._drawn:

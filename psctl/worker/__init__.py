@@ -9,6 +9,7 @@ collective_calls: the collectives that a script calls, run.all_reduce and others
 rank_connections: the connections of all workers for these
 coordinator_session: the session with the coordinator: requests, answers and waits
 plane_connections: the data plane of a worker: its connections to other workers, also after a loss
+followed_loop: the steps of a loop that belongs to a library
 standalone: the session of a run without a coordinator, and its lines of progress
 step_profiler: profiles some steps when the agent requests it
 step_reports: numbers that the script reported, and the thread that sends them and heartbeats

@@ -249,10 +249,10 @@ class CoordinatorSession:
 
     def prepare(
         self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False,
-        hooked: bool = False,
+        hooked: bool = False, follows: int | None = None,
     ) -> Decision:  # fmt: skip
         """Send the model's layout; returns the decision, made when every worker has sent the same layout."""
-        self.send(Prepare(layout, buffers, outer, on_gpus, hooked))
+        self.send(Prepare(layout, buffers, outer, on_gpus, hooked, follows))
         return self._wait(lambda: self._decision)
 
     def tables(self) -> TablesAt:

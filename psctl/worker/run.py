@@ -21,6 +21,7 @@ from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
 from psctl.kv.store_connections import LocalServer, StoreServers
 from psctl.process.step_ring import StepRecorder
+from psctl.sparse.model_rows import ModelRows
 from psctl.sync.bucket_allreduce import local_device
 from psctl.sync.build_synchronizer import Tools, build_ddp_hook, build_synchronizer
 from psctl.sync.gradient_hooks import GradientHooks
@@ -30,12 +31,14 @@ from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
 from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
+from psctl.types import Layout
 from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
+from psctl.worker.followed_loop import FollowedLoop
 from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_profiler import StepProfiler
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
-from psctl.worker.training_progress import Session, TrainingProgress
+from psctl.worker.training_progress import LIBRARY_PATH, Session, TrainingProgress
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -93,6 +96,7 @@ class Run(CollectiveCalls):
             session.me.rank, welcome.world, script_links.connect, script_links.choose
         )  # fmt: skip
         self._synchronizer: Synchronizer | None = None
+        self._rows = ModelRows([], self._weight)
         self._step_hooks: GradientHooks | None = None
         self._strategy = ""
         self._resumed: str | None = None
@@ -137,6 +141,23 @@ class Run(CollectiveCalls):
     def epoch(self) -> int:
         """The epoch that is in progress, from 0."""
         return self._progress.epoch
+
+    @property
+    def library_path(self) -> str | None:
+        """Where the library whose loop this job follows has saved the state to resume from; None: it starts anew.
+
+        Raises:
+            UsageError: the job resumes from a checkpoint of run.prepare; the user's fault.
+        """
+        resume = self._welcome.resume
+        if resume is None:
+            return None
+        if LIBRARY_PATH not in resume.state:
+            raise UsageError(
+                f"{resume.checkpoint} is a checkpoint of run.prepare, from which no library's loop can resume",
+                "resume with the script that wrote it, or start anew: --resume never",
+            )
+        return str(resume.state[LIBRARY_PATH])
 
     @property
     def resumed(self) -> str | None:
@@ -201,22 +222,21 @@ class Run(CollectiveCalls):
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
         parts = TrainingParts(model, optimizer, scheduler)
+        rows = self._open_rows(model)  # before any rank trains
         layout = describe(model, optimizer, apart=outer is not None)
         decision = self._session.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._resume_from(decision.resume)
-        tools = self._tools(outer)
-        synchronizer = build_synchronizer(parts, decision, tools)
+        rows.check(decision.period, outer=outer is not None)
+        synchronizer = build_synchronizer(parts, decision, self._tools(outer))
         self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
-        self._strategy = decision.strategy
+        rows.join(synchronizer, self.step)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
         else:
             self._step_by_backward(parts)
-        self._synchronizer = synchronizer
-        self._session.begin(self.step)
-        self._interval = ReportInterval(synchronizer, self._clock)
+        self._start(synchronizer, decision)
         self._progress.begin(parts, synchronizer, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -234,8 +254,13 @@ class Run(CollectiveCalls):
         for key, thing in things.items():
             self._tracked.add(key, thing)
 
-    def hook_ddp(self, model: DistributedDataParallel) -> None:
-        """Sum the gradients of a DistributedDataParallel by the job's strategy; see `psctl.accelerate_ddp`."""
+    def hook_ddp(self, model: DistributedDataParallel, follows: int | None = None) -> None:
+        """Sum the gradients of a DistributedDataParallel by the job's strategy; see `psctl.accelerate_ddp`.
+
+        Args:
+            model: over all workers.
+            follows: the loop is a library's, which counts steps and continues after this one; None: backwards count.
+        """
         if self._synchronizer is not None:
             raise UsageError(
                 "psctl.accelerate_ddp after run.prepare, or a second time",
@@ -247,16 +272,44 @@ class Run(CollectiveCalls):
                 f"psctl.accelerate_ddp: the model is replicated over {ranks} ranks of {self._welcome.world}",
                 "only a DistributedDataParallel over all workers of the job can be accelerated",
             )
+        if ModelRows(model.named_modules(), self._weight):
+            raise UsageError(
+                "psctl.accelerate_ddp of a model with an embedding of psctl.nn, whose rows step with psctl's steps",
+                "train the plain model with run.prepare(model, optimizer)",
+            )
         parts = TrainingParts(model.module, None, None)
         layout = describe(model.module, None)
-        decision = self._session.prepare(layout, tuple(parts.buffers()), on_gpus=parts.on_gpus, hooked=True)
-        synchronizer = build_ddp_hook(parts.trainable(), decision, self._tools(None), self._progress.count_step)
-        self._strategy = decision.strategy
+        decision = self._session.prepare(
+            layout, tuple(parts.buffers()), on_gpus=parts.on_gpus, hooked=True, follows=follows
+        )
+        on_step = self._progress.count_step if follows is None else _count_nothing
+        synchronizer = build_ddp_hook(parts.trainable(), decision, self._tools(None), on_step)
         # torch compares a hook's annotations with its own types, and does not take them as text
         model.register_comm_hook(None, lambda _, bucket: synchronizer.sum_bucket(bucket))
-        self._synchronizer = synchronizer
-        self._session.begin(self.step)
-        self._interval = ReportInterval(synchronizer, self._clock)
+        self._start(synchronizer, decision)
+
+    def follow(self, step: int, model: DistributedDataParallel | None = None) -> FollowedLoop:
+        """Follow the loop of a library, which trains, saves and resumes by itself; psctl.callbacks do this.
+
+        Args:
+            step: the steps that were finished before.
+            model: has its gradients summed by the job's strategy, as by `psctl.accelerate_ddp`; None: the library's.
+
+        Raises:
+            UsageError: run.prepare, psctl.accelerate_ddp or this was called before; the script's fault.
+        """
+        if self._synchronizer is not None:
+            raise UsageError(
+                "the run follows a loop, or has a model, already",
+                "give the callback to one Trainer, and call neither run.prepare nor psctl.accelerate_ddp beside it",
+            )
+        self._progress.follow(step)
+        if model is not None:
+            self.hook_ddp(model, follows=step)
+        else:
+            decision = self._session.prepare(Layout((), "", ()), (), follows=step)
+            self._start(Synchronizer(decision.strategy, []), decision)
+        return FollowedLoop(self._progress)
 
     # ---- data ----
 
@@ -331,7 +384,13 @@ class Run(CollectiveCalls):
         Args:
             max_norm: the largest 2-norm, in the gradient's unit; more than 0.
         """
-        return self._prepared("run.clip_grad_norm").clip_grad_norm(float(max_norm))
+        synchronizer = self._prepared("run.clip_grad_norm")
+        if self._rows:
+            raise UsageError(
+                "run.clip_grad_norm with an embedding of psctl.nn: no rank has the joint gradient of its rows",
+                "leave it out, or clip what the embedding gives: rows.register_hook(lambda g: g.clamp(-1, 1))",
+            )
+        return synchronizer.clip_grad_norm(float(max_norm))
 
     def wait(self) -> None:
         """Block until every parameter has its value after all steps so far, also where workers may differ.
@@ -425,11 +484,22 @@ class Run(CollectiveCalls):
 
     # ---- internals ----
 
+    def _open_rows(self, model: nn.Module) -> ModelRows:
+        self._rows = ModelRows(model.named_modules(), self._weight)
+        self._rows.open(self._stores, self._welcome.seed)
+        return self._rows
+
     def _tools(self, outer: OptimizerFactory | None) -> Tools:
         return Tools(
             self._session, self._welcome.world, self._connect, self._weight, self._clock, self._trace, outer,
             self._spans,
         )  # fmt: skip
+
+    def _start(self, synchronizer: Synchronizer, decision: Decision) -> None:
+        """Begin to train by a synchronizer, together with all ranks."""
+        self._strategy, self._synchronizer = decision.strategy, synchronizer
+        self._session.begin(self.step)
+        self._interval = ReportInterval(synchronizer, self._clock)
 
     def _prepared(self, what: str) -> Synchronizer:
         if self._synchronizer is None:
@@ -438,11 +508,16 @@ class Run(CollectiveCalls):
 
     def _step(self, original: Callable[[], object]) -> object:
         synchronizer = self._prepared("optimizer.step()")
-        result = self._progress.end_step(lambda save: synchronizer.step(original, save))
+        result = self._progress.end_step(lambda save: self._step_all(synchronizer, original, save))
+        self._rows.end_clocks(self.step)  # a returned clock is sure to count
         self._profiler.after_step()
         if self._lines is not None:
             self._lines.step(self.step, self.epoch, self._weight.own_examples, self._reports.line)
         return result
+
+    def _step_all(self, synchronizer: Synchronizer, original: Callable[[], object], save: bool) -> object:
+        self._rows.send()  # of a backward that computed no dense gradient
+        return synchronizer.step(original, save)
 
     def _step_by_backward(self, parts: TrainingParts) -> None:
         trainable = parts.trainable()
@@ -477,3 +552,7 @@ class Run(CollectiveCalls):
         """Send the numbers since the last report."""
         if self._interval is not None and self._session.is_in_job:
             self._interval.send_report(self._session.send, self._progress, self._reports)
+
+
+def _count_nothing() -> None:
+    """Count no step: the library's loop does."""

@@ -51,7 +51,7 @@ class StandaloneSession:
 
     def prepare(
         self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False,
-        hooked: bool = False,
+        hooked: bool = False, follows: int | None = None,
     ) -> Decision:  # fmt: skip
         return Decision(self._strategy, "worker", layout, [])
 

@@ -35,6 +35,9 @@ from psctl.worker.standalone import StandaloneSession
 
 Session = CoordinatorSession | StandaloneSession
 
+LIBRARY_PATH = "library_path"
+"""Key, in a checkpoint's state, of the path where a library has saved its own state."""
+
 SAVE_TIMEOUT = 300.0
 """Seconds to wait at the end until the last checkpoint is complete on disk."""
 
@@ -167,6 +170,32 @@ class TrainingProgress:
         """Count a step of a loop that is not psctl's, of which nothing is saved."""
         self.step += 1
         self._passed = self._saved = self.step
+
+    def follow(self, step: int) -> None:
+        """Begin a loop of a library, which continues after `step`."""
+        self.step = self._passed = self._saved = step
+
+    def end_library_step(self, step: int) -> StepActions:
+        """Count a step of a library's loop, which has ended; return what is due now."""
+        before = self.step
+        actions = self._session.begin_step_end(step)
+        self.step = self._passed = self._saved = step
+        self._session.finish_step_end(step)
+        due = self._every > 0 and step // self._every > before // self._every
+        return StepActions(actions.save or due, actions.stop)
+
+    def save_library_path(self, path: str) -> None:
+        """Send the checkpoint of the last step, which has nothing but the path of the library's own one."""
+        began = self.spans.now()
+        self.on_save(self.step)
+        state: State = {
+            "step": self.step, "seed": self.seed, "world": self.world, "strategy": "", "epoch": self.epoch,
+            LIBRARY_PATH: path,
+        }  # fmt: skip
+        pause = lambda: (self.spans.now() - began) * 1e-9  # noqa: E731
+        self._session.send_checkpoint(self.step, state if self.rank == 0 else None, {}, pause)
+        if self.rank == 0:
+            self._sent = self.step
 
     def on_forward(self) -> None:
         """Handle a forward in training: a step begins, unless a loader's batch has begun it."""
@@ -398,7 +427,8 @@ class TrainingProgress:
         state = {
             "step": self.step, "seed": self.seed, "world": self.world, "strategy": sync.name,
             "loop": position.loop, "epoch": position.epoch, "loader": position.loader, "clock": position.clock,
-            "groups": parts.groups(), "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
+            "groups": parts.groups(), "members": parts.group_members(), "tied": parts.tied(),
+            "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
             "outer": outer, "sums": self._sums,
         }  # fmt: skip
         self._send(state, parts.values(on_servers) | tensors | more | kept | own)

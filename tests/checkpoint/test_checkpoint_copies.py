@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import safetensors
 import safetensors.numpy
@@ -10,8 +12,8 @@ from psctl import errors
 from psctl.checkpoint.catalog import best_step, find_checkpoint, list_checkpoints, prune, steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver, file_sizes, read_parts
 from psctl.checkpoint.export import export_model
-from psctl.checkpoint.reader import open_checkpoint
-from psctl.checkpoint.upload import remove_uploaded, upload_checkpoint
+from psctl.checkpoint.reader import open_checkpoint, verify
+from psctl.checkpoint.upload import CheckpointTarget
 
 
 def copy_checkpoint(source, folder, disk=None):
@@ -120,26 +122,94 @@ def test_an_export_onto_a_full_disk_keeps_the_old_file(save, disks, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-3", "model.safetensors"]
 
 
-@pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
-def test_a_target_receives_checkpoints_and_old_ones_are_removed(save, tmp_path, scheme):
-    fsspec = pytest.importorskip("fsspec")
-    folder, manifest = save(tmp_path / "a")
-    target = f"{scheme}{tmp_path}/shelf"
-    upload_checkpoint(folder, target)
-    place = upload_checkpoint(folder, target)
-    system, path = fsspec.core.url_to_fs(place)
-    names = {str(name).rsplit("/", 1)[-1] for name in system.ls(path, detail=False)}
-    assert names == {*manifest.sizes(), "manifest.json"}
-    assert system.cat_file(f"{path}/manifest.json") == (folder / "manifest.json").read_bytes()
-    remove_uploaded(target, "digits-3", [7, 500])
-    assert not system.exists(path)
-
-
-def test_an_unknown_kind_of_target_is_refused_by_name(save, tmp_path):
+@pytest.fixture(params=["", "file://", "memory://"])
+def target(request, tmp_path):
     pytest.importorskip("fsspec")
+    return f"{request.param}{tmp_path}/shelf"
+
+
+def names_at(target, place):
+    system, path = pytest.importorskip("fsspec").core.url_to_fs(place)
+    return {str(name).rsplit("/", 1)[-1] for name in system.ls(path, detail=False)}
+
+
+def test_a_target_receives_checkpoints_and_gives_them_back_whole(save, tmp_path, target):
+    folder, manifest = save(tmp_path / "a")
+    place = CheckpointTarget(target).upload(folder)
+    assert place == f"{target}/digits-3/0000000500"
+    assert names_at(target, place) == {*manifest.sizes(), "manifest.json"}
+    there = CheckpointTarget(target)
+    assert there.steps("digits-3") == [500]
+    assert there.steps("other-1") == []
+    assert there.fetch("digits-3", 500, tmp_path / "b" / "0000000500") == manifest
+    assert verify(tmp_path / "b" / "0000000500") == []
+
+
+def test_an_interrupted_upload_goes_on_after_the_files_that_are_there(save, tmp_path, target, monkeypatch):
+    folder, manifest = save(tmp_path / "a")
+    system, path = pytest.importorskip("fsspec").core.url_to_fs(target)
+    sent = []
+
+    def cut(kind):
+        """Let the file system refuse after one more file."""
+        put = type(system).put_file
+
+        def put_file(self, source, to, *more, **options):
+            if len(sent) >= kind:
+                raise ConnectionResetError("the link is cut")
+            sent.append(source.rsplit("/", 1)[-1])
+            return put(self, source, to, *more, **options)
+
+        return put_file
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(system), "put_file", cut(2))
+        with pytest.raises(errors.CheckpointIncomplete, match="the link is cut"):
+            CheckpointTarget(target).upload(folder)
+    assert CheckpointTarget(target).steps("digits-3") == []
+    first = list(sent)
+    system.pipe_file(f"{path}/digits-3/0000000500/{first[1]}", b"short")  # a file that has another size by now
+    sent.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(system), "put_file", cut(99))
+        place = CheckpointTarget(target).upload(folder)
+    assert sorted(sent) == sorted({*manifest.sizes(), "manifest.json"} - {first[0]})
+    assert names_at(target, place) == {*manifest.sizes(), "manifest.json"}
+    assert CheckpointTarget(target).fetch("digits-3", 500, tmp_path / "c" / "0000000500") == manifest
+
+
+def test_old_and_unfinished_checkpoints_are_removed_at_the_target(save, tmp_path, target):
     folder, _ = save(tmp_path / "a")
-    with pytest.raises(errors.CheckpointIncomplete, match="nosuch://x"):
-        upload_checkpoint(folder, "nosuch://x")
+    system, path = pytest.importorskip("fsspec").core.url_to_fs(target)
+    shelf = CheckpointTarget(target)
+    shelf.upload(folder)
+    for step in (100, 200):
+        system.makedirs(f"{path}/digits-3/{step:010d}", exist_ok=True)
+        system.pipe_file(f"{path}/digits-3/{step:010d}/state.json", b"{}")
+    assert shelf.prune("digits-3", 1, None, 500, pending={200}) == [100]
+    assert shelf.prune("digits-3", 1, None, 500) == [200]
+    assert shelf.steps("digits-3") == [500]
+
+
+def test_bytes_that_the_target_changed_are_refused(save, tmp_path):
+    folder, _ = save(tmp_path / "a")
+    place = CheckpointTarget(str(tmp_path / "shelf")).upload(folder)
+    victim = next((tmp_path / "shelf").rglob("server-0.safetensors"))
+    assert str(victim.parent) == place
+    victim.write_bytes(victim.read_bytes()[:-1] + b"!")
+    with pytest.raises(errors.CheckpointCorrupt, match="server-0"):
+        CheckpointTarget(str(tmp_path / "shelf")).fetch("digits-3", 500, tmp_path / "b" / "0000000500")
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_an_unknown_kind_of_target_and_a_missing_package_are_named():
+    pytest.importorskip("fsspec")
+    with pytest.raises(errors.UsageError, match='"nosuch"'):
+        CheckpointTarget("nosuch://x")
+    if importlib.util.find_spec("gcsfs") is None:
+        with pytest.raises(errors.PythonMissing, match="needs gcsfs") as raised:
+            CheckpointTarget("gs://bucket/shelf")
+        assert "gcsfs to runtime.requirements" in raised.value.hint
 
 
 SAVED = [(100, {"loss": 0.5}), (200, {"loss": 0.1}), (300, {"loss": None}), (400, {"loss": 0.3}), (500, {})]

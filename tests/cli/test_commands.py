@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = (
     "init", "validate", "explain", "doctor", "up", "down", "use", "clusters", "topo", "plan", "train", "attach", "logs",
     "status",    "jobs", "stacks", "trace", "profile", "ui", "report", "stop", "scale", "store", "checkpoint", "bench",
-    "run", "ssh",
+    "run", "ssh", "pull",
 )  # fmt: skip
 BELOW = ("list", "show", "verify", "restore", "export", "pull", "prune")
 

@@ -66,3 +66,25 @@ def test_the_first_commands_of_the_tutorial_do_what_it_says(tmp_path: Path) -> N
     assert checked.stdout.count("valid") == 2
     assert (tmp_path / "mine" / "cluster.yaml").read_text().count("node-") == 3
     assert "strategy" in psctl(tmp_path, "explain", "sync.strategy").stdout
+
+
+WITHOUT_HOSTS = [
+    (path, words)
+    for path in DOCUMENTS
+    for words in shown(path)
+    if words[0] in ("explain", "validate")
+    or words[:2] in (["topo", "--from"], ["plan", "--topology"], ["init", "mine"])
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), WITHOUT_HOSTS, ids=lambda each: each.stem if isinstance(each, Path) else " ".join(each)
+)
+def test_every_command_that_needs_no_host_is_run(tmp_path: Path, path: Path, words: list[str]) -> None:
+    """In a folder that has what the document's reader has: the examples, saved output, and a hostfile."""
+    (tmp_path / "clusters").symlink_to(ROOT / "clusters")
+    (tmp_path / "hostfile").write_text("node-a slots=2\nnode-b slots=2\n")
+    saved = next((ROOT / "tests" / "captured" / "topo-m").glob("dgx1v-*.txt"))
+    (tmp_path / "dgx1v.txt").write_text(saved.read_text())
+    done = psctl(tmp_path, *words)
+    assert done.stdout.strip(), f"{path.name}: psctl {shlex.join(words)}"

@@ -18,14 +18,16 @@ from psctl.checkpoint import manifest
 from psctl.checkpoint.reader import open_checkpoint, read_state, verify
 from psctl.coordinator import checkpoint_saver
 from psctl.coordinator.checkpoint_saver import CheckpointSaver, folder_of
-from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
+from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopyFailed, CommitCheckpoint
 from psctl.errors import PeerLost
 from psctl.job.checkpoint_messages import CheckpointCopyDone, SaveBegin, SavePart
 from psctl.job.training_messages import Resume
 from psctl.orders import CheckpointOrder
 from psctl.transport.protocol.authority import has_signed, make_authority, sign
-from psctl.types import TensorSlice
+from psctl.types import Member, TensorSlice
 from tests.helpers.orders import make_hosts, make_order
+
+AGENT = Member("agent", 1)
 
 ORDER = make_order(
     make_hosts(1), name="digits-3", seed=7, job_file="name: digits",
@@ -37,7 +39,7 @@ class Answers:
     """What a saver answered."""
 
     def __init__(self) -> None:
-        self.all: queue.SimpleQueue[CheckpointCommitted | CheckpointCopySent] = queue.SimpleQueue()
+        self.all: queue.SimpleQueue[CheckpointCommitted | CheckpointCopyFailed] = queue.SimpleQueue()
 
     def next(self) -> Any:
         return self.all.get(timeout=20)
@@ -48,10 +50,11 @@ class Wire:
 
     def __init__(self, copies: CheckpointCopies) -> None:
         self.copies = copies
-        self.answers: list[CheckpointCopyDone] = []
+        self.done: queue.SimpleQueue[CheckpointCopyDone] = queue.SimpleQueue()
 
     def send(self, message: Any, payload: Any = None) -> bool:
-        self.answers += self.copies.receive(message, memoryview(payload) if payload is not None else None)
+        for answer in self.copies.receive(message, memoryview(payload) if payload is not None else None):
+            self.done.put(answer)
         return True
 
     def pending(self) -> int:
@@ -194,18 +197,16 @@ def test_old_ones_are_pruned(head: tuple[CheckpointSaver, Answers, Path]) -> Non
     assert sorted(path.name for path in (root / "digits-3").iterdir()) == ["0000000002", "0000000003"]
 
 
-def test_a_second_copy_is_proved_and_pruned_on_its_host(
-    head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
-) -> None:
+def test_a_copy_is_proved_and_pruned_on_its_host(head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path) -> None:
     saver, answers, _ = head
     wire = Wire(CheckpointCopies(tmp_path / "other", ORDER))
     for step in (1, 2, 3):
         save(saver, step)
         saver.commit(commit(step))
         answers.next()
-        saver.copy(step, wire)  # type: ignore[arg-type]
-        assert answers.next() == CheckpointCopySent(step)
-    assert wire.answers == [CheckpointCopyDone(1), CheckpointCopyDone(2), CheckpointCopyDone(3)]
+        saver.copy(step, AGENT, wire)  # type: ignore[arg-type]
+        assert wire.done.get(timeout=20) == CheckpointCopyDone(step)
+    assert answers.all.empty(), "its agent answers for a copy that was sent"
     there = sorted((tmp_path / "other" / "digits-3").iterdir())
     assert [path.name for path in there] == ["0000000002", "0000000003"]
     assert verify(there[1]) == []
@@ -219,9 +220,9 @@ def test_a_copy_whose_link_is_cut_or_whose_host_is_lost_is_reported(
     save(saver, 1)
     saver.commit(commit(1))
     answers.next()
-    saver.copy(1, CutWire(copies))  # type: ignore[arg-type]
-    assert answers.next() == CheckpointCopySent(1, "agent/1 is lost")
-    saver.copy(1, None)
+    saver.copy(1, AGENT, CutWire(copies))  # type: ignore[arg-type]
+    assert answers.next() == CheckpointCopyFailed(1, AGENT, "agent/1 is lost")
+    saver.copy(1, AGENT, None)
     assert answers.next().problem == "its host is not connected"
     copies.discard()
     assert list((tmp_path / "other" / "digits-3").iterdir()) == []

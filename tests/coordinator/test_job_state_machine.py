@@ -13,7 +13,7 @@ from psctl.coordinator.state import checkpoints
 from psctl.coordinator.state.instructions import (
     AppendEvent,
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
     CloseCoordinator,
     CommitCheckpoint,
     Connected,
@@ -62,7 +62,7 @@ from psctl.job.training_messages import (
     ScriptFinished,
     WorkerReport,
 )
-from psctl.types import Address, Member, ServerAt
+from psctl.types import Address, Layout, Member, ServerAt
 from tests.helpers.driven_job import (
     A0,
     A1,
@@ -167,7 +167,6 @@ def test_the_end_waits_for_what_was_saved_last() -> None:
     new = job.handle(CheckpointCommitted(7, "/c/7", 8, 0.1))
     assert appended(new, events.CheckpointWritten)[0].path == "/c/7"
     assert SendCheckpointCopy(7, A1) in new
-    job.handle(CheckpointCopySent(7))
     assert job.machine.state == "stopping"
     job.receive(A1, CheckpointCopyDone(7))
     assert job.finished.status == "done"
@@ -215,7 +214,7 @@ def test_the_checkpoint_and_the_commands_are_in_the_failure() -> None:
     for member in (W0, S0):
         job.receive(member, SaveBegin(500, []))
         job.receive(member, SaveEnd(500))
-    job.handle(CheckpointCommitted(500, "/c", 8, 0.1), CheckpointCopySent(500))
+    job.handle(CheckpointCommitted(500, "/c", 8, 0.1))
     job.receive(A1, CheckpointCopyDone(500))
     job.receive(W1, Heartbeat(507, "compute"))
     job.exits(W1, 1, "ValueError: NaN")
@@ -442,7 +441,7 @@ def test_a_polite_stop_cuts_one_step_beyond_the_furthest_and_saves() -> None:
     for member in (W0, S0):
         job.receive(member, SaveBegin(9, []))
         job.receive(member, SaveEnd(9))
-    job.handle(CheckpointCommitted(9, "/c/9", 8, 0.1), CheckpointCopySent(9))
+    job.handle(CheckpointCommitted(9, "/c/9", 8, 0.1))
     job.receive(A1, CheckpointCopyDone(9))
     for worker in (W0, W1):
         job.receive(worker, ScriptFinished(9))
@@ -612,7 +611,7 @@ ANYTHING = st.one_of(
     st.builds(MessageReceived, st.sampled_from([A0, A1]), st.builds(ProcessStarted, MEMBERS, st.just(5))),
     st.builds(MessageReceived, st.sampled_from([A0, A1]), st.just(Register())),
     st.builds(CheckpointCommitted, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
-    st.builds(CheckpointCopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
+    st.builds(CheckpointCopyFailed, st.integers(1, 3), st.sampled_from([A0, A1]), st.just("gone")),
     st.builds(Connected, MEMBERS),
     st.builds(ConnectionLost, st.one_of(MEMBERS, st.sampled_from([A0, A1])), st.just("reset")),
     st.just(PlanMade("ps", "server", [0], PLAN)),
@@ -715,7 +714,7 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_over_all_ranks() -> None:
     assert [(each.step, each.metrics) for each in commits(job.report(W1, 460, loss=467.0, rested=460))] == [
         (460, {"early": 5.0, "loss": 464.0})
     ]
-    job.handle(CheckpointCommitted(460, "/c", 8, 0.1), CheckpointCopySent(460))
+    job.handle(CheckpointCommitted(460, "/c", 8, 0.1))
     job.report(W0, 462, loss=1.0, rested=462)
     job.report(W1, 462, loss=1.0, rested=462)
     assert [each.metrics for each in job.saves(463)] == [{}], "nobody reported of step 463: no other step's stand in"
@@ -740,6 +739,78 @@ def test_a_checkpoint_that_was_sent_is_whole_though_the_job_starts_again() -> No
     new = [*job.exits(S0, -9), *job.wait(6)]
     assert [each.metrics for each in commits(new)] == [{}]
     assert DiscardCheckpoint(7) not in new
+
+
+def followed(step: int, **options: Any) -> DrivenJob:
+    """Return a job whose workers follow a library's loop, and train."""
+    job = DrivenJob(replace(ORDER, **{"strategy": "auto", **options})).running()
+    for worker in (W0, W1):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(Layout((), "", ()), (), follows=step))
+    job.receive(W0, MemberReady())
+    job.receive(W1, MemberReady())
+    return job
+
+
+def test_a_librarys_loop_has_no_plan_and_saves_and_stops_at_a_common_step() -> None:
+    job = followed(30)
+    assert job.machine.job.training
+    assert not [each for each in job.instructions if isinstance(each, MakePlan)]
+    assert not [
+        each for each in job.instructions if isinstance(each, AppendEvent) and isinstance(each.event, events.Planned)
+    ]
+    job.receive(A0, StopWanted(True, False, "psctl stop"))
+    job.receive(W0, CutPosition(1, 33))
+    new = job.receive(W1, CutPosition(1, 34))
+    cuts = [each.message for each in new if isinstance(getattr(each, "message", None), CutAt)]
+    assert cuts == [CutAt(1, 35, save=True, stop=True)] * 2
+    for worker in (W0, W1):
+        job.receive(worker, SaveBegin(35, [], {"library_path": "/out"} if worker == W0 else None))
+        job.receive(worker, SaveEnd(35))
+        job.receive(worker, ScriptFinished(35))
+    assert [each.step for each in commits(job.instructions)] == [35]
+    job.handle(CheckpointCommitted(35, "/saved", 10, 0.1))
+    job.exits(W0, 0)
+    job.exits(W1, 0)
+    job.wait(70)  # for the second copy, which does not come
+    (end,) = [
+        each.event
+        for each in job.instructions
+        if isinstance(each, AppendEvent) and isinstance(each.event, events.Finished)
+    ]
+    assert (end.status, end.steps) == ("stopped", 5)
+
+
+def test_a_library_may_evaluate_for_long_between_two_steps() -> None:
+
+    job = followed(0, stall_timeout=60.0)
+    for _ in range(100):
+        job.wait(2)
+        for agent, worker in ((A0, W0), (A1, W1)):
+            job.receive(agent, HostSample(0.1, [worker]))
+    assert job.machine.job.ending is None
+    job.wait(90)
+    assert job.machine.job.ending is not None, "nothing uses the processor any more"
+
+
+def test_a_strategy_for_a_librarys_loop_is_refused() -> None:
+    job = followed(0, strategy="ring")
+    job.wait(3)
+    assert job.machine.job.ending is not None
+    assert "which sums gradients itself" in job.machine.job.ending.failures[0].exception
+
+
+def test_ranks_that_follow_from_different_steps_are_refused() -> None:
+    job = DrivenJob().running()
+    for worker, step in ((W0, 10), (W1, 0)):
+        job.handle(Connected(worker))
+        job.receive(worker, Join(1))
+        job.receive(worker, Prepare(Layout((), "", ()), (), follows=step))
+    assert job.machine.job.ending is not None
+    assert "continues after step 0, that of worker/0 is a library's and continues after step 10" in (
+        job.machine.job.ending.failures[0].exception
+    )
 
 
 def test_a_script_with_a_loop_of_its_own_saves_nothing_and_leaves_at_a_stop() -> None:

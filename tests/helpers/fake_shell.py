@@ -17,7 +17,7 @@ import msgspec
 
 from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
 from psctl.remote.posix import output_too_large
-from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, command_line, expand, printable
+from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, InputStream, Process, command_line, expand, printable
 
 Answer = Callable[[Sequence[str], bytes], CommandResult]
 """A scripted command: words and input to result."""
@@ -56,6 +56,7 @@ class FakeShell:
     """
 
     def __init__(self, name: str = "fake", home: str = "/home/user", room: int | None = None) -> None:
+        self.meter = None
         self.name, self.home, self.room = name, home, room
         self.files: dict[str, bytes] = {}
         self.modes: dict[str, int] = {}
@@ -95,7 +96,7 @@ class FakeShell:
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | InputStream = b"",
         timeout: float | None = 60,
         check: bool = True,
         limit: int = OUTPUT_LIMIT,
@@ -109,7 +110,8 @@ class FakeShell:
                 raise TimedOut(
                     f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
                 )
-            result = self._command(argv)(argv, stdin)
+            given = stdin if isinstance(stdin, bytes) else b"".join(stdin.chunks())
+            result = self._command(argv)(argv, given)
         if take is not None:
             take(result.stdout)
             result = CommandResult(result.status, b"", result.stderr)

@@ -59,6 +59,7 @@ class Job(ThreadedJob):
         traces: by rank: receives the events of a run.
         elastic: continue without lost workers.
         free: slots for more workers.
+        factor_rows: of a worker's batch, where `factors` of the job names layers.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -68,10 +69,11 @@ class Job(ThreadedJob):
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
+        factor_rows: int | None = None,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
-            staleness=staleness, period=period, report_seconds=report_seconds, restarts=99,
+            staleness=staleness, period=period, report_seconds=report_seconds, restarts=99, factor_rows=factor_rows,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes
@@ -80,6 +82,8 @@ class Job(ThreadedJob):
         self.finished: dict[int, int] = {}
         self.lost: dict[int, int] = {}  # rank -> its first clock that does not count
         self.answers: list[ScaleAnswer] = []
+        self.tables: Callable[[Member], Any] | None = None
+        """Connects a worker to the servers of tables; None: each worker has tables of its own."""
         self._speed = JobClock()
         self._clients: dict[Member, ParameterClient] = {}
         self._sessions: dict[Member, CoordinatorSession] = {}
@@ -144,7 +148,11 @@ class Job(ThreadedJob):
         )
         session.use_connection(self.connect(member, session))
         try:
-            run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank))
+            tables = self.tables
+            run = Run(
+                session, self._connector(member), SystemClock(), trace=self.traces.get(member.rank),
+                links=(lambda: tables(member)) if tables is not None else None,
+            )  # fmt: skip
             try:
                 self._results[member.rank] = self._script(run)
             except Killed:

@@ -54,6 +54,7 @@ class Slurm:
         (self.folder / "slurm.conf").write_text(_CONF.format(
             folder=self.folder, host=socket.gethostname().partition(".")[0], ports=ports, door=door,
         ))  # fmt: skip
+        (self.folder / "topology.conf").write_text(_TOPOLOGY)
         files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
         self._daemon("munged", "--foreground", "--force", f"--socket={door}", *files)
         until(door.exists, name="munged")
@@ -134,6 +135,7 @@ SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
+TopologyPlugin=topology/tree
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
@@ -143,6 +145,12 @@ MinJobAge=300
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+_TOPOLOGY = """\
+SwitchName=rack1 Nodes=n1
+SwitchName=rack2 Nodes=n2
+SwitchName=top Switches=rack[1-2]
 """
 
 

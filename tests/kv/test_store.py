@@ -521,3 +521,56 @@ def test_a_single_push_arrives_without_a_wait() -> None:
             threading.Event().wait(0.01)
         assert all(ticket.done for ticket in tickets)
         assert store.pull("w").tolist() == [50] * 3
+
+
+def test_a_table_with_an_optimizer_and_limits_from_a_script() -> None:
+    net = Net(2, consistency="bsp")
+    for store in net.stores:
+        store.declare(
+            int, shape=(2,), optimizer={"name": "sgd", "lr": 1.0}, initial={"uniform": 0.5, "seed": 1},
+            admit={"count": 2}, expire=8, capacity="1MB",
+        )  # fmt: skip
+    started = net.stores[0].pull([1, 2])
+    assert torch.equal(net.stores[1].pull([1, 2]), started)
+    together(net, lambda store: (store.push([1, 2], torch.ones(2, 2)), store.clock()))
+    assert torch.equal(net.stores[0].pull([1, 2]), started)  # not admitted yet
+    together(net, lambda store: (store.push([1], torch.ones(1, 2)), store.configure(int, lr=0.25), store.clock()))
+    assert torch.equal(net.stores[1].pull([1, 2]), started - torch.tensor([[0.5], [0.0]]))
+    stats = net.stores[0].stats()
+    assert (stats["keys"], stats["admitted"], stats["refused"], stats["pushed"]) == (1, 1, 2, 3)
+    assert stats["read_hit_rate"] > 0.0
+    with pytest.raises(UsageError, match="no setting 'eps'"):
+        net.stores[0].configure(int, eps=1.0)
+    with pytest.raises(UsageError, match="initial is"):
+        net.stores[0].declare(int, shape=(2,))
+
+
+def together(net: Net, act) -> None:
+    threads = [threading.Thread(target=act, args=(store,)) for store in net.stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"optimizer": {"lr": 1.0}}, "optimizer="),
+        ({"optimizer": {"name": "sgd", "lr": "fast"}}, "lr='fast'"),
+        ({"optimizer": "sgd"}, "without lr"),
+        ({"initial": {"normal": -1.0}}, "initial="),
+        ({"initial": {"normal": 1.0, "uniform": 1.0}}, "initial="),
+        ({"initial": {"normal": 1.0}, "dtype": torch.int64}, "int64"),
+        ({"admit": {"count": 0}}, "admit="),
+        ({"admit": {"counts": 2}}, "admit="),
+        ({"admit": {"probability": 2.0}}, "admit="),
+        ({"expire": 0}, "expire=0"),
+        ({"expire": 3}, "asp"),
+        ({"capacity": "1 furlong"}, "capacity="),
+        ({"capacity": -1}, "capacity="),
+    ],
+)
+def test_wrong_declarations_of_rows_are_refused(more, words) -> None:
+    with pytest.raises(UsageError, match=words):
+        alone().declare(int, shape=(2,), **more)

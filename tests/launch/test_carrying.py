@@ -13,7 +13,7 @@ from psctl import errors
 from psctl.checkpoint.reader import verify
 from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.checkpoints.checkpoint_listing import list_all
+from psctl.launch.checkpoints.checkpoint_listing import holders, list_all
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
 from psctl.remote.fleet import Fleet
@@ -168,3 +168,42 @@ def test_copies_are_listed_where_the_head_is_not_reached(tmp_path: Path) -> None
     assert listed() == ([("digits-1@20", "other")], [note], ["digits-2"])
     reached.clear()
     assert listed() == ([], [], ["digits-1", "digits-2"])
+
+
+def test_each_checkpoint_is_listed_with_the_hosts_that_hold_it_and_pruned_on_all(tmp_path: Path) -> None:
+    names = ("here", "second", "third")
+    records = {name: record(tmp_path / name) for name in names}
+    hosts = [msgspec.structs.replace(records[name].head, name=name) for name in names]
+    job = msgspec.structs.replace(records["here"], hosts=hosts)
+    for name, steps in (("here", (10, 20, 30)), ("second", (20, 30)), ("third", (10, 20))):
+        for step in steps:
+            save(tmp_path / name, step, step / 100)
+    torn = tmp_path / "second/checkpoints/digits-1/0000000030/manifest.json"
+    torn.rename(torn.with_name("gone"))
+    lost: set[str] = set()
+
+    def connect(_: ChosenCluster, names: Sequence[str] | None) -> Fleet:
+        wanted = [HostName(name) for name in names or ()]
+        failed = {name: errors.HostUnreachable(f"{name}: no route") for name in wanted if name in lost}
+        return Fleet({name: LocalShell(name) for name in wanted if name not in lost}, failed)  # type: ignore[arg-type]
+
+    home = Home(tmp_path)
+    listed = {row["step"]: row["hosts"] for row in list_all(home, [job], connect).rows}
+    assert listed == {10: ["here", "third"], 20: ["here", "second", "third"], 30: ["here"]}
+    assert holders(home, job, "here", 20, connect) == ["here", "second", "third"]
+
+    lost.add("here")
+    listed = {row["step"]: row["hosts"] for row in list_all(home, [job], connect).rows}
+    assert listed == {10: ["third"], 20: ["second", "third"], 30: []}, "a step's row is there once"
+    torn.with_name("gone").rename(torn)
+    assert checkpoint_actions.find(home, job, "latest", connect).id == "digits-1@30", "the newest of all copies"
+    lost.add("second")
+    assert checkpoint_actions.find(home, job, "latest", connect).host.name == "third"
+    assert checkpoint_actions.find(home, job, "best", connect).step == 20
+
+    lost -= {"here", "second"}
+    lost.add("third")
+    with connect(None, ["second", "third"]) as fleet:  # type: ignore[arg-type]
+        removed, failed = checkpoint_actions.prune_copies(fleet, job, 1)
+    assert removed == {"second": [20]}
+    assert failed == {"third": "third: no route"}

@@ -13,7 +13,7 @@ from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.host_messages import SourcePaths, resumed_by
 
 HASH = "5f" * 32
-THERE = f"/var/psctl/my host/code/{HASH}"
+THERE = "/var/psctl/my host/jobs/mine-1/h1/files"
 HOST = HostRecord("h1", "/var/psctl/my host", "/var/psctl/my host/jobs/mine-1/h1", "python3", "/c")
 RECORD = JobRecord(
     job="mine-1", name="mine", created=1.0, cluster=KnownCluster("lab", "", "", 0.0), hosts=[HOST], job_file="",
@@ -27,7 +27,7 @@ RECORD = JobRecord(
         (f'  File "{THERE}/train.py", line 12, in step', '  File "/home/me/mine/train.py", line 12, in step'),
         (f'  File "{THERE}/my model/net.py", line 3', '  File "/home/me/mine/my model/net.py", line 3'),
         (f"{THERE}/train.py:12: UserWarning: slow", "/home/me/mine/train.py:12: UserWarning: slow"),
-        (f"at /link/code/{HASH}/train.py:7 in f", "at /home/me/mine/train.py:7 in f"),  # the workdir is a link
+        ("at /link/jobs/mine-1/h1/files/train.py:7 in f", "at /home/me/mine/train.py:7 in f"),  # the workdir is a link
         (f"saved to {THERE}/out.pt", f"saved to {THERE}/out.pt"),  # a file on the host, not one here
         (f"running {THERE}/train.py", f"running {THERE}/train.py"),
         ('  File "/usr/lib/python3/torch/nn.py", line 4', '  File "/usr/lib/python3/torch/nn.py", line 4'),

@@ -33,6 +33,7 @@ from psctl.job.events import (
 from psctl.launch.archive import pack_folder
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_command, run_program
 from psctl.remote.local import LocalShell
+from tests.helpers.job_folders import begin_question
 from tests.helpers.running import until
 
 
@@ -84,7 +85,7 @@ def test_what_killed_processes_unpacked_in_part_is_swept(shell: LocalShell, tmp_
     assert sorted(path.name for path in code.iterdir()) == sorted([archive.hash, *in_use])
     os.close(lock)
     folder = tmp_path / "w" / "jobs" / "digits-1" / "a"
-    there(shell, "begin", {"folder": str(folder), "claim": True, "wait": 0}, HOST_FILES, b"{}")
+    there(shell, "begin", begin_question(folder, 0, code / archive.hash), HOST_FILES, b"{}")
     assert [path.name for path in code.iterdir()] == [archive.hash]
 
 
@@ -93,7 +94,7 @@ def test_orders_without_an_agent_go_in_time(shell: LocalShell, tmp_path: Path) -
 
     def begin(name: str) -> tuple[Path, Path]:
         folder = tmp_path / "w" / "jobs" / name / "a"
-        question = {"folder": str(folder), "claim": True, "wait": 0.5}
+        question = begin_question(folder, 0.5)
         return folder, Path(there(shell, "begin", question, HOST_FILES, b"{}")["orders"])
 
     starting = subprocess.Popen(

@@ -15,6 +15,7 @@ from psctl.launch import host_programs
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_source, run_program
 from psctl.launch.remote_programs import pending_orders
 from psctl.remote.local import LocalShell
+from tests.helpers.job_folders import begin_question
 
 ORDERS = b'{"key": "secret"}'
 
@@ -40,9 +41,7 @@ def there(shell: LocalShell, program: str, verb: str, question: dict[str, Any], 
 
 
 def begin(shell: LocalShell, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = there(
-        shell, HOST_FILES, "begin", {"folder": str(folder), "claim": True, "wait": 60}, ORDERS
-    )
+    found: dict[str, Any] = there(shell, HOST_FILES, "begin", begin_question(folder), ORDERS)
     return found
 
 
@@ -57,7 +56,7 @@ def test_orders_are_kept_in_memory_for_their_owner_alone_and_a_name_in_use_is_re
     assert path.read_bytes() == ORDERS
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert pending_orders.file_system(str(path)) in pending_orders.IN_MEMORY
-    assert list(folder.iterdir()) == [], "nothing of them is in the job's folder"
+    assert [path.name for path in folder.iterdir()] == ["files"], "nothing of them is in the job's folder"
     assert begin(shell, folder) == {"taken": True}
     there(shell, HOST_FILES, "discard", {"folder": str(folder)})
     assert not path.exists()

@@ -22,6 +22,7 @@ from psctl.launch.home import Home, KnownCluster
 from psctl.launch.host_programs import HOST_FILES, program_command
 from psctl.launch.remote_programs.host_state import open_to_others
 from psctl.remote.local import LocalShell
+from tests.helpers.job_folders import begin_question
 
 UMASKS = [0o000, 0o002, 0o027, 0o077, 0o177]
 
@@ -73,10 +74,12 @@ def test_what_is_sent_to_a_host_is_for_its_user_alone(tmp_path: Path, umask: int
     archive = pack_folder(job)
     question = {"folder": str(tmp_path / "w" / "code"), "hash": archive.hash, "keep": True}
     there("unpack", question, archive.data)
-    there("begin", {"folder": str(tmp_path / "w" / "jobs" / "digits-1" / "a"), "claim": True}, b"{}")
+    folder, unpacked = tmp_path / "w" / "jobs" / "digits-1" / "a", tmp_path / "w" / "code" / archive.hash
+    there("begin", begin_question(folder, code=unpacked), b"{}")
     found = modes(tmp_path / "w")
     code = f"code/{archive.hash}"
-    plain = {f"{code}/.env", f"{code}/train.py", f"{code}.tar.gz"}
+    runs = "jobs/digits-1/a/files"
+    plain = {f"{code}/.env", f"{code}/train.py", f"{code}.tar.gz", f"{runs}/.env", f"{runs}/train.py"}
     assert plain < set(found)
     assert all(found[name] == "600" for name in plain)
     assert {mode for name, mode in found.items() if name not in plain and not name.endswith(".json")} == {"700"}

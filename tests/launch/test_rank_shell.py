@@ -32,12 +32,13 @@ def test_what_the_cluster_file_says_is_passed_to_ssh() -> None:
     spec = cluster("ssh: {user: me, identity_file: /k, proxy_jump: gate, host_key_policy: accept-new}\n")
     words = command(spec, "d-1", RankPlace(HOSTS[0], 42), ["echo", "two  words"], terminal=True)
     assert words[:-1] == [
-        "ssh", "-t", "-l", "me", "-p", "2222", "-i", "/k", "-J", "gate", "-o", "StrictHostKeyChecking=accept-new",
+        "ssh", "-t", "-l", "me", "-p", "2222", "-i", "/k", "-J", "gate", "-o", "ConnectTimeout=10",
+        "-o", "StrictHostKeyChecking=accept-new",
         "--", "10.0.0.7",
     ]  # fmt: skip
     there = shlex.split(words[-1])
     assert there[:2] == ["/venv/bin/python", "-c"]
-    assert there[3:] == ["d-1", "42", "/w/jobs/d-1/node-a", "echo", "two  words"]
+    assert there[3:] == ["d-1", "42", "/w/jobs/d-1/node-a/files", "echo", "two  words"]
 
 
 def test_a_process_that_the_job_does_not_have_is_refused() -> None:
@@ -52,6 +53,7 @@ def test_the_command_runs_in_the_folder_and_environment_of_the_process(tmp_path:
     spec = load_cluster("version: 1\nname: l\nhosts: [{address: local, name: node-a}]\n", "c")
     here = HostRecord("node-a", "/w", str(tmp_path), sys.executable, "/w/code")
     (tmp_path / "inside").mkdir()
+    (tmp_path / "files").mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], cwd=tmp_path / "inside",
         env={"PSCTL_JOB": "d-1", "RANK": "7", "PSCTL_ORDERS": "/secret", "PATH": os.environ["PATH"]},
@@ -70,5 +72,5 @@ def test_the_command_runs_in_the_folder_and_environment_of_the_process(tmp_path:
         command(spec, "d-1", RankPlace(here, running.pid), ["pwd"], terminal=False),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (gone.returncode, gone.stdout) == (0, f"{tmp_path}\n"), gone
+    assert (gone.returncode, gone.stdout) == (0, f"{tmp_path}/files\n"), gone
     assert "does not run" in gone.stderr

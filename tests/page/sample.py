@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from psctl.job import events
 from psctl.job.events import AnyEvent
+from psctl.launch.jobs.step_trace import Span
+from psctl.page.history import steps_document
+from psctl.types import Document
 
 HOSTILE = (
     "</script><script>document.title = 'OWNED'</script><img src=x onerror=\"document.title='OWNED'\"> & \u2028"
@@ -72,3 +75,14 @@ def failed(name: str, steps: int, *, hostile: str = "") -> events.Finished:
     return events.Finished(
         time=1_700_000_100.0, status="failed", exit=1, steps=steps, seconds=97.0, metrics={}, failure=failure
     )
+
+
+def newest_steps() -> Document:
+    """Return the times of a step of two workers, of which the second is ready 30 us later."""
+    spans = [
+        Span(0, "load", 7, 0, 10_000), Span(0, "forward", 7, 10_000, 50_000), Span(0, "backward", 7, 50_000, 100_000),
+        Span(0, "synchronize", 7, 100_000, 140_000), Span(0, "step", 7, 0, 150_000),
+        Span(1, "compute", 7, 5_000, 130_000), Span(1, "synchronize", 7, 130_000, 140_000),
+        Span(1, "step", 7, 5_000, 150_000),
+    ]  # fmt: skip
+    return steps_document(spans, {"node-0": 0.0, "node-1": 20e-6}, {0: "node-0", 1: "node-1"})

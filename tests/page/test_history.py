@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from psctl.job import events
-from psctl.page.history import CHECKPOINTS, LINES, POINTS, SPANS, JobHistory, Series
-from tests.page.sample import HOSTILE, failed, job_events
+from psctl.page.history import CHECKPOINTS, LINES, SPANS, JobHistory
+from tests.page.sample import HOSTILE, failed, job_events, newest_steps
 
 
 def history(found: list[events.AnyEvent]) -> JobHistory:
@@ -28,8 +28,10 @@ def test_a_jobs_events_become_series_ranks_plan_checkpoints_notes_and_lines() ->
     assert (document["step"], document["total"], document["state"]) == (40, 40, "starting")
     worker = document["ranks"]["worker/1"]
     assert (worker["host"], worker["cpu"], worker["memory"]) == ("node-1", 80, 10**8)
-    assert worker["spans"][:3] == [[1, "starting", 0], [4, "running", 10], [5, "running", 20]]
-    assert [18, "lost", 0] in worker["spans"]
+    assert worker["spans"][:3] == [
+        [1, "starting", ()], [4, "running", (90, 10, 0, 0, 0)], [5, "running", (80, 20, 0, 0, 0)],
+    ]  # fmt: skip
+    assert [18, "lost", ()] in worker["spans"]
     assert document["plan"]["measured"] == pytest.approx(0.005)
     assert [each["strategy"] for each in document["plan"]["candidates"]] == ["ring", "ps", "native"]
     assert document["plan"]["candidates"][1]["params"] == 'servers 1, hosts ["node-0"]'
@@ -58,18 +60,6 @@ def test_steps_that_are_repeated_replace_those_before() -> None:
     assert made.document()["metrics"]["loss"]["steps"] == list(range(1, 41))
 
 
-def test_a_long_series_keeps_the_whole_run() -> None:
-    series = Series()
-    for step in range(1, 100_001):
-        series.add(step, float(step), step / 2)
-    series.add(200_000, 200_000.0, float("nan"))
-    document = series.document(0.0)
-    assert POINTS / 2 <= len(document["steps"]) <= POINTS
-    assert document["steps"][0] == 1
-    assert document["steps"][-1] > 99_000
-    assert all(value == step / 2 for step, value in zip(document["steps"], document["values"], strict=True))
-
-
 def test_what_is_kept_of_a_long_job_is_limited() -> None:
     made = history(job_events("mine-1", 20_000))
     document = made.document()
@@ -79,7 +69,7 @@ def test_what_is_kept_of_a_long_job_is_limited() -> None:
     assert document["checkpoints"][-1]["step"] == 20_000
     spans = document["ranks"]["worker/1"]["spans"]
     assert len(spans) <= SPANS
-    assert [18, "lost", 0] in spans, "a state is kept before a change of load"
+    assert [18, "lost", ()] in spans, "a state is kept before a change of load"
 
 
 def test_text_of_other_machines_has_no_control_sequences() -> None:
@@ -89,3 +79,26 @@ def test_text_of_other_machines_has_no_control_sequences() -> None:
     for hidden in ("\x1b", "\\u001b", "\\u0007", "\u2028", "[31m"):
         assert hidden not in text
     assert made.document()["failure"]["exception"].startswith("ValueError: </script>")
+
+
+def test_how_a_worker_divides_its_time_is_part_of_its_timeline() -> None:
+    made = history(job_events("mine-1"))
+    for time, parts in ((200.0, {"compute": 61, "load": 22}), (210.0, {"compute": 59, "load": 20}), (220.0, {})):
+        made.apply(
+            events.StateChanged(
+                time=1_700_000_000.0 + time, role="worker", rank=0, host="node-0", state="running", sync=30, parts=parts
+            )
+        )
+    spans = made.document()["ranks"]["worker/0"]["spans"]
+    assert spans[-2:] == [[200.0, "running", (60, 0, 20, 0, 0)], [220.0, "running", (70, 30, 0, 0, 0)]]
+
+
+def test_the_newest_steps_have_the_parts_of_each_worker_and_the_critical_path() -> None:
+    document = newest_steps()
+    assert document["seconds"] == 150e-6
+    assert [part[0] for part in document["lanes"]["worker/0"]] == ["load", "forward", "backward", "synchronize"]
+    assert document["lanes"]["worker/1"][0] == ["compute", 7, 5e-6, 130e-6]
+    (path,) = document["paths"]
+    assert path["last"] == "worker/1 on node-1"
+    assert round(path["behind"] * 1e6) == 30
+    assert document["clock_error"] == 20e-6

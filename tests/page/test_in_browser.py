@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from psctl.job import events
 from psctl.page.board import Board
 from psctl.page.history import JobHistory
 from psctl.page.render import render
 from psctl.page.server import PageServer
 from tests.helpers.browser import CHROMIUM, Browser
-from tests.page.sample import HOSTILE, job_events
+from tests.page.sample import HOSTILE, job_events, newest_steps
 from tests.page.test_render import page
 
 pytestmark = [
@@ -71,6 +72,7 @@ def test_everything_is_drawn_and_hostile_text_stays_text(browser: Browser, tmp_p
         "metrics",
         "throughput",
         "processes",
+        "steps",
         "network",
         "plan",
         "checkpoints",
@@ -130,7 +132,13 @@ def test_a_live_page_shows_what_comes_after_it_was_opened(browser: Browser) -> N
     def open_job(name: str) -> bool:
         return board.add(JobHistory(name, "lab"))
 
-    server = PageServer(board, 0, open_job)
+    def show_steps(name: str) -> str:
+        if name != "mine-1":
+            return f"{name} makes no steps"
+        board.set_steps(name, newest_steps())
+        return ""
+
+    server = PageServer(board, 0, open_job, show_steps)
     serving = threading.Thread(target=server.serve)
     serving.start()
     try:
@@ -145,6 +153,14 @@ def test_a_live_page_shows_what_comes_after_it_was_opened(browser: Browser) -> N
         browser.value("(() => { const s = document.querySelector('header select'); s.value = 'other-1'; "
                       "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
         browser.until("document.querySelector('#overview').textContent.includes('other-1')")
+        for name in ("mine-1", "other-1"):
+            board.apply(name, events.StateChanged(time=1_700_000_100.0, role="job", rank=0, host="", state="running"))
+        browser.until("document.querySelectorAll('#steps button').length === 2")
+        browser.value("document.querySelectorAll('#steps button').forEach((each) => each.click())")
+        browser.until("document.querySelector('#steps').textContent.includes('other-1 makes no steps')")
+        browser.until("document.querySelectorAll('svg.steps rect').length === 6")
+        text = browser.value("document.querySelector('#steps').textContent")
+        assert "worker/1 on node-1" in text and "clocks of hosts agree to 20 us or better" in text
     finally:
         browser.call("Page.navigate", url="about:blank")
         server.stop()

@@ -25,12 +25,18 @@ class Served:
     def __init__(self) -> None:
         self.board = Board()
         self.board.add(JobHistory("mine-1", "lab"))
-        self.server = PageServer(self.board, 0, self.open)
+        self.server = PageServer(self.board, 0, self.open, self.steps)
         self.thread = threading.Thread(target=self.server.serve)
         self.thread.start()
 
     def open(self, name: str) -> bool:
         return name == "other-1" and self.board.add(JobHistory(name, "lab"))
+
+    def steps(self, name: str) -> str:
+        if name != "mine-1":
+            return f"{name} does not run"
+        self.board.set_steps(name, {"lanes": {}})
+        return ""
 
     def ask(self, path: str, method: str = "GET", host: str = "") -> tuple[int, str, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
@@ -110,5 +116,13 @@ def test_a_port_that_another_process_holds_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=str(port)) as caught:
-            PageServer(Board(), port, lambda name: False)
+            PageServer(Board(), port, lambda name: False, lambda name: "")
     assert caught.value.exit == 7
+
+
+def test_the_newest_steps_are_read_when_the_page_asks(served: Served) -> None:
+    token = served.server.token
+    assert served.ask(f"/steps?job=mine-1&token={token}", "POST")[:2] == (200, "")
+    assert served.board.document()[1]["jobs"]["mine-1"]["steps"] == {"lanes": {}}
+    assert served.ask(f"/steps?job=other-1&token={token}", "POST")[:2] == (200, "other-1 does not run")
+    assert served.ask("/steps?job=mine-1", "POST")[0] == 403

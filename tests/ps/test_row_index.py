@@ -61,3 +61,53 @@ def test_rows_grow_and_keep_their_values() -> None:
     assert rows.lanes.values[at].tolist() == [[float(key)] * 2 for key in range(100)]
     assert rows.lanes.extra is not None
     assert rows.lanes.extra[at].flatten().tolist() == list(range(100))
+
+
+def test_an_index_with_removals_equals_a_dict() -> None:
+    index, known, numbers = KeyIndex(), {}, np.random.default_rng(3)
+    for turn in range(300):
+        keys = np.unique(numbers.integers(-400, 400, 90) * 2**33)
+        new = keys[index.find(keys) < 0]
+        known.update(zip(new.tolist(), index.add(new).tolist(), strict=True))
+        gone = numbers.choice(np.array(list(known)), min(len(known), int(numbers.integers(0, 120))), replace=False)
+        slots = index.find(gone)
+        moved, to = index.remove(slots)
+        by_slot = {slot: key for key, slot in known.items()}
+        for key in gone.tolist():
+            del known[key]
+        for old, place in zip(moved.tolist(), to.tolist(), strict=True):
+            known[by_slot[old]] = place
+        if turn == 150:
+            index.remove(np.arange(len(index)))
+            known.clear()
+        every = np.arange(-400, 400) * 2**33
+        assert index.find(every).tolist() == [known.get(int(key), -1) for key in every]
+        assert sorted(known.values()) == list(range(len(index)))
+        assert [int(index.find(np.array([key]))[0]) for key in known] == list(known.values())
+    assert index.nbytes < 40_000  # places of removed keys are used again
+
+
+def test_a_full_index_takes_few_bytes_beyond_its_keys() -> None:
+    index, most = KeyIndex(), 0.0
+    for start in range(0, 600_000, 5_000):
+        index.add(mix(np.arange(start, start + 5_000)).view(np.int64))
+        most = max(most, index.nbytes / len(index)) if start > 100_000 else 0.0
+    assert most < 24
+
+
+def test_rows_move_when_others_are_removed_and_cached_lists_of_slots_are_dropped() -> None:
+    rows = TableRows(1, torch.float32, 1, lambda count: torch.zeros(count, 1))
+    slots = torch.from_numpy(rows.add(np.arange(10)))
+    rows.lanes.values[slots] = slots.float()[:, None]
+    assert rows.lanes.extra is not None
+    assert rows.state is not None
+    rows.lanes.extra[slots], rows.state[slots] = slots[:, None], slots.float()[:, None]
+    listed = np.array([2, 9, 5])
+    listed.flags.writeable = False
+    assert rows.find(listed).tolist() == [2, 9, 5]
+    moved, to = rows.remove(np.array([5, 0, 8]))
+    assert (moved.tolist(), to.tolist()) == ([7, 9], [0, 5])
+    assert rows.find(listed).tolist() == [2, 5, -1]
+    for key in (1, 2, 3, 4, 6, 7, 9):
+        at = int(rows.find(np.array([key]))[0])
+        assert (rows.lanes.values[at].item(), rows.lanes.extra[at].item(), rows.state[at].item()) == (key, key, key)

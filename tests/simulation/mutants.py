@@ -38,10 +38,11 @@ from psctl.ps.dense.server.push_staging import PushStaging, StagedTransfer
 from psctl.ps.dense.server.shard_answers import VersionReaders
 from psctl.ps.outputs import Snapshot
 from psctl.ps.replication.replica_chain import ReplicaChain
+from psctl.ps.tables import table_bytes
 from psctl.ps.tables.server.client_sessions import OpenedStore
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.server.table_shard import ReplicatedTables
-from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard
+from psctl.ps.tables.table_state import EntryPart, ShardTable, TableEntry, TableShard
 from tests.simulation.catalogue import SIMULATIONS
 from tests.simulation.outcome import Outcome
 
@@ -122,6 +123,27 @@ def _share_send_buffer(method: Any) -> Any:
     def mutant(self: SendBuffers, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
         self._flat = [self._flat[0]] * len(self._flat)
+
+    return mutant
+
+
+def _forget_uses(method: Any) -> Any:
+    """Copy a shard to a replica without the last uses of its rows."""
+
+    def mutant(table: ShardTable, held: Any) -> None:
+        method(table, held)
+        table.uses[:] = 0
+
+    return mutant
+
+
+def _forget_state(method: Any) -> Any:
+    """Copy a shard to a replica without the state of its optimizer."""
+
+    def mutant(table: ShardTable, held: Any) -> None:
+        method(table, held)
+        if table.rows.state is not None:
+            table.rows.state.zero_()
 
     return mutant
 
@@ -651,6 +673,8 @@ MUTANTS = (
     Mutant(
         "tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _snapshot_first_copy),), 0, simulation="tables"
     ),
+    Mutant("tables: last uses not copied", ((table_bytes, "_fill", _forget_uses),), 37, simulation="tables"),
+    Mutant("tables: optimizer state not copied", ((table_bytes, "_fill", _forget_state),), 37, simulation="tables"),
     Mutant("tables: term ignored", ((TableServer, "_is_led", _accept_any_term),), 30, simulation="tables"),
     Mutant(
         "tables: session ignored",

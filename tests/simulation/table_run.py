@@ -4,7 +4,7 @@ The state machines are the shipped ones: servers and workers (psctl/ps), and the
 (psctl/job/shard_placement.py). Every message, also the coordinator's to each server, arrives at a random time; a
 connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every push is
 applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket remains, and
-all replicas are equal.
+all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import torch
 
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp
+from psctl.ps.table_messages import Admission, RowOptimizerSpec, TableSpec
 from psctl.ps.tables import table_packing
 from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.server import client_sessions
+from psctl.ps.tables.table_kinds import KEY_BYTES
 from psctl.types import Address, ServerAt
 from tests.ps.table_world import World, spec
 from tests.simulation.kernel import Violation
@@ -66,6 +69,7 @@ class TableRun(World):
             workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
             replicas=replicas, shares=numbers.random() < 0.5,
         )  # fmt: skip
+        self.counts_pushes, self.table = table_of(seed, self.store.staleness, eager=self.store.eager)
         self.expected = np.zeros(KEYS)
         self.own_pushes = np.zeros((workers, KEYS))
         self.next_step = [0] * workers
@@ -174,24 +178,33 @@ class TableRun(World):
             one_by_one: push the keys one by one, the first of them in two halves, with other messages between.
             repeat: the step repeats one of a lost worker, whose pushes in it are not the new worker's own.
         """
+        if self.table.optimizer is not None and step % 3 == 1:
+            self.configure(rank, step)
         if one_by_one:
             for key in (keys[0], *keys):
-                self.push_one(rank, spec(), int(key), 0.5 if key == keys[0] else 1.0, place=step)
+                self.push_one(rank, self.table, int(key), 0.5 if key == keys[0] else 1.0, place=step)
                 for _ in range(self.numbers.randrange(3)):
                     self.step()
         else:
-            self.push(rank, spec(), keys, torch.ones(len(keys)), place=step)
+            self.push(rank, self.table, keys, torch.ones(len(keys)), place=step)
         own = self.own_pushes[rank, keys] * (not repeat)
         if self.numbers.random() < 0.3:
             for key, of_key in zip(keys.tolist(), own.tolist(), strict=True):
-                ticket = self.begin_one(rank, spec(), key)
+                ticket = self.begin_one(rank, self.table, key)
                 self.row_reads.append((rank, self.clients[rank], ticket, key, of_key))
         if self.numbers.random() < 0.3:
-            self.reads.append((rank, self.clients[rank], self.begin(rank, spec(), keys), own))
+            self.reads.append((rank, self.clients[rank], self.begin(rank, self.table, keys), own))
         if self.store.staleness is not None:
             self.clock(rank, place=step)
         if step % 5 == 4 and self.steps[rank] < step:
             self.mark(rank, step, place=step)
+
+    def configure(self, rank: int, step: int) -> None:
+        """Set the optimizer's settings: where pushes are counted, to those that it has."""
+        client = self.clients[rank]
+        settings = {"lr": 1.0} if self.counts_pushes else {"lr": 1.0 / (1 + step), "weight_decay": 0.01 * (step % 2)}
+        for change in client.prepare_settings(client.resolve_kind(self.table), settings, self.ticket()):
+            self.put(rank, client.send_change(change, step))
 
     def replace(self) -> None:
         """Replace a worker within its step; the new worker repeats the step."""
@@ -205,6 +218,10 @@ class TableRun(World):
             self.repeat.add(rank)
             self.join(rank)
 
+    def pushes_in(self, rows):
+        """Return the pushes that rows contain: the steps of an optimizer go down."""
+        return rows if self.table.optimizer is None else -rows
+
     def check_reads(self) -> None:
         """Compare the results of finished reads."""
         for each in list(self.reads):
@@ -214,7 +231,11 @@ class TableRun(World):
             elif self.done(rank, read):
                 self.reads.remove(each)
                 keys, lanes = result(read.wants[0])
-                found, most = lanes.values.flatten().numpy(), self.expected[keys]
+                found, most = self.pushes_in(lanes.values.flatten().numpy()), self.expected[keys]
+                if not self.counts_pushes:
+                    check(np.isfinite(found).all(), "finite rows", f"{rank} read {found}")
+                    continue
+                own = own * (self.table.optimizer is None)  # only servers apply gradients
                 check((found <= most).all(), "nothing twice", f"{rank} read {found} where {most} was pushed")
                 check((found >= own).all(), "read my writes", f"{rank} read {found}, and pushed {own} itself")
                 self.values_checked += len(found)
@@ -222,7 +243,10 @@ class TableRun(World):
         for each in [each for each in self.row_reads if each[2] in each[1].rows]:
             rank, client, ticket, key, own = each
             self.row_reads.remove(each)
-            found, most = float(client.rows.pop(ticket)), self.expected[key]
+            found, most = float(self.pushes_in(client.rows.pop(ticket))), self.expected[key]
+            if not self.counts_pushes:
+                continue
+            own = own * (self.table.optimizer is None)
             check(own <= found <= most, "read my writes", f"{rank} read {found} of {key}: {own} its own, {most} of all")
             self.values_checked += 1
 
@@ -272,19 +296,33 @@ def run_and_check(world: TableRun) -> None:
     last = len(world.clients) - 1
     world.join(last)
     world.run()
-    found = world.pull(last, spec(), np.arange(KEYS)).flatten().numpy()
-    text = f"{found.tolist()} where {world.expected.tolist()} was pushed"
-    check(
-        found.tolist() == world.expected.tolist(),
-        "nothing twice" if found.sum() > world.expected.sum() else "nothing lost",
-        text,
-    )
+    found = world.pushes_in(world.pull(last, world.table, np.arange(KEYS)).flatten().numpy())
+    if world.counts_pushes:
+        text = f"{found.tolist()} where {world.expected.tolist()} was pushed"
+        check(
+            found.tolist() == world.expected.tolist(),
+            "nothing twice" if found.sum() > world.expected.sum() else "nothing lost",
+            text,
+        )
     for shard, chain in enumerate(world.placement.chains):
         check(
             len({shard_state(world, rank, shard) for rank in chain}) == 1,
             "replicas are equal",
             f"shard {shard}: {chain}",
         )
+
+
+def table_of(seed: int, staleness: int | None, *, eager: bool) -> tuple[bool, TableSpec]:
+    """Return whether rows tell the pushes that they contain, and the table: sums, or in a fifth of the runs the rows of
+    an optimizer; of these a half with all limits that the store can keep."""
+    if seed % 5 != 2:
+        return True, spec()
+    if seed % 10 == 2:
+        return True, spec(optimizer=complete(RowOptimizerSpec("sgd", {"lr": 1.0})))
+    own = complete(RowOptimizerSpec("adagrad", {"lr": 1.0}))
+    expire = 4 if staleness is not None and not eager else 0
+    capacity = 0 if eager else 2 * SHARDS * (8 + 8 + KEY_BYTES)
+    return False, spec(optimizer=own, admit=Admission(count=2), expire=expire, capacity=capacity)
 
 
 def drain(world: TableRun) -> None:

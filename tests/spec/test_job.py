@@ -190,6 +190,12 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ),
         ("sync: {filters: [{random_skip: 0.5}], strategy: ring}", "3:17", "sync.filters: filters cannot be combined"),
         ("sync: {compression: int8}\nservers: 0", "3:21", "sync.compression: needs servers (int8)"),
+        ("sync: {factor_rows: 8, strategy: ps}", "3:21", "sync.factor_rows: 8 cannot be combined with strategy: ps"),
+        ("sync: {factor_rows: 8, consistency: asp}", "3:21", "8 cannot be combined with consistency: asp"),
+        ("sync: {factor_rows: 8, update: server}", "3:21", "8 cannot be combined with update: server"),
+        ("sync: {factor_rows: 8, period: 4}", "3:21", "8 cannot be combined with period: 4"),
+        ("sync: {factor_rows: 8, compression: bf16}", "3:21", "8 cannot be combined with compression: bf16"),
+        ("sync: {factor_rows: 0}", "3:21", "sync.factor_rows: expected 1..1000000, got 0"),
         ("sync: {filters: [{}]}", "3:18", "sync.filters[0]: 0 filters in one entry"),
         (
             "sync: {filters: [{random_skip: 0.5, significance: 0.1}]}",
@@ -315,11 +321,6 @@ def test_every_refusal_has_a_hint(line: str) -> None:
         load_job(f"name: x\nscript: t.py\n{line}\n", "j.yaml")
     assert raised.value.hint
     assert raised.value.where.startswith("j.yaml:3:")
-
-
-def test_more_copies_than_are_made_are_refused() -> None:
-    with pytest.raises(NotInThisVersion, match="copies: 2"):
-        load_job("name: x\nscript: t.py\ncheckpoint: {copies: 2}\n", "j.yaml")
 
 
 @pytest.mark.parametrize(

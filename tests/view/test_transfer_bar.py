@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from psctl.view.transfer_bar import TransferBar
+from psctl.view.transfer_bar import LASTING, WIDTH, TransferBar
 
 
 class Screen:
@@ -82,3 +82,39 @@ def test_a_narrow_terminal_has_a_shorter_line() -> None:
         screen.time += 1
         count(5)
         assert len(screen.shown()) == 39
+
+
+def test_work_that_lasts_is_shown_with_its_time_and_goes_away() -> None:
+    screen = Screen()
+    with screen.bar.work("a", "install torch==2.13.0"):
+        screen.time += LASTING / 2
+        screen.bar.draw_work()
+        assert screen.shown() == "", "it may be over before one can read it"
+        screen.time += 44
+        screen.bar.draw_work()
+        assert screen.shown() == "  a: install torch==2.13.0, 45 s"
+        with screen.bar.work("b", "install torch==2.13.0"), screen.bar.work("c", "write ready.json"):
+            screen.bar.draw_work()
+            assert screen.shown() == "  2 hosts: install torch==2.13.0 (and 1 more), 45 s"
+            with screen.bar.transfer("c", 60_000_000) as moved:
+                screen.time += 1
+                moved(25_000_000)
+                assert "25 MB of 60 MB" in screen.shown()
+                screen.bar.draw_work()
+                assert "25 MB of 60 MB" in screen.shown(), "the bar of files goes first"
+    assert screen.shown() == ""
+    screen.bar.draw_work()
+    assert screen.shown() == ""
+
+
+def test_work_whose_time_is_foretold_is_a_bar() -> None:
+    screen = Screen()
+    with screen.bar.work("", "measuring", 20.0):
+        screen.time += 10
+        screen.bar.draw_work()
+        bar, text = screen.shown().strip().split("  ")
+        assert bar == "█" * (WIDTH // 2) + "░" * (WIDTH // 2)
+        assert text == "measuring, 10 s of about 20 s"
+        screen.time += 100
+        screen.bar.draw_work()
+        assert "110 s" in screen.shown() or "1m50s" in screen.shown()

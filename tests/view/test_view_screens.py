@@ -104,7 +104,7 @@ def drawn(events, width, height, hint="Ctrl-C: detach", encoding="utf-8"):
 
 
 def test_the_live_picture_shows_all_that_matters():
-    lines = [line.rstrip() for line in drawn(RUN, 100, 30)]
+    lines = [line.rstrip() for line in drawn(RUN, 100, 20)]
     assert lines[1] == "digits-3  running  1m13s  ps  on 2 hosts"
     assert lines[2] == "step        1,100 · epoch 3 · 12.3k examples/s · 100 steps/s · 48.2 MB/s"
     assert lines[3] == "loss        0.9  █▇▇▆▅▄▄▃▂▁▁  accuracy 0.5".replace("█▇▇▆▅▄▄▃▂▁▁", lines[3].split()[2])
@@ -119,6 +119,39 @@ def test_the_live_picture_shows_all_that_matters():
     ]
     assert "worker/1 is slow" in lines[12]
     assert lines[13] == "Ctrl-C: detach"
+
+
+def test_a_large_terminal_has_charts_and_how_each_worker_divides_its_time():
+    divided = kinds.StateChanged(
+        time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, cpu=187,
+        memory=2_100_000_000, sync=20, parts={"compute": 60, "sync": 20, "load": 10},
+    )  # fmt: skip
+    lines = drawn([*RUN, divided], 200, 60)
+    titles = next(line for line in lines if line.startswith("loss over steps (log scale)"))
+    assert titles.split()[-1] == "examples/s" and titles.index("examples/s") > 90
+    head = next(line for line in lines if line.startswith("rank"))
+    row = next(line for line in lines if line.startswith("worker/1"))
+    assert "█compute ░sync ▒load ▓update ▚checkpoint" in head
+    at = head.index("█compute")
+    assert row[at : at + 37].rstrip() == "█" * 24 + "░" * 8 + "▒" * 4
+    assert not any("over steps" in line for line in drawn([*RUN, divided], 100, 16))
+
+
+def test_the_effect_of_ctrl_c_is_never_cut():
+    hint = (
+        "detaching from char-gpt-12, which continues. Come back: psctl attach char-gpt-12. Stop it: psctl stop "
+        "char-gpt-12, or press Ctrl-C again within 3 s (checkpoint, then stop)"
+    )
+    for width in (40, 80, 200):
+        assert hint in " ".join(" ".join(drawn(RUN, width, 24, hint)).split())
+
+
+def test_the_parts_of_a_step_are_never_cut_where_a_bar_is_what_can_be_left_out():
+    hidden = msgspec.structs.replace(RUN[-3], hidden_seconds=0.0413)
+    for width in (60, 80):
+        assert any(
+            "compute 14.1 ms, sync 4.1 ms and 41.3 ms hidden" in line for line in drawn([*RUN, hidden], width, 24)
+        )
 
 
 @pytest.mark.parametrize("events", [[], RUN[:1], RUN[:4], RUN], ids=["nothing", "started", "running", "whole"])

@@ -110,7 +110,7 @@ def test_the_curve_leaves_out_values_that_are_no_numbers_or_were_shown_before():
         progress(3.0, 2, loss=math.nan),
         progress(4.0, 3, loss=1.0),
     )
-    assert state.curve() == [3.0, 1.0]
+    assert state.history.values == [3.0, 1.0]
     assert state.progress is not None
     assert state.progress.step == 3
 
@@ -119,7 +119,7 @@ def test_the_curve_keeps_the_whole_run_in_bounded_room():
     state = JobView()
     for step in range(10_000):
         state.apply(progress(float(step), step, loss=float(step)))
-    curve = state.curve()
+    curve = state.history.values
     assert HISTORY // 2 - 1 <= len(curve) <= HISTORY
     assert curve[0] == 0.0
     assert curve[-1] > 9800.0
@@ -132,7 +132,7 @@ def test_a_restore_takes_back_what_came_after_its_step():
         STARTED, progress(1.0, 10, loss=3.0), progress(2.0, 20, loss=2.0), progress(3.0, 30, loss=1.0),
         kinds.Restored(time=110.0, checkpoint="digits-3@20", step=20),
     )  # fmt: skip
-    assert state.curve() == [3.0, 2.0]
+    assert state.history.values == [3.0, 2.0]
     assert state.progress is None
     assert state.ranks["worker", 0].step == 20
     assert state.recent(1)[0].text == "continues from digits-3@20 (step 20)"

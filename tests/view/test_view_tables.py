@@ -206,8 +206,8 @@ def test_status_of_a_job_whose_steps_are_not_counted_has_its_last_line_and_what_
 def test_checkpoints_in_a_pipe():
     rows = piped(tables.draw_checkpoints, CHECKPOINTS)
     assert [row[:1] + row[2:] for row in rows[1:]] == [
-        ["digits-3@500", "12.1 MB", "complete", "loss=0.25 accuracy=-"],
-        ["digits-3@1000", "0 B", "damaged", "state.json is missing"],
+        ["digits-3@500", "12.1 MB", "complete", "-", "loss=0.25 accuracy=-"],
+        ["digits-3@1000", "0 B", "damaged", "-", "state.json is missing"],
     ]
 
 
@@ -304,7 +304,7 @@ def test_hostile_cells_stay_in_their_cell(draw, document):
 def test_a_checkpoint_without_a_manifest_has_no_date_and_shows_what_it_lacks():
     torn = {"id": "digits-3@5", "time": 0, "bytes": 0, "complete": False, "metrics": {}, "problem": "no manifest.json"}
     assert piped(tables.draw_checkpoints, {"checkpoints": [torn]})[1] == [
-        "digits-3@5", "-", "0 B", "torn", "no manifest.json",
+        "digits-3@5", "-", "0 B", "torn", "-", "no manifest.json",
     ]  # fmt: skip
 
 

@@ -1,16 +1,19 @@
-"""Jobs on the nodes of a real Slurm allocation, whose end ends the job with one sentence."""
+"""Jobs on nodes of a real Slurm: the end of an allocation ends the job with one sentence, or moves it to another."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers import slurm as library
-from tests.helpers.running import STEADY, Psctl, next_event, set_args, until
+from tests.helpers.running import ROOT, STEADY, Psctl, next_event, set_args, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
@@ -31,7 +34,7 @@ def test_a_job_runs_in_an_allocation_and_ends_with_it(slurm: library.Slurm, tmp_
     cluster = tmp_path / "slurm.yaml"
     cluster.write_text(CLUSTER)
     outside = Psctl(home, environment=slurm.env)
-    none = outside.run("doctor", str(cluster))
+    none = outside.run("use", str(cluster))
     assert none.code == 6, none
     assert "psctl runs in none" in none.err
 
@@ -122,3 +125,88 @@ def test_train_submits_an_allocation_waits_for_it_and_cancels_it(slurm: library.
     refused = psctl.run(*train, timeout=60)
     assert refused.code == 3, refused
     assert "sbatch ended with exit status 1" in refused.err
+
+
+def test_a_job_that_slurm_ends_continues_in_another_allocation(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(f"{CLUSTER}nodes: 2\n")
+    psctl = Psctl(home, environment=slurm.env)
+    racks = psctl.run("plan", "--cluster", str(cluster), "--size", "100MB", "-o", "json")
+    assert racks.code == 0, racks
+    assert not slurm.run("squeue", "-h").stdout.strip(), "plan has cancelled what it was lent"
+
+    train = ("train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-o", "jsonl")
+    more = ("--set", "checkpoint.every=100000 steps", *set_args("--epochs", "60", "--pause", "0.05"))
+    with psctl.start(*train, *more) as moved:
+        started = next_event(moved, "started")
+        next_event(moved, "progress")
+        rows = psctl.run("status", started["job"], "-o", "json").document["hosts"]
+        assert {row["name"]: row["labels"] for row in rows} == {"n1": {"rack": "rack1"}, "n2": {"rack": "rack2"}}
+        slurm.run("scancel", "--signal=TERM", slurm.run("squeue", "-h", "-o", "%i").stdout.strip())
+        saved = next_event(moved, "checkpoint")
+        stopped = next_event(moved, "finished")
+        assert (stopped["status"], stopped["exit"]) == ("stopped", 1)
+        restored = next_event(moved, "restored")
+        assert restored["step"] == saved["step"] == stopped["steps"]
+        assert next_event(moved, "finished")["status"] == "done"
+        assert moved.wait(60) == 0
+    until(lambda: not slurm.run("squeue", "-h").stdout.strip(), name="the allocation of a job that has ended")
+
+
+def test_a_node_that_fails_is_a_lost_host(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(f"{CLUSTER}nodes: 2\n")
+    psctl = Psctl(home, environment=slurm.env)
+    settings = (
+        "--set",
+        "restart.on_worker_loss=continue",
+        "--set",
+        "workers=2",
+        *set_args("--epochs", "60", "--pause", "0.05"),
+    )
+    with psctl.start(
+        "train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-o", "jsonl", *settings
+    ) as job:
+        next_event(job, "checkpoint")
+        slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+        try:
+            lost = next_event(job, "worker-lost")
+            assert lost["host"] == "n2"
+            end = next_event(job, "finished")
+        finally:
+            slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
+        assert end["status"] == "done", end
+        assert job.wait(60) == 0
+
+
+@pytest.mark.timeout(900)
+def test_a_requeued_batch_script_resumes(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(CLUSTER)
+    script = tmp_path / "batch.sh"
+    words = [
+        sys.executable, "-m", "psctl", "train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-o", "jsonl",
+        "--resume", "auto", *set_args("--epochs", "60", "--pause", "0.05"),
+    ]  # fmt: skip
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
+    out = tmp_path / "out"
+    number = slurm.run(
+        "sbatch", "--parsable", "--requeue", "--nodes=2", f"--chdir={ROOT}", f"--output={out}", "--open-mode=append",
+        f"--export=ALL,PSCTL_HOME={home}/psctl,HOME={home}", str(script),
+    ).stdout.strip()  # fmt: skip
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        lines = out.read_text().splitlines() if out.exists() else []
+        return [row for row in map(json.loads, (line for line in lines if line[:1] == "{")) if row.get("event") == kind]
+
+    until(lambda: events("checkpoint"), 240, name="a checkpoint")
+    slurm.run("scontrol", "requeue", number)
+    until(lambda: events("restored"), 400, name="the second run, which Slurm starts after two minutes")
+    assert events("restored")[0]["step"] >= events("checkpoint")[0]["step"]
+    until(lambda: events("finished") and events("finished")[-1]["status"] == "done", 120, name="the end")

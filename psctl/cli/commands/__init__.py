@@ -12,6 +12,7 @@ jobs: list the jobs that were started from this machine
 logs: print the output of a job's processes
 plan: predict the time of every strategy and choose one
 profile: profile some steps of a worker
+pull: fetch what a job's script wrote
 report: write the page of a job to a file
 run: run a command on all hosts of a cluster
 scale: change the number of processes of a running job

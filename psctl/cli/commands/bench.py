@@ -66,7 +66,7 @@ def bench(
         known, bench_runs.sizes_of(sizes), bench_runs.strategies_of(strategy, known), workers, servers,
         controls_of(congestion),
     )  # fmt: skip
-    call = BenchCall(own, own.cluster(cluster), bench_request)
+    call = BenchCall(own, own.cluster(cluster, lent=True), bench_request)
     code = call.run()
     own.print_result(call.document(), draw_bench)
     return code

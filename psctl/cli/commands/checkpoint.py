@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from psctl.remote.shell import Shell
     from psctl.view.console import Console
 
+
+class ExportFormat(StrEnum):
+    """What `checkpoint export` writes."""
+
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+
+
 checkpoint = typer.Typer(
     name="checkpoint",
     help="List, show, verify, restore, export, pull, prune checkpoints.",
@@ -44,7 +53,10 @@ def list_(
     context: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(help="A job, or a name for all its runs; without it all jobs.", autocompletion=completion.jobs),
+        typer.Argument(
+            help="A job, a name for all its runs, or the URL of checkpoint.to; without it all jobs.",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
 ) -> None:
     """List checkpoints, oldest first; mark torn ones.
@@ -53,12 +65,17 @@ def list_(
     Examples:
       psctl checkpoint list
       psctl checkpoint list digits-3
+      psctl checkpoint list s3://bucket/folder
     """
     from psctl.errors import Partial
+    from psctl.launch.checkpoints import target_actions
     from psctl.launch.checkpoints.checkpoint_listing import list_all
     from psctl.view.tables import draw_checkpoints
 
     own = Context.of(context)
+    if job is not None and target_actions.is_target(job):
+        own.print_results({"checkpoints": target_actions.list_at(job)}, draw_checkpoints, None)
+        return
     records = own.home.jobs()
     if job is not None:
         exact = own.home.job(job)
@@ -87,9 +104,12 @@ def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
     Examples:
       psctl checkpoint show digits-3@latest
     """
+    from psctl.launch.checkpoints.checkpoint_listing import holders
+
     own = Context.of(context)
     with _located(own, checkpoint) as (_, found):
-        own.print_result(found.brief, _draw_brief)
+        hosts = holders(own.home, found.record, found.host.name, found.step, own.connect)
+        own.print_result(found.brief | {"hosts": hosts}, _draw_brief)
 
 
 @checkpoint.command()
@@ -99,7 +119,7 @@ def verify(
         str,
         typer.Argument(
             metavar="JOB@STEP|PATH",
-            help="A checkpoint, or a folder that holds one.",
+            help="A checkpoint (of checkpoint.to: URL/JOB@STEP), or a folder that holds one.",
             autocompletion=completion.checkpoints,
         ),
     ],
@@ -111,11 +131,13 @@ def verify(
       psctl checkpoint verify digits-3@500
     """
     from psctl import errors
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.view.tables import draw_checkpoints
 
     own = Context.of(context)
-    if "/" in checkpoint or Path(checkpoint).is_dir():
+    if target_actions.is_target(checkpoint):
+        row = target_actions.verify_at(own.home, checkpoint)
+    elif "/" in checkpoint or Path(checkpoint).is_dir():
         row = _verify_here(own, Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
@@ -168,8 +190,8 @@ def restore(
 
     own = Context.of(context)
     record, which = _record(own, checkpoint)
-    own.progress("", f"verifying {checkpoint}")
-    found = checkpoint_actions.find(own.home, record, which, own.connect)
+    with own.working(f"verifying {checkpoint}"):
+        found = checkpoint_actions.find(own.home, record, which, own.connect)
     given = launching.overrides(workers, servers, strategy, settings)
     if job is not None:
         text, source = own.read_file(job, "a job file")
@@ -190,20 +212,48 @@ def restore(
 def export(
     context: typer.Context,
     checkpoint: CheckpointArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors; with dcp a new folder.")
+    ],
+    format_: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="safetensors: the model in one file. dcp: model and optimizer for torch.distributed.checkpoint.",
+        ),
+    ] = ExportFormat.SAFETENSORS,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="STORE",
+            show_default=False,
+            help="Write the rows of integer keys of this store instead: keys and rows, or OUT.parquet.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a checkpoint's model as one safetensors file. Tensors have the model's own names.
+    """Write a checkpoint's model as one safetensors file, or with its optimizer for torch.distributed.checkpoint.
+
+    Tensors have the model's own names.
 
     \b
     Examples:
       psctl checkpoint export digits-3@best model.safetensors
+      psctl checkpoint export ctr-1@latest rows.safetensors --table default
+      psctl checkpoint export digits-3@latest ./saved --format dcp
     """
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
     with _located(own, checkpoint) as (shell, found):
-        size = checkpoint_actions.export(shell, found, out)
+        if table is not None:
+            rows, size = checkpoint_actions.export_rows(shell, found, table, out)
+            document = {"id": found.id, "path": str(out.absolute()), "bytes": size, "rows": rows}
+            own.print_result(document, draw_fields)
+            return
+        act = checkpoint_actions.export_dcp if format_ is ExportFormat.DCP else checkpoint_actions.export
+        size = act(shell, found, out)
     own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 
 
@@ -218,11 +268,16 @@ def pull(
     \b
     Examples:
       psctl checkpoint pull digits-3@latest ./saved
+      psctl checkpoint pull s3://bucket/folder/digits-3@latest ./saved
     """
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
+    if target_actions.is_target(checkpoint):
+        target, size = target_actions.pull_from(own.home, checkpoint, folder)
+        own.print_result({"id": target.name, "path": str(target.absolute()), "bytes": size}, draw_fields)
+        return
     with _located(own, checkpoint) as (shell, found):
         target = checkpoint_actions.pull(shell, found, folder)
     own.print_result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
@@ -252,9 +307,23 @@ def prune(
             own.confirm(f"remove {len(removed)} of {record.job}'s checkpoints: {', '.join(removed)}")
         rows = checkpoint_actions.prune(shell, record, keep) if removed else []
         kept = rows_on(shell, record.head, record)
-    own.print_result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
-    if rows and len(record.hosts) > 1:
-        own.tell("copies on the job's other hosts were not removed")
+    copies = _prune_copies(own, record, keep) if removed else {}
+    result = {"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept, "copies": copies}
+    own.print_result(result, draw_pruned)
+
+
+def _prune_copies(own: Context, record: JobRecord, keep: int) -> dict[str, list[int]]:
+    """Remove copies on the job's other hosts; return the removed steps by host."""
+    from psctl.launch.checkpoints import checkpoint_actions
+
+    others = [host.name for host in record.hosts if host is not record.head]
+    if not others:
+        return {}
+    with own.connect(own.cluster_of(record), others) as fleet:
+        removed, failed = checkpoint_actions.prune_copies(fleet, record, keep)
+    for host, message in failed.items():
+        own.warn(f"the copies on {host} were not removed: {message}")
+    return removed
 
 
 def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
@@ -266,12 +335,14 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
 @contextlib.contextmanager
 def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheckpoint]]:
-    """Give a shell on the head of a checkpoint's job, and the checkpoint there."""
+    """Give a checkpoint and a shell on a host that holds it: the job's head, or where a copy is."""
     from psctl.launch.checkpoints import checkpoint_actions
 
     record, which = _record(own, reference)
-    with own.head_shell(record) as (shell, record):
-        yield shell, checkpoint_actions.locate(shell, record, which)
+    with checkpoint_actions.reached(own.home, record, which, own.connect) as reached:
+        if reached[1].host.name != record.hosts[record.leader].name:
+            own.warn(f"{reached[1].id}: this is the copy on {reached[1].host.name}")
+        yield reached
 
 
 def _verify_here(own: Context, folder: Path) -> CheckpointRow:
@@ -313,7 +384,8 @@ def _draw_brief(console: Console, brief: Document) -> None:
     metrics = " ".join(f"{name}={number(value)}" for name, value in brief["metrics"].items())
     draw_fields(console, {
         "checkpoint": brief["id"], "written": date_time(brief["time"]), "step": brief["step"], "epoch": brief["epoch"],
-        "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "metrics": metrics,
+        "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "hosts": ", ".join(brief["hosts"]),
+        "metrics": metrics,
         "workers": brief["world"], "servers": brief["servers"], "strategy": brief["strategy"],
         "optimizer on": brief["update"], "seed": brief["seed"], "psctl": brief["version"], "code": brief["code_hash"],
         "tensors": len(brief["tensors"]), "signature": SIGNED[brief["signed"]],

@@ -23,7 +23,7 @@ def doctor(context: typer.Context, cluster: ClusterArgument = None) -> None:
     from psctl.view.doctor_table import draw_doctor
 
     own = Context.of(context)
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     reports = doctor.examine(own.home, chosen, own.connect)
     failed = {report.name: report.error for report in reports if report.error is not None}
     document = {"cluster": chosen.spec.name, **doctor.document(reports)}

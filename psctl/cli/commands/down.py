@@ -34,7 +34,7 @@ def down(
     from psctl.view.tables import draw_up
 
     own = Context.of(context)
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     where = ", ".join(host.name for host in chosen.spec.hosts)
     if purge:
         jobs = [record.job for record in own.home.jobs() if record.cluster.name == chosen.spec.name]

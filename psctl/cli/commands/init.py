@@ -19,7 +19,7 @@ def init(
         typer.Option(
             "--template",
             metavar="NAME",
-            help="Job to copy: digits, char-gpt, resnet, minimal, ddp, store.",
+            help="Job to copy: digits, char-gpt, resnet, minimal, ddp, store, ctr, l1-path.",
             autocompletion=completion.templates,
         ),
     ] = "digits",

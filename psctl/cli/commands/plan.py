@@ -59,7 +59,8 @@ def plan(
         made, document = job_planning.on_paper(topology, wanted, known, world, model)
     else:
         asked = wanted or job_planning.any_job()
-        chosen = own.cluster(cluster, asked.cluster, launching.folder_of(asked.source) if wanted else None)
+        folder = launching.folder_of(asked.source) if wanted else None
+        chosen = own.cluster(cluster, asked.cluster, folder, lent=True)
         with inspect(own.home, chosen, own.connect) as reached:
             made, document = job_planning.plan(reached, asked, known, world, model)
     own.print_result(document, draw_plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,8 @@ def report(
       psctl report digits-1 digits-2 -o compared.html
     """
     from psctl.cli.shared.output_file import output_file, write_whole
-    from psctl.cli.shared.page_jobs import follow_on, history_of
+    from psctl.cli.shared.page_jobs import follow_on, history_of, read_newest_steps
+    from psctl.errors import PsctlError
     from psctl.page.board import Board
     from psctl.page.render import render
 
@@ -45,6 +47,9 @@ def report(
     for record in records:
         if board.add(history_of(record)):
             follow_on(board, own, record, to_end=False)
+            if not record.over:
+                with contextlib.suppress(PsctlError):  # it has ended meanwhile, or makes no steps: the rest is shown
+                    read_newest_steps(board, own, record)
     _, document = board.document()
     text = render(document, title=f"psctl: {', '.join(names)}", live=False)
     write_whole(target, text.encode())

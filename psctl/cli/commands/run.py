@@ -34,7 +34,7 @@ def run(
     from psctl.view.console import Glyphs, rank_lines, say
 
     own = Context.of(context)
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     glyphs, held = Glyphs(own.out), []
 
     def take(host: str, line: str) -> None:

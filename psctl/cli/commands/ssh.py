@@ -56,5 +56,8 @@ def ssh(
             except PsctlError as error:
                 own.warn(f"{error.message}; the process's place is as last recorded")
         place = rank_shell.find(record, shell, wanted[1], int(wanted[2]))
+    if place.host.name != record.head.name:  # what is wrong with its host is said by psctl, not by ssh
+        with own.connect(chosen, [place.host.name]) as fleet:
+            fleet.shell(place.host.name)
     words = rank_shell.command(chosen.spec, record.job, place, command or (), terminal=sys.stdin.isatty())
     rank_shell.replace_process(words)

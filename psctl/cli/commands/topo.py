@@ -50,7 +50,7 @@ def topo(
     if matrix and own.options.output in PICTURES:
         raise UsageError(f"--matrix is drawn with -o table; -o {own.options.output} is a picture", hint="leave one out")
     if from_ is not None:
-        from psctl.launch.measure.survey import saved_topology
+        from psctl.launch.measure.topology_document import saved_topology
 
         _show(own, saved_topology(from_), matrix, None)
     else:
@@ -62,7 +62,7 @@ def _show_live(own: Context, cluster: str | None, measure: bool, matrix: bool) -
     from psctl.launch.hosts.converge import inspect, verdict
     from psctl.launch.measure import survey
 
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     with inspect(own.home, chosen, own.connect) as reached:
         for name in reached.sites:
             reached.failed.pop(name, None)  # a probe needs no space on the disk

@@ -58,7 +58,7 @@ class _Page:
 
         self._context = context
         self._board = Board()
-        self._page = PageServer(self._board, port, self._open)
+        self._page = PageServer(self._board, port, self._open, self._show_steps)
         self._ended = threading.Event()
 
     def show(self, jobs: list[str]) -> None:
@@ -105,6 +105,17 @@ class _Page:
             follow = (self._board, self._context, record)
             threading.Thread(target=follow_in_thread, args=follow, name=f"psctl ui {name}", daemon=True).start()
         return True
+
+    def _show_steps(self, name: str) -> str:
+        """Show the newest steps of a job; return why that is not possible, or ""."""
+        from psctl.cli.shared.page_jobs import read_newest_steps
+        from psctl.errors import PsctlError
+
+        try:
+            read_newest_steps(self._board, self._context, self._context.home.job(name))
+        except PsctlError as error:
+            return error.message
+        return ""
 
     def _look(self) -> None:
         """Look for new jobs, which the page offers to open."""

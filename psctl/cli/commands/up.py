@@ -28,7 +28,7 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
     from psctl.view.tables import draw_up
 
     own = Context.of(context)
-    chosen = own.cluster(cluster)
+    chosen = own.cluster(cluster, lent=True)
     with cluster_setup.inspect(own.home, chosen, own.connect, codes_of_running_jobs(own.home, chosen)) as reached:
         if not dry_run:
             for warning in cluster_setup.carry_out(reached, own.progress):

@@ -86,12 +86,16 @@ def _check(own: Context, file: str) -> tuple[JsonObject, PsctlError | None]:
 def _problems(kind: str, text: str, source: str) -> list[PsctlError]:
     """Return the errors of a file, and of the script that it names."""
     from psctl.errors import PsctlError
+    from psctl.launch.files import data_sets
     from psctl.launch.jobs import script_entry
+    from psctl.spec.job import JobSpec
     from psctl.spec.kinds import load
 
     found: list[PsctlError] = script_entry.problems(text, source) if kind == "job" else []
     try:
-        load(text, source)
+        spec = load(text, source)
+        if isinstance(spec, JobSpec):
+            found += data_sets.problems(text, spec)
     except PsctlError as error:
         found += [error, *error.others]
     return found

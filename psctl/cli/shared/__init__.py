@@ -9,6 +9,7 @@ interrupts: the effect of Ctrl-C and SIGTERM while a job is followed
 launching: from a job file to a followed job
 output_file: the file that a command writes, which is whole or absent
 page_jobs: the event logs of jobs, read for a page
+outputs: what a job's script wrote, at the end of the job
 parameters: arguments and options that several commands have
 signals: SIGTERM as an exception
 topics: the topics of `psctl explain` and of the reference

@@ -142,6 +142,9 @@ class BenchFollower(JobFollower):
     def _make_output(self) -> EventOutput:
         return _AnswerOutput(self.context, self._on_answer)
 
+    def _with_outputs(self, last: Finished, output: EventOutput) -> Finished:
+        return last  # the script of a bench writes no files
+
     def _finish(self, last: Finished | None, output: EventOutput) -> int:
         assert last is not None, "an interrupt stops the job, so it ends"
         self._record_end(last, output)

@@ -48,9 +48,14 @@ class Context:
         options: the global options.
         environment: the process's environment.
         arguments: the command line, without the program's name.
+        at_end: takes what is to be done when the call ends.
     """
 
-    def __init__(self, options: GlobalOptions, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, options: GlobalOptions, environment: Mapping[str, str], arguments: Sequence[str] = (),
+        at_end: Callable[[Callable[[], None]], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._at_end = at_end
         self.options = options
         self.environment = environment
         self.arguments = arguments
@@ -62,7 +67,7 @@ class Context:
         Raises:
             UsageError: a global option is invalid.
         """
-        return cls(GlobalOptions.of(context), os.environ, context.obj or ())
+        return cls(GlobalOptions.of(context), os.environ, context.obj or (), context.call_on_close)
 
     @cached_property
     def home(self) -> Home:
@@ -86,8 +91,8 @@ class Context:
         return make_console(sys.stderr, no_color=self.options.no_color)
 
     @cached_property
-    def _bar(self) -> TransferBar | None:
-        """The bar of files that are transferred, in the output for people."""
+    def bar(self) -> TransferBar | None:
+        """The line of files that are transferred and of work that lasts, in the output for people."""
         from psctl.view.transfer_bar import TransferBar
 
         return None if self.options.quiet or self.options.machine else TransferBar(self.err)
@@ -121,8 +126,8 @@ class Context:
         if not (self.options.quiet or self.options.machine):
             from psctl.view.console import say
 
-            if self._bar is not None:
-                self._bar.erase()
+            if self.bar is not None:
+                self.bar.erase()
             say(self.err, *lines)
 
     def detail(self, *lines: str) -> None:
@@ -147,6 +152,13 @@ class Context:
     def progress(self, host: str, sentence: str) -> None:
         """Print an action on a host ("": on all)."""
         self.tell(f"{host}: {sentence}" if host else sentence)
+
+    @contextlib.contextmanager
+    def working(self, sentence: str) -> Iterator[None]:
+        """Print an action that lasts, and show its time until the context ends."""
+        self.progress("", sentence)
+        with self.bar.work("", sentence) if self.bar is not None else contextlib.nullcontext():
+            yield
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
@@ -188,22 +200,27 @@ class Context:
         job_folder: Path | None = None,
         *,
         submits: bool = False,
+        lent: bool = False,
     ) -> ChosenCluster:
         """Return the cluster that this call works on, and print its name.
 
         Args:
             asked, job_cluster, job_folder: as for `choose_cluster`.
             submits: an allocation of Slurm is submitted where psctl runs in none.
+            lent: as `submits`, and it is cancelled when this call ends.
         """
         from psctl.launch import cluster_hosts
         from psctl.launch.clusters import choose_cluster
 
         def allocate(spec: ClusterSpec, source: str) -> cluster_hosts.Allocation:
-            return cluster_hosts.submit(spec, source, self.progress)
+            found = cluster_hosts.submit(spec, source, self.progress)
+            if lent:
+                self._at_end(lambda: cluster_hosts.release(found.number))
+            return found
 
         chosen = choose_cluster(
             self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment,
-            allocate=allocate if submits else None,
+            allocate=allocate if submits or lent else None,
         )  # fmt: skip
         return self._with_timeout(self._announced(chosen))
 
@@ -237,7 +254,7 @@ class Context:
         from psctl.remote.fleet import Fleet
 
         before = time.monotonic()
-        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names, meter=self._bar)
+        fleet = Fleet.connect(chosen.spec, self.options.forks, self.options.timeout, names=names, meter=self.bar)
         took = time.monotonic() - before
         self.detail(*(f"{name}: connected after {took:.2f} s at most" for name in fleet.shells))
         self.detail(*(f"{name}: {error.message}" for name, error in fleet.failed.items()))

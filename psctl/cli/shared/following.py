@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from psctl import errors
+from psctl.cli.shared import outputs
 from psctl.cli.shared.context import Context, head_of, print_json
 from psctl.cli.shared.interrupts import Action, Input, InterruptPolicy
 from psctl.cli.shared.signals import Terminated
@@ -49,6 +50,9 @@ from psctl.view.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
+
+TERMINATED = 143
+"""Exit code of a job that a SIGTERM to its processes has stopped."""
 
 HINT = "Ctrl-C detaches; the job continues"
 
@@ -162,6 +166,9 @@ class JobFollower:
         self._fleet = fleet
         self._runs = runs
         self._clock = SystemClock()
+        self._outputs: outputs.JobOutputs | None = None
+        self.terminated = False  # it was stopped by a SIGTERM to its processes, which this psctl did not send
+        self.saved = False  # it wrote a checkpoint
         self._unanswered: bool | None = None  # `save` of a stop request that the head has not received yet
         self._policy = InterruptPolicy(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
 
@@ -176,7 +183,7 @@ class JobFollower:
             try:
                 for event in follower.events():
                     if isinstance(event, Finished):
-                        last = event = self._with_own_exit(event)
+                        last = event = self._with_outputs(self._with_own_exit(event), output)
                     if event is not None:
                         output.on_event(event)
                     if event is None and last is None and self._unanswered is not None:
@@ -191,6 +198,11 @@ class JobFollower:
                 last = self._killed(output)
                 output.on_event(last)
         return self._finish(last, output)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended or left the job."""
+        return bool(self._policy.by)
 
     def _make_output(self) -> EventOutput:
         return EventOutput(self.context)
@@ -254,9 +266,23 @@ class JobFollower:
         if event.failure:
             failure = resumed_by(event.failure, self.record, self._train_options())
             event = msgspec.structs.replace(event, failure=failure)
+        self.terminated = event.exit == TERMINATED and not self._policy.by
         if event.status != "stopped" or not (self._policy.by or self._runs):
             return event
         return msgspec.structs.replace(event, exit=self._policy.exit if self._policy.by else 1)
+
+    def _with_outputs(self, last: Finished, output: EventOutput) -> Finished:
+        """Fetch the job's outputs; return its end, whose exit code says where some of a done job's did not come."""
+        show = output.show_hint if output.screen is not None else None
+        try:
+            self._outputs = outputs.fetch(self.context, self._record_ended(last, output), self._fleet, show)
+        except errors.PsctlError as error:
+            self._outputs = outputs.JobOutputs({**error.document()}, f"not fetched: {error.message}", error)
+        if self._outputs is not None and self.context.options.output == "jsonl":
+            print_json({"time": last.time, "event": "outputs", **self._outputs.document})
+        if self._outputs is not None and self._outputs.error is not None and last.exit == 0:
+            return msgspec.structs.replace(last, exit=self._outputs.error.exit)
+        return last
 
     def _train_options(self) -> list[str]:
         """Return the options with which `train` runs this job again.
@@ -293,17 +319,26 @@ class JobFollower:
             self.context.tell(f"detached from {job}, which continues", f"  come back: psctl attach {job}",
                               f"  stop it:   psctl stop {job}")  # fmt: skip
             return 0
+        self.saved = output.checkpoint is not None
         self._record_end(last, output)
         self._warn_of_leftovers()
+        if self._outputs is not None and self._outputs.error is not None:
+            self.context.warn(f"{job}: {self._outputs.text}")
         if last.status == "stopped" and (why := slurm.why_ended(self.record.cluster.allocation)):
             self.context.warn(f"{job}: {why}")
         if self.context.options.output == "json":
-            print_json({"job": job, **msgspec.to_builtins(last)})
+            files = {"outputs": self._outputs.document} if self._outputs is not None else {}
+            print_json({"job": job, **msgspec.to_builtins(last), **files})
         if not self.context.options.machine:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
                 uncounted = UncountedSteps(output.printed) if output.plan is None else None
-                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, output.summary.lines())
+                lines = output.summary.lines()
+                if self._outputs is not None and last.status == "failed":
+                    self.context.tell(f"files: {self._outputs.text}")  # before the box
+                elif self._outputs is not None:
+                    lines = [*lines, ("files", self._outputs.text)]
+                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted, lines)
         return last.exit
 
     def _warn_of_leftovers(self) -> None:
@@ -313,12 +348,15 @@ class JobFollower:
                 self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
 
     def _record_end(self, last: Finished, output: EventOutput) -> None:
-        settled = msgspec.structs.replace(
-            self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit,
+        self.record = self._record_ended(last, output)
+        self.context.home.update_record(self.record)
+
+    def _record_ended(self, last: Finished, output: EventOutput) -> JobRecord:
+        return msgspec.structs.replace(
+            self.record, state=last.status, exit={"done": 0, "stopped": 1}.get(last.status, last.exit),
             step=max(job_end.worker_steps(output.ranks.values()), default=last.steps),
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
-        self.context.home.update_record(settled)
 
 
 def follow(

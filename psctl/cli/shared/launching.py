@@ -9,14 +9,15 @@ from pathlib import Path
 
 from psctl import errors
 from psctl.cli.shared.context import Context, print_json
-from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
+from psctl.cli.shared.following import JobFollower, SignalQueue, check_on_interrupt
 from psctl.launch import cluster_hosts
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, in_allocation
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
 from psctl.launch.jobs.submit import JobRequest
+from psctl.remote import slurm
 from psctl.units import parse_size
 from psctl.view.tables import draw_dry_run
 
@@ -40,6 +41,7 @@ class JobLaunch:
         self.wanted = wanted
         self.chosen = chosen
         self._code = code
+        self._follower: JobFollower | None = None
 
     def print_dry_run(self, size: int | None = None) -> None:
         """Print what would be done.
@@ -61,10 +63,45 @@ class JobLaunch:
         detach: bool = False,
         on_interrupt: str | None = None,
     ) -> int:
-        """Start the job and follow it, unless detached; return the exit code."""
+        """Start the job and follow it, unless detached; return the exit code.
+
+        A job whose own allocation of Slurm ended before it continues in another one, as `restart` allows.
+        """
         check_on_interrupt(on_interrupt)
-        with self._allocation():
-            return self._run(resume, located, detach, on_interrupt)
+        restarts = self.wanted.job.restart.max
+        while True:
+            with self._allocation():
+                code = self._run(resume, located, detach, on_interrupt)
+                why = self._ended_by_slurm() if restarts > 0 else ""
+            if not why:
+                return code
+            restarts -= 1
+            assert self._follower is not None, "only a job that was followed continues"
+            if self._follower.saved:
+                resume, located = f"{self._follower.record.job}@{LATEST}", None
+            self._submit_again(why)
+
+    def _ended_by_slurm(self) -> str:
+        """Return why Slurm ended this job's allocation before the job, where it continues in another; else ""."""
+        known, followed = self.chosen.known, self._follower
+        if not known.owned or followed is None or followed.interrupted or self.wanted.job.restart.wait == 0:
+            return ""
+        if not (followed.terminated or followed.record.state == "failed"):
+            return ""
+        state = slurm.settled_state(known.allocation)
+        if state in slurm.LOST_ALLOCATION:
+            return slurm.why_ended(known.allocation)
+        return (
+            f"Slurm is about to end allocation {known.allocation}" if followed.terminated and state == "RUNNING" else ""
+        )
+
+    def _submit_again(self, why: str) -> None:
+        self.context.tell(f"{why}; restart.wait lets the job continue in another allocation")
+        spec, source = self.chosen.spec, self.chosen.known.source
+        wait = self.wanted.job.restart.wait
+        self.chosen = in_allocation(
+            self.chosen, cluster_hosts.submit(spec, source, self.context.progress, patience=wait)
+        )
 
     @contextlib.contextmanager
     def _allocation(self) -> Iterator[None]:
@@ -83,19 +120,29 @@ class JobLaunch:
     ) -> int:
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
-            with self.context.home.start_lock():
-                reached = stack.enter_context(self._reach(request))
-                if located is None:
-                    located = self._resume_from(reached, resume)
-                record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
+            record = None
+            while record is None:
+                with self.context.home.start_lock():
+                    reached = stack.enter_context(self._reach(request))
+                    lacking = prepare.hosts_for_data(reached, request, self.context.progress, self.context.warn)
+                    if not lacking:
+                        if located is None:
+                            located = self._resume_from(reached, resume)
+                        record = prepare.run(reached, request, located, self.context.progress, self.context.warn)
+                if lacking:  # without the lock: other jobs may start meanwhile, so the slots are looked at again
+                    request = prepare.place_data(reached, request, lacking, self.context.progress)
+                    stack.close()
             if detach:
                 self._print_detached(record)
                 return 0
             self._print_started(record)
-            return follow(self.context, record, signals, on_interrupt, reached.fleet)
+            self._follower = JobFollower(self.context, record, signals, on_interrupt, reached.fleet, runs=True)
+            return self._follower.run()
 
     def _request(self) -> JobRequest:
-        return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress, self._code)
+        own = self.context
+        request = prepare.request_of(self.wanted, self.chosen, os.environ, own.progress, self._code)
+        return prepare.with_data(request, self.chosen, own.home, own.bar)
 
     def _reach(self, request: JobRequest) -> contextlib.AbstractContextManager[ReachedCluster]:
         own = self.context
@@ -112,8 +159,8 @@ class JobLaunch:
             return found
         job, which = checkpoint_actions.split(resume)
         record = self.context.home.job(job)
-        self.context.progress("", f"verifying {resume}")
-        return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
+        with self.context.working(f"verifying {resume}"):
+            return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
     def _newest(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.

@@ -11,8 +11,9 @@ from psctl.job.events import Finished
 from psctl.launch import leader_search
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs.event_stream import EventReader
+from psctl.launch.jobs.step_times import StepReader
 from psctl.page.board import Board
-from psctl.page.history import JobHistory
+from psctl.page.history import JobHistory, steps_document
 from psctl.remote.shell import Shell
 
 
@@ -57,6 +58,17 @@ def follow_on(board: Board, context: Context, record: JobRecord, *, to_end: bool
             board.apply(record.job, event)
             if isinstance(event, Finished):
                 return
+
+
+def read_newest_steps(board: Board, context: Context, record: JobRecord) -> None:
+    """Show on a board the times of a running job's newest steps.
+
+    Raises:
+        PsctlError: it does not run, has no steps, or a host was not reached.
+    """
+    with context.connect(context.cluster_of(record), [host.name for host in record.hosts]) as fleet:
+        found = StepReader(leader_search.on_fleet(fleet, record), fleet, SystemClock(), lambda _: None).read(None)
+    board.set_steps(record.job, steps_document(found.spans, found.clocks, found.hosts))
 
 
 def follow_in_thread(board: Board, context: Context, record: JobRecord) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: the common step, the parts that members send, the commit, the second copy.
+"""Checkpoints of a job: the common step, the parts that members send, the commit, the copies on further hosts.
 
 All senders must end their parts before a checkpoint is committed. Senders are all workers and, where the optimizer
 steps on servers, the servers that are primary of a shard. Other servers may send a part too (of shards that they had
@@ -19,13 +19,14 @@ import msgspec
 from psctl.coordinator.state import checkpoint_interval
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointUploadEnded,
     CommitCheckpoint,
     DiscardCheckpoint,
     SendCheckpointCopy,
+    UploadCheckpoint,
 )
 from psctl.job import events
-from psctl.job.checkpoint_messages import CheckpointCopyDone, CheckpointSaved, CutAt, CutPosition, ProposeCut
+from psctl.job.checkpoint_messages import CheckpointSaved, CutAt, CutPosition, ProposeCut
 from psctl.types import Member
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ class PendingCheckpoint(msgspec.Struct):
     complete_at: float | None = None
     """When the last part arrived; reports of its step may still be missing."""
     committing: bool = False
+
+
+class PendingCopies(msgspec.Struct):
+    """The copies of one checkpoint that are being made."""
+
+    waiting: set[Member] = msgspec.field(default_factory=set)
+    """Agents that have not answered."""
+    holding: set[Member] = msgspec.field(default_factory=set)
+    """Agents whose copies are verified."""
+    failed: set[Member] = msgspec.field(default_factory=set)
 
 
 class CommonStep(msgspec.Struct):
@@ -82,8 +93,12 @@ class JobCheckpoints(msgspec.Struct):
     """The last step whose checkpoint has a part of a worker that leaves while others train."""
     open: dict[int, PendingCheckpoint] = msgspec.field(default_factory=dict)
     """By step: the checkpoints that are being made."""
-    copying: set[int] = msgspec.field(default_factory=set)
-    """Steps whose second copies are being made."""
+    copying: dict[int, PendingCopies] = msgspec.field(default_factory=dict)
+    """By step: the checkpoints whose copies are being made."""
+    uploading: set[int] = msgspec.field(default_factory=set)
+    """Steps whose checkpoints are being uploaded."""
+    copy_hosts: int = -1
+    """Hosts that could hold a copy when this was last compared with `copies`; -1: not yet."""
     dropped: set[int] = msgspec.field(default_factory=set)
     committed: set[int] = msgspec.field(default_factory=set)
     last_step: int | None = None
@@ -100,8 +115,8 @@ class JobCheckpoints(msgspec.Struct):
     """The step of that checkpoint."""
 
     def is_pending(self) -> bool:
-        """Whether anything is being written or copied."""
-        return bool(self.open or self.copying)
+        """Whether anything is being written, copied or uploaded."""
+        return bool(self.open or self.copying or self.uploading)
 
     def senders_of(self, step: int) -> set[Member]:
         """Return the members that must send a part of the checkpoint of a step."""
@@ -124,7 +139,7 @@ def propose_step(job: JobState, save: bool, stop: bool) -> bool:
     """Ask all workers that train for a common step; return False when none trains, or the script has the loop."""
     workers = {rank.member for rank in job.live("worker") if rank.connected and rank.joined and not rank.finished}
     hooked = any(rank.prepared is not None and rank.prepared.hooked for rank in job.live("worker"))
-    if not workers or not job.training or hooked:
+    if not workers or not job.training or (hooked and not job.follows_library):
         return False
     state = job.checkpoints
     state.tickets += 1
@@ -267,18 +282,75 @@ def on_committed(job: JobState, message: CheckpointCommitted) -> None:
             time=job.time, step=message.step, path=message.path, bytes=message.bytes, seconds=message.seconds
         )
     )
-    others = [agent for agent in job.agents if agent.rank != job.head]
-    if job.order.checkpoint.copies >= 1 and others:
-        state.copying.add(message.step)
-        job.instructions.append(SendCheckpointCopy(message.step, others[0]))
+    if job.order.checkpoint.to is not None:
+        state.uploading.add(message.step)
+        job.instructions.append(UploadCheckpoint(message.step))
+    if job.order.checkpoint.copies:
+        _report_missing_hosts(job)
+        state.copying[message.step] = PendingCopies()
+        _send_copies(job, message.step)
 
 
-def on_copied(job: JobState, message: CheckpointCopySent | CheckpointCopyDone) -> None:
-    """A second copy was sent (its agent has to verify it), was verified, or failed."""
+def on_uploaded(job: JobState, message: CheckpointUploadEnded) -> None:
+    """A checkpoint is at `checkpoint.to`, or the target refused it; training goes on either way."""
+    job.checkpoints.uploading.discard(message.step)
     if message.problem:
-        job.notice(f"the second copy of the checkpoint of step {message.step} failed: {message.problem}")
-    if message.problem or isinstance(message, CheckpointCopyDone):
-        job.checkpoints.copying.discard(message.step)
+        is_there = "is uploaded" if message.place else "is not uploaded"
+        job.notice(f"the checkpoint of step {message.step} {is_there}: {message.problem}")
+    if message.place:
+        job.append_event(events.CheckpointCopied(time=job.time, step=message.step, place=message.place))
+
+
+def _copy_hosts(job: JobState) -> list[Member]:
+    """Return the agents that can hold a copy, the standby's first: the first host that does not lead becomes it."""
+    return [agent for agent in job.agents if agent.rank != job.head]
+
+
+def _report_missing_hosts(job: JobState) -> None:
+    """Append a notice when there are fewer hosts than copies: once, and again when their number changes.
+
+    The default of one copy says nothing on a job of one host, which can have none.
+    """
+    state, wanted, hosts = job.checkpoints, job.order.checkpoint.copies, len(_copy_hosts(job))
+    known, state.copy_hosts = state.copy_hosts, hosts
+    if hosts != known and hosts < wanted and (wanted > 1 or len(job.order.hosts) > 1):
+        job.notice(
+            f"checkpoint.copies is {wanted}, and {hosts} further {'host' if hosts == 1 else 'hosts'} can hold one"
+        )
+
+
+def _send_copies(job: JobState, step: int) -> None:
+    """Send a checkpoint to further hosts until it has as many copies as wanted, or no host is left to try."""
+    copies = job.checkpoints.copying[step]
+    used = copies.waiting | copies.holding | copies.failed
+    missing = job.order.checkpoint.copies - len(copies.waiting | copies.holding)
+    for agent in [each for each in _copy_hosts(job) if each not in used][:missing]:
+        copies.waiting.add(agent)
+        job.instructions.append(SendCheckpointCopy(step, agent))
+    if not copies.waiting:
+        del job.checkpoints.copying[step]
+
+
+def on_copied(job: JobState, agent: Member, step: int, problem: str) -> None:
+    """An agent has verified its copy (problem ""), or it failed: another host gets it then, if there is one."""
+    copies = job.checkpoints.copying.get(step)
+    if copies is None or agent not in copies.waiting:
+        return
+    copies.waiting.discard(agent)
+    host = job.order.hosts[agent.rank].name
+    if problem:
+        copies.failed.add(agent)
+        job.notice(f"the copy of the checkpoint of step {step} on {host} failed: {problem}")
+    else:
+        copies.holding.add(agent)
+        job.append_event(events.CheckpointCopied(time=job.time, step=step, place=host))
+    _send_copies(job, step)
+
+
+def remove_copy_host(job: JobState, agent: Member) -> None:
+    """A host is lost: its copies are not waited for."""
+    for step in sorted(job.checkpoints.copying):
+        on_copied(job, agent, step, "the host is lost")
 
 
 # ---- checkpoints that are given up ---------------------------------------------------------------------------------
@@ -309,8 +381,11 @@ def on_taken_over(job: JobState) -> None:
             _commit(job, save, {}, again=True)
         else:
             _drop(job, step, "the coordinator was lost before it was written", "the coordinator was lost")
-    for step in sorted(state.copying):
-        on_copied(job, CheckpointCopySent(step, "the coordinator was lost"))
+    job.instructions += [UploadCheckpoint(step) for step in sorted(state.uploading)]
+    copying, state.copying = state.copying, {}
+    for step, copies in sorted(copying.items()):
+        hosts = ", ".join(job.order.hosts[agent.rank].name for agent in sorted(copies.waiting))
+        job.notice(f"the copy of the checkpoint of step {step} on {hosts} failed: the coordinator was lost")
 
 
 def drop_interrupted(job: JobState, rank: Rank, steps: Iterable[int]) -> None:

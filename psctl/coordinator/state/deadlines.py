@@ -52,7 +52,8 @@ def on_tick(job: JobState) -> None:
         if job.ending is None and job.restart is None:
             check(job)
     if job.training:
-        for check in (_check_early_leave, stalls.name_late, _check_stalls):
+        own_loop = (_check_early_leave, stalls.name_late, _check_stalls)
+        for check in (_check_early_leave, _check_idle) if job.follows_library else own_loop:
             if job.ending is None and job.restart is None:
                 check(job)
         goes_on = job.ending is None and job.restart is None and not joining_workers.is_changing(job)
@@ -107,9 +108,13 @@ def _check_start(job: JobState) -> None:
 
 
 def _check_idle(job: JobState) -> None:
-    """End a job whose script reports no steps when no worker prints or uses the processor any more."""
+    """End a job when no worker prints or uses the processor any more, where steps need not come regularly.
+
+    A script may report none, and a library evaluates between two steps for as long as it likes.
+    """
     workers = job.live("worker")
-    if job.training or "prepared" in job.startup.reached or not workers:
+    own_loop = "prepared" in job.startup.reached and not (job.training and job.follows_library)
+    if own_loop or not workers:
         return
     limit = job.order.stall_timeout
     if not all(rank.pid and job.now - rank.active_at >= limit for rank in workers):

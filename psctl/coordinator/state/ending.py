@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DRAIN = 60.0
 """Seconds for servers to send the parts of the last checkpoint, and for disks to take them."""
 
+UPLOAD = 1800.0
+"""Further seconds for `checkpoint.to` to take the last checkpoints; one that refuses them is given up much earlier."""
+
 SLACK = 5.0
 """Seconds beyond the grace in which agents must report that their processes have ended."""
 
@@ -157,7 +160,7 @@ def _advance_once(job: JobState, end: Ending) -> bool:
         for rank in running:
             job.move_rank(rank, "lost", "its agent did not report its end")
         _drop_uncommitted(job)
-        _move(job, "gone", DRAIN)
+        _move(job, "gone", DRAIN + (UPLOAD if job.order.checkpoint.to is not None else 0.0))
     elif end.phase == "closing" and (late or not job.checkpoints.is_pending()):
         _finish(job, end)
     else:

@@ -48,7 +48,7 @@ class AgentsSilent(msgspec.Struct, frozen=True):
 
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
-    is the reason when there is no plan."""
+    is the reason when there is no plan; `factors`: weights whose gradients are sent as factors."""
 
     chosen: str
     update: str
@@ -56,6 +56,7 @@ class PlanMade(msgspec.Struct, frozen=True):
     event: Planned | None
     problem: str = ""
     options: dict[str, object] = {}
+    factors: tuple[str, ...] = ()
 
 
 class CollectivesPlanned(msgspec.Struct, frozen=True):
@@ -82,10 +83,19 @@ class CheckpointCommitted(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class CheckpointCopySent(msgspec.Struct, frozen=True):
-    """A checkpoint was sent to another host, whose agent has to verify it, or could not be sent."""
+class CheckpointCopyFailed(msgspec.Struct, frozen=True):
+    """A checkpoint could not be sent to another host."""
 
     step: int
+    agent: Member
+    problem: str
+
+
+class CheckpointUploadEnded(msgspec.Struct, frozen=True):
+    """A checkpoint is at `checkpoint.to`, at `place`, or could not be uploaded (place ""); `problem`: what failed."""
+
+    step: int
+    place: str = ""
     problem: str = ""
 
 
@@ -119,7 +129,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | CollectivesPlanned
-    | ShardsMade | CheckpointCommitted | CheckpointCopySent | RestorableFound | TakenOver | LeaderWaited | Tick
+    | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded | RestorableFound | TakenOver
+    | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -200,10 +211,16 @@ class DiscardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a second copy; answer CheckpointCopySent."""
+    """Send the checkpoint of this step to an agent as a copy; the agent answers, or CheckpointCopyFailed."""
 
     step: int
     agent: Member
+
+
+class UploadCheckpoint(msgspec.Struct, frozen=True):
+    """Upload the checkpoint of this step to `checkpoint.to` while training goes on; answer CheckpointUploadEnded."""
+
+    step: int
 
 
 class FindRestorable(msgspec.Struct, frozen=True):
@@ -219,5 +236,5 @@ class CloseCoordinator(msgspec.Struct, frozen=True):
 
 Instruction = (
     StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | PlanCollectives | MakeShards
-    | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
+    | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | UploadCheckpoint | FindRestorable | CloseCoordinator
 )  # fmt: skip

@@ -52,6 +52,8 @@ class Rank(msgspec.Struct):
     """Percent of one core, at the last sample of its host."""
     memory: int = 0
     """Bytes, at the last sample of its host."""
+    parts: dict[str, int] = {}
+    """Percent of a worker's time by `activity.PARTS`, at the last sample of its host."""
     sync: int = 0
     """Percent of its time before its last appended state that it waited for synchronization."""
     traffic: float = 0.0
@@ -159,6 +161,11 @@ class JobState:
         """Whether workers still continue to a common step before all processes end; they may need news of shards."""
         restarts = self.restart is not None and self.restart.phase == "leaving"
         return restarts or (self.ending is not None and self.ending.phase == "cutting")
+
+    @property
+    def follows_library(self) -> bool:
+        """Whether the workers' loop is a library's, which saves and resumes its own state."""
+        return any(rank.prepared is not None and rank.prepared.follows is not None for rank in self.ranks_of("worker"))
 
     @property
     def workers_being_replaced(self) -> list[Rank]:
@@ -331,6 +338,6 @@ class JobState:
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
                 cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
-                traffic=rank.traffic,
+                traffic=rank.traffic, parts=rank.parts,
             )
         )  # fmt: skip

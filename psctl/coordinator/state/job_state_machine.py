@@ -34,7 +34,8 @@ from psctl.coordinator.state import (
 from psctl.coordinator.state.instructions import (
     AgentsSilent,
     CheckpointCommitted,
-    CheckpointCopySent,
+    CheckpointCopyFailed,
+    CheckpointUploadEnded,
     CloseConnection,
     CollectivesPlanned,
     Connected,
@@ -210,8 +211,10 @@ class JobStateMachine:
                 startup.on_shards_made(job, given)
             case CheckpointCommitted():
                 checkpoints.on_committed(job, given)
-            case CheckpointCopySent():
-                checkpoints.on_copied(job, given)
+            case CheckpointCopyFailed(step=step, agent=agent, problem=problem):
+                checkpoints.on_copied(job, agent, step, problem)
+            case CheckpointUploadEnded():
+                checkpoints.on_uploaded(job, given)
             case RestorableFound():
                 restart.on_restorable(job, given)
             case LeaderWaited(seconds=seconds):
@@ -284,8 +287,8 @@ class JobStateMachine:
                 returning_hosts.on_host_wanted(job, agent, message)
             case ScaleWanted():
                 scaling.on_scale_wanted(job, agent, message)
-            case CheckpointCopyDone():
-                checkpoints.on_copied(job, message)
+            case CheckpointCopyDone(step=step, problem=problem):
+                checkpoints.on_copied(job, agent, step, problem)
             case _:
                 self._notice_unexpected(agent, message)
 

@@ -186,7 +186,7 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
-    job.checkpoints.copying.clear()  # the copy was being sent to this host, or CheckpointCopySent will report a problem
+    checkpoints.remove_copy_host(job, Member("agent", host))
     name = job.order.hosts[host].name
     connected = [rank.member for rank in job.ranks.values() if rank.host == host and rank.connected]
     job.instructions += [CloseConnection(member, reason) for member in [Member("agent", host), *connected]]

@@ -9,6 +9,7 @@ import msgspec
 
 from psctl.coordinator.state import checkpoints
 from psctl.job import events
+from psctl.job.activity import PARTS
 from psctl.job.process_messages import HostSample, OutputLines
 from psctl.job.training_messages import Heartbeat, WorkerReport
 from psctl.types import Member
@@ -205,6 +206,16 @@ class JobProgress:
         self._appended = (step, {})
         self._appended_names = {name: found for name, found in self._appended_names.items() if found <= step}
 
+    def begin_after(self, job: JobState, step: int) -> None:
+        """Begin after the step that a library's own checkpoint continues from."""
+        if job.losses.survived + job.scaling.restarts == 0:
+            self.base_step = step
+        else:
+            self.lost_steps = max(0, self.lost_steps + self.first_step - step)
+        self.first_step = step
+        self.reports.rewind(step, job.now)
+        self._appended = (step, {})
+
     def reporting_ranks(self, job: JobState) -> set[int]:
         """Return the ranks of the workers that may report further steps."""
         return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
@@ -344,6 +355,7 @@ def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
         rank = job.ranks.get(usage.member)
         if rank is not None and rank.host == agent.rank:
             rank.cpu, rank.memory = usage.cpu, usage.memory
+            rank.parts = {name: share for name, share in zip(PARTS, usage.parts, strict=False) if share}
     if math.isfinite(message.sent + message.received) and min(message.sent, message.received) >= 0:
         sent, received = (float(f"{rate:.3g}") for rate in (message.sent, message.received))
         job.progress.traffic[agent.rank] = (sent, received)

@@ -65,7 +65,7 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> De
         assignment=assignment, resume=resume, options=plan.options, staleness=order.staleness, period=order.period,
         elastic=divides and plan.update == "server",
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
-        sums=sum_order.record(job),
+        sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
     )  # fmt: skip
 
 

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _SAME = "build the same model and optimizer on every rank"
 
+LIBRARY = "native"
+"""The strategy of libraries that sum gradients themselves: the engine's."""
+
 
 class Startup(msgspec.Struct):
     """How far the current start of all processes is."""
@@ -62,7 +65,8 @@ def start_job(job: JobState, pid: int) -> None:
     hosts = [host.name for host in job.order.hosts]
     roles = [events.RoleOf("coordinator", 0, hosts[0])]
     roles += [events.RoleOf("worker", rank.member.rank, job.host_name(rank)) for rank in job.ranks_of("worker")]
-    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles))
+    name = job.resume.checkpoint if job.resume is not None else ""
+    job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles, checkpoint=name))
     job.append_coordinator_state("running", pid)
     job.move("placed")
 
@@ -173,11 +177,28 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:
             return
     if last:
         job.startup.reached["planning"] = job.now
-        if job.plan is None:
+        if zero.follows is not None:
+            job.progress.begin_after(job, zero.follows)
+        if job.plan is None and job.follows_library and not zero.hooked:
+            _plan_library(job)
+        elif job.plan is None:
             on_gpus = any(each.prepared is not None and each.prepared.on_gpus for each in workers)
             job.instructions.append(MakePlan(zero.layout, job.order, on_gpus, zero.hooked))
         else:  # after a restart, of which only the lost processes' places are new
             _make_shards(job)
+
+
+def _plan_library(job: JobState) -> None:
+    """Leave the sums to the library whose loop trains; no plan is announced, for nothing is chosen."""
+    asked = job.order.strategy
+    if asked in ("auto", LIBRARY):
+        job.plan = PlanMade(LIBRARY, "worker", [], None)
+        order_servers(job, job.plan)
+        _make_shards(job)
+        return
+    text = f"sync.strategy is {asked}, but the loop is a library's, which sums gradients itself"
+    hint = "give the callback the DistributedDataParallel to accelerate, or remove the strategy from the job file"
+    losses.fail(job, job.failure_of(job.ranks_of("worker")[0], text, hint=hint))
 
 
 def on_plan_made(job: JobState, plan: PlanMade) -> None:

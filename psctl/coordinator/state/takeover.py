@@ -24,6 +24,7 @@ from psctl.coordinator.state.instructions import (
     PlanCollectives,
     SendCheckpointCopy,
     TakenOver,
+    UploadCheckpoint,
 )
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
@@ -31,7 +32,9 @@ from psctl.types import Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
-REQUESTS = (MakePlan, PlanCollectives, MakeShards, CommitCheckpoint, SendCheckpointCopy, FindRestorable)
+REQUESTS = (
+    MakePlan, PlanCollectives, MakeShards, CommitCheckpoint, SendCheckpointCopy, UploadCheckpoint, FindRestorable,
+)  # fmt: skip
 """Instructions whose answers were lost with the old coordinator; `on_taken_over` decides about each."""
 
 RECONNECT = 10.0

@@ -11,18 +11,20 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
-from psctl.checkpoint.catalog import CheckpointRow, steps_to_remove
+from psctl.checkpoint.catalog import CheckpointRow, best_step, steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver
+from psctl.checkpoint.disk import writing
 from psctl.checkpoint.export import ExportReceiver
 from psctl.checkpoint.manifest import MANIFEST, Manifest, whole_tensors
 from psctl.checkpoint.writer import EXPORT_SUFFIX, remove_abandoned_for
+from psctl.launch import leader_search
 from psctl.launch.archive import Archive, prove
 from psctl.launch.checkpoints import manifest_trust
 from psctl.launch.checkpoints.checkpoint_listing import (
@@ -38,9 +40,10 @@ from psctl.launch.checkpoints.checkpoint_listing import (
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.site import HostSite
+from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
-from psctl.types import JsonObject
+from psctl.types import HostName, JsonObject
 
 MOST_STEPS = 10**15
 """A step beyond this is none."""
@@ -121,23 +124,68 @@ def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located
     Raises:
         the head's error (not reached, no such checkpoint, or a damaged one), when no other host has it whole.
     """
+    with reached(home, record, which, connect, proves=True) as (_, found):
+        return found
+
+
+@contextlib.contextmanager
+def reached(
+    home: Home, record: JobRecord, which: str, connect: Connect, *, proves: bool = False
+) -> Iterator[tuple[Shell, LocatedCheckpoint]]:
+    """Give a checkpoint and a shell on its host: the job's head, else another host that keeps a copy.
+
+    Args:
+        proves: read its every byte, and pass over a damaged one.
+
+    Raises:
+        the head's error, as `find`.
+    """
+    cluster = recalled_cluster(home, record.cluster)
     first: errors.PsctlError | None = None
-    head, *others = record.hosts
-    for hosts in ([head], others):
+    for others in (False, True):
+        hosts = [host for host in record.hosts if (host is not record.head) == others]
         if not hosts:
             continue
-        with connect(recalled_cluster(home, record.cluster), [host.name for host in hosts]) as fleet:
-            for host in hosts:
-                try:
-                    shell = fleet.shell(host.name)
-                    found = locate(shell, record, which, host)
-                    verify(shell, found)
-                except errors.PsctlError as error:
-                    first = first or error
-                else:
-                    return found
+        with connect(cluster, [host.name for host in hosts]) as fleet:
+            if not others and leader_search.has_moved(fleet, record):
+                record = leader_search.find(home, record, connect)
+                if record.head is not hosts[0]:
+                    continue
+            found, problem = _located(fleet, record, which, hosts, proves)
+            if found is not None:
+                yield fleet.shell(found.host.name), found
+                return
+            first = first or problem
     assert first is not None, "a job has a head"
     raise first
+
+
+def _located(
+    fleet: Fleet, record: JobRecord, which: str, hosts: Sequence[HostRecord], proves: bool
+) -> tuple[LocatedCheckpoint | None, errors.PsctlError | None]:
+    """Return the newest (of `best` the best) checkpoint that one of these hosts holds, else the first error."""
+    first: errors.PsctlError | None = None
+    candidates: list[LocatedCheckpoint] = []
+    for host in hosts:
+        try:
+            candidates.append(locate(fleet.shell(host.name), record, which, host))
+        except errors.PsctlError as error:
+            first = first or error
+    best = keep_best(record) or ("loss", "min")
+    while candidates:
+        metrics = [(each.step, each.manifest.metrics) for each in candidates]
+        wanted = best_step(metrics, *best) if which == "best" else None
+        step = max(each.step for each in candidates) if wanted is None else wanted
+        found = next(each for each in candidates if each.step == step)
+        candidates.remove(found)
+        try:
+            if proves:
+                verify(fleet.shell(found.host.name), found)
+        except errors.PsctlError as error:
+            first = first or error
+        else:
+            return found, None
+    return None, first
 
 
 def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None = None) -> LocatedCheckpoint:
@@ -221,6 +269,32 @@ def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
     return exported.size
 
 
+def export_rows(shell: Shell, found: LocatedCheckpoint, store: str, out: Path) -> tuple[int, int]:
+    """Write the rows of integer keys of a store to a file of this machine; return the rows, and the file's bytes.
+
+    The checkpoint is brought here whole, proved, and removed again.
+    """
+    from psctl.kv.table_export import export_table  # loads torch
+
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=EXPORT_SUFFIX, dir=out.absolute().parent) as here:
+        return export_table(pull(shell, found, Path(here)), found.manifest, store, out)
+
+
+def export_dcp(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
+    """Write a checkpoint as a new folder of torch.distributed.checkpoint on this machine; return its bytes.
+
+    The checkpoint is brought here whole, proved, and removed again.
+    """
+    from psctl.train_state import dcp_export  # loads torch
+
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=EXPORT_SUFFIX, dir=out.absolute().parent) as here:
+        return dcp_export.export_dcp(pull(shell, found, Path(here)), found.manifest, out)
+
+
 def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
     """Return the names of what `prune` would remove, oldest first; nothing is changed."""
     rows = question(shell, record.head, "list", {"root": record.checkpoints, "job": record.job}, ListAnswer).checkpoints
@@ -232,6 +306,24 @@ def prune(shell: Shell, record: JobRecord, keep: int) -> list[CheckpointRow]:
     """Remove a job's older checkpoints on its head; return the rows of those removed."""
     body = {"root": record.checkpoints, "job": record.job, "keep": keep, "keep_best": keep_best(record)}
     return rows_of(record.head, record.job, question(shell, record.head, "prune", body, PruneAnswer).removed)
+
+
+def prune_copies(fleet: Fleet, record: JobRecord, keep: int) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Remove the copies of a job's older checkpoints on its hosts beside the head, by the rule of `prune`.
+
+    Returns:
+        The steps that were removed by host, and the reasons of hosts where none could be.
+    """
+    others = {HostName(host.name): host for host in record.hosts if host is not record.head}
+
+    def act(name: HostName, shell: Shell) -> list[int]:
+        root = f"{others[name].workdir}/checkpoints"
+        body = {"root": root, "job": record.job, "keep": keep, "keep_best": keep_best(record)}
+        return [row.step for row in question(shell, others[name], "prune", body, PruneAnswer).removed]
+
+    done = fleet.each(act, others)
+    removed = {str(name): outcome.value for name, outcome in done.items() if outcome.ok and outcome.value}
+    return removed, {str(name): outcome.error.message for name, outcome in done.items() if outcome.error is not None}
 
 
 def pull(shell: Shell, found: LocatedCheckpoint, folder: Path) -> Path:

@@ -1,12 +1,13 @@
 """Calls of the checkpoint tool on hosts, and the lists of checkpoints made from them.
 
-A list has the checkpoints on each job's head; where that is not reached, the copies on its other hosts.
+A list has the checkpoints on each job's head, and the hosts that hold copies of them; where the head is not reached, it
+has the copies.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,8 +18,9 @@ from psctl.checkpoint.reader import folder_name
 from psctl.launch import leader_search
 from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, by_cluster
+from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.types import UNDECODABLE
+from psctl.types import UNDECODABLE, HostName
 
 A = TypeVar("A")
 
@@ -104,19 +106,18 @@ def folder_on(host: HostRecord, job: str, step: int) -> str:
 
 
 def rows_of(host: HostRecord, job: str, listed: Sequence[ListedCheckpoint]) -> list[CheckpointRow]:
-    """Return rows of a job as they are printed; job and folder do not depend on the host's answers."""
-    return [
-        ListedCheckpoint(
-            job, row.step, row.time, row.bytes, row.metrics, folder_on(host, job, row.step), row.problem
-        ).document()
+    """Return rows of a job as they are printed; job, folder and host do not depend on the host's answers."""
+    rows = [
+        ListedCheckpoint(job, row.step, row.time, row.bytes, row.metrics, folder_on(host, job, row.step), row.problem)
         for row in listed
     ]
+    return [{**row.document(), "host": host.name, "hosts": [host.name]} for row in rows]
 
 
 class ListedCheckpoints(msgspec.Struct, frozen=True):
     """The checkpoints of some jobs.
 
-    `rows` are those of `checkpoint list`, each with the host that holds it. `notes` name the jobs whose copies were
+    `rows` are those of `checkpoint list`, each with the hosts that hold it. `notes` name the jobs whose copies were
     listed instead. `missing` has the jobs of which no host was reached, each with the error of its head.
     """
 
@@ -137,13 +138,14 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
             _list_on_heads(home, led_elsewhere, connect, found, failed)
             records = [led.get(record.job, record) for record in records]
     notes: list[str] = []
-    for record in (each for each in records if each.job in failed):
-        copies = _copies(home, record, connect)
-        if copies is not None:
-            found[record.job], hosts = copies
+    for record, copies in _copies(home, records, connect):
+        if record.job in failed and copies:
             head, message = record.head.name, failed.pop(record.job).message
             why = f"its head {head} is not reached ({message.removeprefix(f'{head}: ')})"
-            notes.append(f"{record.job}: {why}; these are the copies on {', '.join(hosts)}")
+            notes.append(f"{record.job}: {why}; these are the copies on {', '.join(copies)}")
+            found[record.job] = []
+        if record.job in found:
+            found[record.job] = _with_copies(found[record.job], copies)
     return ListedCheckpoints([row for record in records for row in found.get(record.job, [])], notes, failed)
 
 
@@ -163,25 +165,57 @@ def _list_on_heads(
         return [record for record in group if leader_search.has_moved(fleet, record)]
 
 
-def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[CheckpointRow], list[str]] | None:
-    """Return what a job's other hosts hold, and which of them answered; None when none did."""
-    others = [host for host in record.hosts if host is not record.head]
-    if not others:
-        return None
-    rows: list[CheckpointRow] = []
-    answered = []
-    with connect(recalled_cluster(home, record.cluster), [host.name for host in others]) as fleet:
-        for host in others:
-            try:
-                rows += rows_on(fleet.shell(host.name), host, record)
-            except (errors.HostUnreachable, errors.AuthFailed, errors.HostKeyChanged, errors.CommandFailed):
-                continue  # another one may have them
-            answered.append(host.name)
-    return (rows, answered) if answered else None
+def _copies(
+    home: Home, records: Sequence[JobRecord], connect: Connect
+) -> Iterator[tuple[JobRecord, dict[HostName, list[CheckpointRow]]]]:
+    """Yield each job with what its hosts beside the head hold; a host that did not answer is left out."""
+    for _, group in by_cluster(records):
+        names = sorted({host.name for record in group for host in record.hosts if host is not record.head})
+        if not names:
+            yield from ((record, {}) for record in group)
+            continue
+        with connect(recalled_cluster(home, group[0].cluster), names) as fleet:
+            for record in group:
+                yield record, _copies_of(fleet, record)
+
+
+def _copies_of(fleet: Fleet, record: JobRecord) -> dict[HostName, list[CheckpointRow]]:
+    others = {HostName(host.name): host for host in record.hosts if host is not record.head}
+
+    def ask(name: HostName, shell: Shell) -> list[CheckpointRow]:
+        return rows_on(shell, others[name], record)
+
+    asked = fleet.each(ask, [name for name in others if name in fleet.shells])
+    return {name: outcome.value for name, outcome in asked.items() if outcome.ok}
+
+
+def _with_copies(
+    rows: Sequence[CheckpointRow], copies: Mapping[HostName, Sequence[CheckpointRow]]
+) -> list[CheckpointRow]:
+    """Return the head's rows with the hosts that hold a whole copy; without any, the rows of the copies, by step."""
+    listed = rows or [row for each in copies.values() for row in each]
+    by_step: dict[int, CheckpointRow] = {}
+    for row in sorted(listed, key=lambda row: (row["step"], not row["complete"])):
+        by_step.setdefault(row["step"], row)
+    for step, row in by_step.items():
+        row["hosts"] = list(dict.fromkeys([*([row["host"]] if row["complete"] else []), *_holders(copies, step)]))
+    return list(by_step.values())
+
+
+def _holders(copies: Mapping[HostName, Sequence[CheckpointRow]], step: int) -> list[str]:
+    """Return the hosts with a complete copy of a step's checkpoint."""
+    return [name for name, held in copies.items() if any(row["step"] == step and row["complete"] for row in held)]
+
+
+def holders(home: Home, record: JobRecord, first: str, step: int, connect: Connect) -> list[str]:
+    """Return the hosts of a job that hold a checkpoint: the one where it was found first, then the others."""
+    found = [first]
+    for _, copies in _copies(home, [record], connect):
+        found += _holders(copies, step)
+    return list(dict.fromkeys(found))
 
 
 def rows_on(shell: Shell, host: HostRecord, record: JobRecord) -> list[CheckpointRow]:
     """Return the checkpoints of a job that one of its hosts holds."""
     body = {"root": f"{host.workdir}/checkpoints", "job": record.job}
-    listed = question(shell, host, "list", body, ListAnswer).checkpoints
-    return [{**row, "host": host.name} for row in rows_of(host, record.job, listed)]
+    return rows_of(host, record.job, question(shell, host, "list", body, ListAnswer).checkpoints)

@@ -38,7 +38,7 @@ from psctl.launch.hosts.installing import install, runs_of
 from psctl.launch.hosts.site import HostSite, inspect_hosts
 from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
-from psctl.remote.shell import Shell
+from psctl.remote.shell import Shell, working
 from psctl.topology.network.addresses import ChosenAddress as Address
 from psctl.units import hide_credentials
 
@@ -203,17 +203,22 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
         if isinstance(action, (FindNetwork, MeasureLinks)):
             continue  # carried out for all hosts together by `link_measurement.carry_out`
         progress(shell.name, str(action))
-        match action:
-            case SendCode(hash=name):
-                send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name])
-            case SendWheels(hash=name):
-                send_archive(shell, site.executable, f"{site.workdir}/wheels", reached.archives[name])
-            case MakeEnvironment():
-                _make_environment(shell, site, action)
-            case Install():
-                _install(reached, shell, site, action)
-            case WriteReady():
-                shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
+        with working(shell, shell.name, str(action)):
+            _carry_out_action(reached, shell, site, action)
+
+
+def _carry_out_action(reached: ReachedCluster, shell: Shell, site: HostSite, action: AnyAction) -> None:
+    match action:
+        case SendCode(hash=name):
+            send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name])
+        case SendWheels(hash=name):
+            send_archive(shell, site.executable, f"{site.workdir}/wheels", reached.archives[name])
+        case MakeEnvironment():
+            _make_environment(shell, site, action)
+        case Install():
+            _install(reached, shell, site, action)
+        case WriteReady():
+            shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
 
 
 def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from psctl.launch.home import HostRecord
+from psctl.launch.home import DataLink, HostRecord
 from psctl.launch.host_programs import HOST_FILES, run_program
 from psctl.remote.shell import Process, Shell
 
@@ -28,19 +28,26 @@ class JobFolder(msgspec.Struct, frozen=True):
 _JOB_FOLDER = msgspec.json.Decoder(JobFolder)
 
 
-def write_orders(shell: Shell, host: HostRecord, orders: object, *, claim: bool, limit: float) -> JobFolder:
-    """Write an agent's orders on its host.
+def write_orders(
+    shell: Shell, host: HostRecord, orders: object, code: str, data: Sequence[DataLink], *, claim: bool, limit: float
+) -> JobFolder:
+    """Make a job's folder on a host, and write the agent's orders.
 
     Args:
         shell: the host.
         host: the job's part there.
         orders: as JSON values, or the AgentOrders.
+        code, data: the hash of the job's code, and its data; both are there.
         claim: reserve the job's name there.
         limit: seconds after which orders that no agent read are removed.
     """
-    question = {"folder": host.job_dir, "claim": claim, "wait": limit}
+    question = {
+        "folder": host.job_dir, "claim": claim, "wait": limit, "files": host.files,
+        "code": f"{host.workdir}/code/{code}",
+        "data": [each.path for each in data], "links": [[each.to, f"{host.workdir}/data/{each.path}"] for each in data],
+    }  # fmt: skip
     return run_program(
-        shell, host.python, HOST_FILES, "begin", question, _JOB_FOLDER, stdin=msgspec.json.encode(orders)
+        shell, host.python, HOST_FILES, "begin", question, _JOB_FOLDER, stdin=msgspec.json.encode(orders), timeout=600
     )
 
 

@@ -1,6 +1,7 @@
 """Translates messages of a job's hosts for the machine that submitted it: its own paths, and commands that work there.
 
-A job's folder is sent to hosts as `WORKDIR/code/HASH`. Tracebacks and warnings name files there; users open their own.
+A job's folder is sent to hosts, and its workers run in a copy of it, `WORKDIR/jobs/JOB/HOST/files`. Tracebacks and
+warnings name files there; users open their own.
 Only positions in source files are translated (`File "...", line 12`, `....py:12`): any other path that a process prints
 is one on its host. A restored job runs the code of its checkpoint, not that of a folder here; its files are named
 relative to their folder.
@@ -43,16 +44,18 @@ class SourcePaths:
 
     def __init__(self, record: JobRecord) -> None:
         self._record = record
-        self._hash = record.code_hash
+        self._mark = f"jobs/{record.job}/"
         self._folder = f"{record.job_folder}/" if record.job_folder else ""
-        there = {re.escape(f"{host.workdir}/code/{self._hash}") for host in record.hosts}
-        there.add(rf"[^\s\"'<>=(]*/code/{re.escape(self._hash)}")  # by another name: the workdir may be a link
+        there = {re.escape(host.files) for host in record.hosts}
+        there |= {  # by another name: the workdir may be a link
+            rf"[^\s\"'<>=(]*/jobs/{re.escape(record.job)}/{re.escape(host.name)}/files" for host in record.hosts
+        }
         prefix = "|".join(sorted(there, key=len, reverse=True))
         self._pattern = re.compile(rf'(?:{prefix})/(?=[^"\n]*?\.pyw?(?:", line \d|:\d))')
 
     def text(self, text: str) -> str:
         """Return text with the positions in the job's source files as they are named on this machine."""
-        if not self._hash or self._hash not in text:
+        if self._mark not in text:
             return text
         return self._pattern.sub(lambda _: self._folder, text)
 

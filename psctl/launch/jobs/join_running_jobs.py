@@ -7,6 +7,7 @@ again when its agent registers, and a new one in the same way (coordinator/state
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import PurePosixPath
 
@@ -18,14 +19,17 @@ from psctl.job.control_answers import HelloAnswer
 from psctl.launch import agent_calls, leader_search
 from psctl.launch.checkpoints.checkpoint_actions import fetch_code
 from psctl.launch.clusters import ChosenCluster, Progress
+from psctl.launch.files import data_sets, data_transfer, url_fetch
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.converge import ReachedCluster, send_archive
+from psctl.launch.jobs import prepare, submit
 from psctl.launch.jobs.agent_start import start_agent, write_orders
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.roster import spare_host
 from psctl.orders import HostOrder
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
+from psctl.spec.job import load_job
 from psctl.types import HostName, JsonObject
 
 
@@ -130,22 +134,50 @@ class _RunningJob:
             self._progress(order.name, f"sending the folder of {record.job}")
             archive = fetch_code(self._leading, record.head.workdir, record.code_hash)
             send_archive(shell, reached.sites[order.name].executable, f"{host.workdir}/code", archive, keep=True)
+        self._bring_data(order.name)
         self._record = replace(record, cluster=reached.chosen.known)
         self._start(len(record.hosts), host, shell, order)
+
+    def _bring_data(self, name: str) -> None:
+        """Send the job's data to a host, as the job has it.
+
+        Raises:
+            CommandFailed: it is not the same any more where it comes from.
+        """
+        reached, record = self._reached, self._record
+        if not record.data:
+            return
+        text, settings, _ = prepare.split_notes(record.job_file)
+        job = load_job(text, record.job_source, settings)
+        hashed = not all(each.path.startswith(data_sets.HERE_PREFIX) for each in record.data)
+        try:
+            sets = data_sets.data_sets(job, text, reached.home, None, hashed=hashed)
+        except errors.InvalidFile as error:
+            raise errors.CommandFailed(name, "receive the job's data", 1, error.message) from error
+        variables = {**reached.chosen.spec.runtime.env, **submit.variables(job, {}, {}, os.environ)}
+        variables |= submit.secrets_of(job, os.environ)
+        data_transfer.send_data(reached, sets, [name], self._progress)
+        sets = url_fetch.fetch_urls(reached, sets, [name], variables, self._progress)
+        for link, found in zip(record.data, sets, strict=True):
+            if link != found.link:
+                why = f"{found.spec.source} is not as it was when the job began, and its hosts must have the same data"
+                raise errors.CommandFailed(name, "receive the job's data", 1, why)
 
     def _start(self, index: int, host: HostRecord, shell: Shell, added: HostOrder | None) -> None:
         """Start the agent of one host, and record it; before its start too, as a psctl may be killed."""
         record = self._record
         folders = {
             "host": index, "python": host.python, "code": host.code, "workdir": host.workdir, "job_dir": host.job_dir,
-            "code_dir": f"{host.workdir}/code/{record.code_hash}",
+            "code_dir": host.files,
             "added": None if added is None else msgspec.to_builtins(added),
         }  # fmt: skip
         answer = agent_calls.call(self._leading, record.head, "orders", _ORDERS, folders)
         if answer is None:
             raise errors.CommandFailed(self._leading.name, "orders", 1, f"the agent of {record.job} has ended")
         self._save(index, host)
-        written = write_orders(shell, host, answer.orders, claim=False, limit=record.limit)
+        written = write_orders(
+            shell, host, answer.orders, record.code_hash, record.data, claim=False, limit=record.limit
+        )
         process = start_agent(shell, host, written.orders, self._reached.chosen.spec.runtime.env)
         host = replace(host, pid=process.pid, started=process.started)
         _await_agent(shell, host, record.job)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_folder, walk
-from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.checkpoints import checkpoint_actions, checkpoint_listing
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
+from psctl.launch.files import data_sets, data_transfer, output_pull, url_fetch
 from psctl.launch.home import Home, JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import script_entry
@@ -24,10 +25,10 @@ from psctl.launch.placement.job_planning import order_for_plan, plan_of
 from psctl.launch.placement.roster import JobHosts, Resumed, assign_workers
 from psctl.launch.setup import cluster_setup
 from psctl.plan.choose import Plan, planner_for_job
-from psctl.remote.shell import Shell
+from psctl.remote.shell import Shell, TransferMeter
 from psctl.spec.job import JobSpec, load_job
 from psctl.types import JsonObject
-from psctl.units import format_bytes
+from psctl.units import format_bytes, hide_credentials
 
 Warn = Callable[[str], None]
 
@@ -73,7 +74,7 @@ def request_of(
         archive = _pack(wanted, progress)
         code = archive.hash
         if archive.warning:
-            progress("", archive.warning + "; `exclude:` leaves data out")
+            progress("", archive.warning + "; `data:` sends large files once, `exclude:` leaves them out")
     return JobRequest(
         job=job, text=wanted.text, source=wanted.source, folder=wanted.folder if archive else None, code=code,
         archive=archive, environment=variables(job, chosen.spec.runtime.env, wanted.env, shell),
@@ -81,14 +82,44 @@ def request_of(
     )  # fmt: skip
 
 
+def with_data(request: JobRequest, chosen: ChosenCluster, home: Home, meter: TransferMeter | None) -> JobRequest:
+    """Return a request with the data that its job file names, hashed where a host needs a copy.
+
+    Raises:
+        InvalidFile: a path does not exist, or holds what cannot be sent; the user's fault.
+    """
+    job = request.job
+    hashed = not all(host.local for host in chosen.spec.hosts)
+    text = split_notes(request.text)[0]
+    sent = set(request.archive.files) if request.archive is not None else set()
+    for index, spec in enumerate(job.data):
+        above = [str(each) for each in PurePosixPath(spec.place).parents]
+        files = [name for name in above if name in sent and not _is_folder(request, name)]
+        if spec.place in sent or files:
+            raise errors.InvalidFile(
+                f"data[{index}].to: {[spec.place, *files][-1]} is in the job's folder too, which is sent",
+                hint="name another place, or leave that out with `exclude:`",
+                where=data_sets.position(text, job.source, index),
+            )
+    return msgspec.structs.replace(request, data=data_sets.data_sets(job, text, home, meter, hashed=hashed))
+
+
+def _is_folder(request: JobRequest, name: str) -> bool:
+    path = (request.folder or Path()) / name
+    return path.is_dir() and not path.is_symlink()
+
+
 def _pack(wanted: RequestedJob, progress: Progress) -> Archive:
     job, where = wanted.job, script_entry.position(wanted.text, wanted.source, "script")
     if error := script_entry.missing(job.script, wanted.folder, where):
         raise error
-    size = sum(path.lstat().st_size for _, path in walk(wanted.folder, job.exclude))
+    exclude = [
+        *job.exclude, *data_sets.excluded(job, wanted.folder), *output_pull.excluded(job.source, wanted.folder)
+    ]  # fmt: skip
+    size = sum(path.lstat().st_size for _, path in walk(wanted.folder, exclude))
     if size >= LARGE:
         progress("", f"packing the job's folder ({format_bytes(size)})")
-    archive = pack_folder(wanted.folder, job.exclude)
+    archive = pack_folder(wanted.folder, exclude)
     if job.script is not None and job.script not in archive.files:
         raise errors.InvalidFile(
             f"script: {job.script} is left out by .gitignore or `exclude:`, so it is not sent to hosts",
@@ -128,6 +159,35 @@ def job_hosts_of(reached: ReachedCluster, job: JobSpec) -> JobHosts:
     return assign_workers(reached.chosen.spec, machines_of(reached), job)
 
 
+def _checked(reached: ReachedCluster, request: JobRequest, progress: Progress, warn: Warn) -> JobHosts:
+    """Make the hosts ready for a job; return its hosts."""
+    job_hosts = job_hosts_of(reached, request.job)  # too few slots or ports are refused before anything is touched
+    ports.check(reached, job_hosts, request.job)
+    planner_for_job(order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)).check()
+    make_ready(reached, progress, warn)
+    job_hosts = job_hosts_of(reached, request.job)  # the links' rates may have been measured since
+    if "://" in (request.job.checkpoint.to or ""):
+        _check_target(reached, job_hosts, request.job)
+    return job_hosts
+
+
+def hosts_for_data(reached: ReachedCluster, request: JobRequest, progress: Progress, warn: Warn) -> list[str]:
+    """Return the job's hosts, made ready, if one of them lacks data of the job; else an empty list."""
+    if not request.data:
+        return []
+    names = _checked(reached, request, progress, warn).names
+    unknown = any(not each.name for each in request.data)
+    return names if unknown or data_transfer.hosts_that_lack(reached, request.data, names) else []
+
+
+def place_data(reached: ReachedCluster, request: JobRequest, names: list[str], progress: Progress) -> JobRequest:
+    """Send a job's data to its hosts, and have them fetch the URLs; return the request with their names there."""
+    data_transfer.send_data(reached, request.data, names, progress)
+    variables = {**request.environment, **request.secrets}
+    data = url_fetch.fetch_urls(reached, request.data, names, variables, progress)
+    return msgspec.structs.replace(request, data=data)
+
+
 def run(
     reached: ReachedCluster,
     request: JobRequest,
@@ -143,11 +203,7 @@ def run(
         resume: the verified checkpoint that it resumes from; it is copied to the new head if that lacks it.
         progress, warn: show progress, and warnings about the hosts' links.
     """
-    job_hosts = job_hosts_of(reached, request.job)  # too few slots or ports are refused before anything is touched
-    ports.check(reached, job_hosts, request.job)
-    planner_for_job(order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)).check()
-    make_ready(reached, progress, warn)
-    job_hosts = job_hosts_of(reached, request.job)  # the links' rates may have been measured since
+    job_hosts = _checked(reached, request, progress, warn)
     resumed = None
     if resume is not None:
         with source_of(reached, resume.record, resume.host.name) as source:
@@ -156,6 +212,13 @@ def run(
                 request = msgspec.structs.replace(request, archive=archive)
             resumed = Resumed(_bring(reached, job_hosts, source, resume, progress), resume.id)
     return submit(reached, request, job_hosts, resumed, progress)
+
+
+def _check_target(reached: ReachedCluster, job_hosts: JobHosts, job: JobSpec) -> None:
+    """Refuse a `checkpoint.to` for which the head lacks a package: it would be seen at the first checkpoint only."""
+    head = job_hosts.hosts[0].name
+    body = {"to": job.checkpoint.to}
+    checkpoint_listing.question(reached.fleet.shell(head), reached.record(job.name, head), "target", body, dict)
 
 
 @contextlib.contextmanager
@@ -174,6 +237,7 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> J
     ports.check(reached, job_hosts, request.job)
     order = order_for_plan(reached, request.job.name, request.job, job_hosts, request.code)
     plan, document = plan_of(order, size)
+    lacking = data_transfer.hosts_that_lack(reached, request.data, job_hosts.names)
     span = order.ports
     return {
         "job": request.job.name,
@@ -182,15 +246,27 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> J
         "hosts": [
             {
                 "name": host.name, "address": host.address, "interface": host.interface,
-                "actions": [*map(str, reached.plans[host.name]), *_sends(reached, request, host.name)],
+                "actions": [
+                    *map(str, reached.plans[host.name]), *_sends(reached, request, host.name),
+                    *(f"{_verb(reached, host.name)} {each.spec.source} to data/{each.name[:12]}"
+                      for each in lacking.get(host.name, [])),
+                    *(f"fetch {hide_credentials(each.spec.source)}, unless it is there"
+                      for each in request.data if each.source is None),
+                ],
             }
             for host in job_hosts.hosts
         ],
         "ports": f"{span[0]}-{span[1]}" if span else "any free port of each host's address",
         "prometheus": str(order.exports.prometheus) if order.exports.prometheus else None,
         "files": _files(request),
+        "data": data_sets.described(request.data),
         "plan": document,
     }  # fmt: skip
+
+
+def _verb(reached: ReachedCluster, name: str) -> str:
+    """Return how a host gets data: one that is this machine gets a link."""
+    return "link" if any(host.local for host in reached.chosen.spec.hosts if host.name == name) else "send"
 
 
 def load_requested_job(text: str, source: str, overrides: list[str], env: list[str]) -> RequestedJob:

@@ -62,7 +62,7 @@ def command(spec: ClusterSpec, job: str, place: RankPlace, words: Sequence[str],
         terminal: this psctl has one.
     """
     there = [
-        place.host.python, "-c", program_source(RANK_SHELL), job, str(place.pid), place.host.job_dir, *words
+        place.host.python, "-c", program_source(RANK_SHELL), job, str(place.pid), place.host.files, *words
     ]  # fmt: skip
     host = next(each for each in spec.hosts if each.name == place.host.name)
     if host.local:
@@ -86,6 +86,7 @@ def _ssh(spec: ClusterSpec, host: HostSpec, *, terminal: bool) -> list[str]:
     found += ["-p", str(port)] if port else []
     found += ["-i", os.path.expanduser(ssh.identity_file)] if ssh.identity_file else []
     found += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
+    found += ["-o", f"ConnectTimeout={max(1, round(ssh.connect_timeout))}"]
     found += ["-o", f"StrictHostKeyChecking={'yes' if ssh.host_key_policy == 'strict' else 'accept-new'}"]
     return [*found, "--", host.address]
 

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from psctl import errors
 from psctl.clock import Clock
@@ -202,7 +203,7 @@ def merged(answers: Sequence[ServerRows]) -> StoreAnswer:
     rows: dict[tuple[str, int], list[RowValue]] = {}
     for answer in sorted(answers, key=lambda each: each.epoch):
         stores |= set(answer.stores)
-        tables |= {table.name: table for table in answer.tables}
+        tables |= {table.name: _added(table, tables.get(table.name)) for table in answer.tables}
         at = 0
         for row in answer.rows:
             values: array[float] = array(_CODES[row.sent])
@@ -214,6 +215,12 @@ def merged(answers: Sequence[ServerRows]) -> StoreAnswer:
             for index, key in enumerate(row.keys):
                 rows[row.table, key] = values[index * row.width : (index + 1) * row.width].tolist()
     return StoreAnswer(sorted(stores), tables, rows)
+
+
+def _added(table: ReadTable, other: ReadTable | None) -> ReadTable:
+    """Return a server's description of a table with the counts of others added."""
+    known = {} if other is None else other.stats
+    return replace(table, stats={name: count + known.get(name, 0) for name, count in table.stats.items()})
 
 
 def entry_of(key: Key, answer: StoreAnswer) -> StoreEntry:

@@ -19,7 +19,8 @@ from psctl.job.control_answers import HelloAnswer
 from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import Progress
-from psctl.launch.home import HostRecord, JobRecord, split_job
+from psctl.launch.files.data_sets import DataSet
+from psctl.launch.home import DataLink, HostRecord, JobRecord, split_job
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, run_program
 from psctl.launch.hosts.converge import ReachedCluster, send_archive
 from psctl.launch.jobs.agent_start import SLOWEST, start_agent, write_orders
@@ -54,6 +55,12 @@ class JobRequest(msgspec.Struct, frozen=True):
     secrets: dict[str, str]
     code: str
     archive: Archive | None = None
+    data: tuple[DataSet, ...] = ()
+
+    @property
+    def links(self) -> list[DataLink]:
+        """The links to data in the job's folder."""
+        return [each.link for each in self.data]
 
 
 def variables(
@@ -216,7 +223,7 @@ class _Submission:
         )
         orders = agent_orders(self.order, index, host, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
-        answer = write_orders(shell, host, orders, claim=index == 0, limit=limit)
+        answer = write_orders(shell, host, orders, self.request.code, self.request.links, claim=index == 0, limit=limit)
         if answer.taken:
             return False
         self.orders[shell.name] = answer.orders
@@ -260,6 +267,7 @@ class _Submission:
             job_file=request.text, job_source=request.source, job_folder=str(request.folder or ""),
             code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints", state=state,
             limit=max(request.job.timeouts.start, SLOWEST), authority=self.authority.certificate_pem,
+            data=request.links,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
 from psctl.launch.measure.measurement_servers import RATES, MeasuredRates, ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
-from psctl.remote.shell import Shell
+from psctl.remote.shell import Shell, working
 from psctl.topology.findings import Finding
 from psctl.topology.graph import NETWORK, Between, Link
 from psctl.topology.host.link_overrides import LinkOverride, apply_overrides
@@ -149,12 +149,15 @@ def measure(reached: ReachedCluster, progress: Progress, effort: MeasurementEffo
     progress("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
     listen = {name: [at[name]] for name in hosts}
     with serving(reached.fleet, work.settings, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
-        for pairs in plan:
-            work.run(servers, pairs)
+        shell = reached.fleet.shell(hosts[0])
+        with working(shell, "", f"measuring {count}", len(plan) * (effort.round + 0.5)):
+            for pairs in plan:
+                work.run(servers, pairs)
         for _ in range(TURNS):
             for pairs in further_measurements(hosts, work.series, _labels(chosen)):
                 progress("", f"measuring {', '.join(f'{a} - {b}' for a, b in pairs)} again")
-                work.run(servers, pairs)
+                with working(shell, "", "measuring again", effort.round + 0.5):
+                    work.run(servers, pairs)
     if not work.series:
         a, b, why = work.missing[0]
         raise errors.HostUnreachable(f"nothing could be measured: {a} - {b}: {why}", "psctl doctor shows why", a)
@@ -246,14 +249,17 @@ def inside(reached: ReachedCluster, progress: Progress) -> dict[str, tuple[Link,
     names = [HostName(host.name) for host in reached.chosen.spec.hosts if _copies(host.name, reached)]
     if not names:
         return {}
-    progress("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
+    what = f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}"
+    progress("", what)
 
     def copy(name: HostName, shell: Shell) -> MeasuredCopies:
         question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in reached.sites[name].facts.gpus]}
         return run_program(shell, reached.python(name), GPU_COPIES, "measure", question, _COPIES, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
-    for name, outcome in reached.fleet.each(copy, names=names).items():
+    with working(reached.fleet.shells[names[0]], "", what):
+        measured = reached.fleet.each(copy, names=names)
+    for name, outcome in measured.items():
         why = outcome.error.message if outcome.error is not None else outcome.value.error
         if why:
             progress(str(name), f"no copies measured: {why}")

@@ -1,12 +1,8 @@
-"""Makes the document of `psctl topo`: the machines of a cluster, their devices and links, and a suggested strategy.
-
-Live hosts and saved output take the same path: text is recognised by its content, the readings of a host become a
-graph, and the graphs become one document.
-"""
+"""Makes the document of `psctl topo` for live hosts: the machines of a cluster, their devices and links."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,14 +11,11 @@ from psctl.launch.clusters import Progress
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
-from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
-from psctl.topology.facts import HostFacts
-from psctl.topology.graph import Between, ClusterGraph, HostNode, Suggestion
-from psctl.topology.host.document import ClusterDocument, cluster_document
+from psctl.launch.measure.topology_document import topology_document
+from psctl.topology.graph import Between, ClusterGraph, HostNode
+from psctl.topology.host.document import ClusterDocument
 from psctl.topology.host.host_graph import build_host_graph, with_copies
-from psctl.topology.host.worker_placement import place_workers
-from psctl.types import JsonObject
 
 
 def known_links(reached: ReachedCluster, progress: Progress) -> tuple[Measurements | None, list[str]]:
@@ -66,7 +59,7 @@ def topology(reached: ReachedCluster, measured: Measurements | None) -> ClusterD
     """
     cluster = cluster_graph(reached, list(reached.sites), measured)
     facts = {name: site.facts for name, site in reached.sites.items()}
-    document = _document(cluster, suggest(cluster, calibration.load(reached)), facts, reached.failed)
+    document = topology_document(cluster, suggest(cluster, calibration.load(reached)), facts, reached.failed)
     order = [host.name for host in reached.chosen.spec.hosts]
     document["hosts"].sort(key=lambda host: order.index(str(host["name"])))
     return document
@@ -97,35 +90,3 @@ def _known_via(nodes: Sequence[HostNode], edge: Between) -> Between:
     if not edge.via or host is None or host.graph.device(edge.via) is not None:
         return edge
     return msgspec.structs.replace(edge, via="")
-
-
-def saved_topology(reference: str) -> ClusterDocument:
-    """Return the document of `topo -o json` for saved output; no connection is made.
-
-    Args:
-        reference: a file, a folder, or "-" for standard input.
-
-    Raises:
-        InvalidFile: it cannot be read, or contains no known output.
-    """
-    saved = read_saved(reference)
-    document = _document(saved.cluster, suggest(saved.cluster), {}, {})
-    for host in document["hosts"]:
-        host.update(
-            {key: value for key, value in saved.about.get(str(host["name"]), {}).items() if host.get(key) is None}
-        )
-    document["hosts"] += saved.failed
-    return document
-
-
-def _document(
-    cluster: ClusterGraph, suggestion: Suggestion | None, facts: Mapping[str, HostFacts],
-    failed: Mapping[str, errors.PsctlError],
-) -> ClusterDocument:  # fmt: skip
-    rows: list[JsonObject] = [{"name": name, **error.document()} for name, error in failed.items()]
-    document = cluster_document(cluster, suggestion, facts, rows)
-    for host in document["hosts"]:
-        node = cluster.host(str(host["name"]))
-        if node is not None and "worker" in node.roles:
-            host["workers"] = [msgspec.to_builtins(seat) for seat in place_workers(node.graph)]
-    return document

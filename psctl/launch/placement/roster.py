@@ -233,6 +233,7 @@ def job_order(
         staleness=staleness_of(job),
         period=job.sync.period,
         compression=job.sync.compressed,
+        factor_rows=job.sync.factor_rows,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,
@@ -321,7 +322,7 @@ def agent_orders(
     job = job if index == 0 else msgspec.structs.replace(job, topology=None, costs={})
     return AgentOrders(
         job=job, host=index, python=host.python, paths=[host.code], workdir=host.workdir, job_dir=host.job_dir,
-        code_dir=f"{host.workdir}/code/{job.code_hash}", authority=keys.authority, certificate=keys.certificate,
+        code_dir=host.files, authority=keys.authority, certificate=keys.certificate,
         key=keys.key, preauth_secret=keys.preauth_secret, coordinator=coordinator, authority_key=keys.authority_key,
         secrets=dict(secrets), grace=GRACE,
     )  # fmt: skip

@@ -23,6 +23,9 @@ from psctl.launch.remote_programs.pending_orders import discard_orders, keep_ord
 Question = dict[str, Any]
 """A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
+LINKED = 1_000_000
+"""Bytes from which on a file of a job's code is linked into the job's folder, not copied."""
+
 DISK_FULL = errno.ENOSPC
 """Exit status for a full disk."""
 
@@ -186,7 +189,8 @@ def begin(question: Question) -> Question:
     If no agent reads them within `wait` seconds, because psctl ended, folder and orders are removed again.
 
     Args:
-        question: `folder`: the job's folder; `claim`: whether to reserve the job's name; `wait`: seconds.
+        question: `folder`: the job's folder; `claim`: whether to reserve the job's name; `wait`: seconds; `files`,
+            `code`, `links`: as for `make_files`; `data`: the paths of the job's data, below the data folder.
 
     Returns:
         `taken`: whether another psctl has reserved the name first; `orders`: the path of the orders; `disk`: whether
@@ -203,6 +207,10 @@ def begin(question: Question) -> Question:
         if question["claim"]:
             return {"taken": True}
     make_private(folder)
+    make_files(os.path.expanduser(question["files"]), os.path.expanduser(question["code"]), question["links"])
+    if question["data"]:  # which data_store.py does not remove while the job runs
+        with open(os.path.join(folder, "data.json"), "w", encoding="utf-8") as file:
+            json.dump(question["data"], file)
     orders, disk = keep_orders(folder, sys.stdin.buffer.read())
     if os.fork() == 0:
         try:
@@ -210,6 +218,51 @@ def begin(question: Question) -> Question:
         finally:
             os._exit(0)
     return {"taken": False, "orders": orders, "disk": disk}
+
+
+def make_files(files: str, code: str, links: list[list[str]]) -> None:
+    """Make the folder in which a job's workers run, unless it exists: a job that runs again keeps what it wrote.
+
+    The files of the code are copied, so that a script that changes one changes it for no other job; large ones are
+    linked, so that they take no space.
+
+    Args:
+        files: the folder to make.
+        code: the folder of the job's code.
+        links: [name in `files`, path of the data].
+    """
+    if os.path.isdir(files):
+        return
+    sweep_parts(os.path.dirname(files))
+    part, lock = begin_part(files)
+    try:
+        copy_code(code, part)
+        for name, path in links:
+            path = os.path.expanduser(path)
+            if not os.path.exists(path):
+                raise FileNotFoundError(errno.ENOENT, "the data is not here", path)
+            make_private(os.path.dirname(os.path.join(part, name)))
+            os.symlink(path, os.path.join(part, name))
+        os.rename(part, files)
+    finally:
+        remove_part(part)
+        os.close(lock)
+
+
+def copy_code(code: str, folder: str) -> None:
+    """Copy the files of a job's code to a folder, with their times; large ones are linked where that is possible."""
+    for at, folders, names in os.walk(code):
+        base = os.path.normpath(os.path.join(folder, os.path.relpath(at, code)))
+        for name in names + [each for each in folders if os.path.islink(os.path.join(at, each))]:
+            source, target = os.path.join(at, name), os.path.join(base, name)
+            if not os.path.islink(source) and os.path.getsize(source) >= LINKED:
+                with contextlib.suppress(OSError):  # a file system without links: it is copied
+                    os.link(source, target)
+                    continue
+            shutil.copy2(source, target, follow_symlinks=False)
+        for name in folders:
+            if not os.path.islink(os.path.join(at, name)):
+                os.mkdir(os.path.join(base, name), 0o700)
 
 
 def expire(folder: str, orders: str, seconds: float) -> None:
@@ -251,9 +304,9 @@ def discard(question: Question) -> Question:
 
 
 def remove(question: Question) -> Question:
-    """Remove the files that `up` made in the workdir; with `all` also jobs and checkpoints."""
+    """Remove the files that `up` made in the workdir; with `all` also jobs, checkpoints and data."""
     workdir = os.path.expanduser(question["workdir"])
-    parts = ["ready.json", "code", "envs", "wheels"] + (["jobs", "checkpoints"] if question["all"] else [])
+    parts = ["ready.json", "code", "envs", "wheels"] + (["jobs", "checkpoints", "data"] if question["all"] else [])
     removed = []
     for part in parts:
         path = os.path.join(workdir, part)

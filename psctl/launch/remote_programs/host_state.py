@@ -30,7 +30,7 @@ from psctl.launch.remote_programs.pending_orders import discard_orders, orders_f
 Question = dict[str, Any]
 """A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
 
-FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints")
+FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints", "data")
 """Folders of a workdir that other users must not be able to write, like the workdir itself."""
 
 # ---- state of the host -------------------------------------------------------------------------------------------

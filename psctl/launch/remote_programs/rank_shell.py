@@ -1,13 +1,15 @@
 """Starts a shell or a command beside a process of a job: in its folder, with its environment.
 
-    python rank_shell.py JOB PID CODE [COMMAND ...]
+    python rank_shell.py JOB PID FOLDER [COMMAND ...]
 
-Where the process runs no more, the folder is CODE, the one that holds the job's files, and the environment is that of
-the login. It stands in for a login shell, so it prints nothing but that notice.
+Where the process runs no more, the folder is FOLDER, the one in which the job's workers ran, and the environment is
+that of the login. It stands in for a login shell, so it prints nothing but that notice.
 """
 
 import os
 import pwd
+import signal
+import subprocess
 import sys
 
 PRIVATE = "PSCTL_ORDERS"  # names what only the process itself may read
@@ -27,9 +29,25 @@ def environment_of(pid: str, job: str) -> "dict[str, str] | None":
     return found
 
 
-def main(job: str, pid: str, code: str, *command: str) -> None:
+def run(words: "list[str]", environment: "dict[str, str]") -> int:
+    """Run a command; return its exit status, 128 + n when signal n ended it: ssh has no status for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
+    try:
+        with subprocess.Popen(
+            words,
+            env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        ) as running:
+            status = running.wait()
+    except OSError as error:
+        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    return status if status >= 0 else 128 - status
+
+
+def main(job: str, pid: str, begun: str, *command: str) -> None:
     """Replace this process by the shell or the command."""
-    environment, folder = environment_of(pid, job), os.path.expanduser(code)
+    environment, folder = environment_of(pid, job), os.path.expanduser(begun)
     if environment is None:
         print("the process does not run: this is its folder, with the environment of a login", file=sys.stderr)
         environment = dict(os.environ)
@@ -38,7 +56,9 @@ def main(job: str, pid: str, code: str, *command: str) -> None:
     environment["TERM"] = os.environ.get("TERM", "dumb")
     os.chdir(folder)
     shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    words = list(command) or [shell if os.access(shell, os.X_OK) else "/bin/sh", "-i"]
+    if command:
+        sys.exit(run(list(command), environment))
+    words = [shell if os.access(shell, os.X_OK) else "/bin/sh", "-i"]
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606  the user's own command
     except OSError as error:

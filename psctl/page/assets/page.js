@@ -121,6 +121,7 @@
   // ---- timelines of the processes ---------------------------------------------------------------------------------------
 
   const LANE = 16, NAMES = 84, FOOT = 20;
+  const parts = ["compute", "sync", "load", "update", "checkpoint"];
   const idleStates = new Set(["starting", "waiting", "finished", "stopped", "done", "left"]);
 
   function lanes(job, box) {
@@ -146,15 +147,18 @@
       const top = row * LANE, rank = job.ranks[name];
       draw.fillStyle = colour("dim");
       draw.fillText(name, 0, top + 12, NAMES - 6);
-      rank.spans.forEach(([from, state, sync], index) => {
+      rank.spans.forEach(([from, state, shares], index) => {
         const until = index + 1 < rank.spans.length ? rank.spans[index + 1][0] : end;
         const x = NAMES + from * scale, wide = Math.max(0.5, (until - from) * scale);
         const bad = state === "lost" || state === "failed";
-        draw.fillStyle = colour(bad ? "lost" : idleStates.has(state) ? "idle" : "compute");
+        const busy = !bad && !idleStates.has(state) && shares.length;
+        draw.fillStyle = colour(bad ? "lost" : busy || idleStates.has(state) ? "idle" : "compute");
         draw.fillRect(x, top + 2, wide, LANE - 4);
-        if (!bad && !idleStates.has(state) && sync > 0) {
-          draw.fillStyle = colour("sync");
-          draw.fillRect(x, top + 2, wide, (LANE - 4) * sync / 100);
+        let above = 0;
+        for (const [at, share] of busy ? shares.entries() : []) {
+          draw.fillStyle = colour(parts[at]);
+          draw.fillRect(x, top + 2 + (LANE - 4) * above / 100, wide, (LANE - 4) * share / 100);
+          above += share;
         }
       });
     });
@@ -172,7 +176,8 @@
     if (!name || at < 0) return hideTip();
     const span = job.ranks[name].spans.filter((each) => each[0] <= at).pop();
     if (!span) return hideTip();
-    showTip(event.clientX, event.clientY, [`${name} at ${seconds(at)}`, span[1] + (span[2] ? `, ${span[2]}% synchronization` : "")]);
+    showTip(event.clientX, event.clientY, [`${name} at ${seconds(at)}`, span[1],
+      ...span[2].map((share, index) => share ? `${share}% ${parts[index]}` : "").filter((text) => text)]);
   }
 
   // ---- tables -----------------------------------------------------------------------------------------------------------
@@ -253,8 +258,8 @@
       const rows = Object.entries(job.ranks).map(([name, rank]) => ({cells: [name, rank.host, rank.state, count(rank.step),
         rank.rate ? count(rank.rate) : "-", rank.memory ? rank.cpu + "%" : "-", rank.memory ? bytes(rank.memory) : "-",
         name.startsWith("worker") ? rank.sync + "%" : "-", rank.traffic ? bytes(rank.traffic) + "/s" : "-", rank.error]}));
-      return titled(job, el("figcaption", {}, key("compute", "running"), key("sync", "of it synchronization"),
-        key("idle", "starting, waiting or finished"), key("lost", "lost or failed"), key("ink", "checkpoint")),
+      return titled(job, el("figcaption", {}, key("compute", "running, computing"), key("sync", "synchronization"),
+        key("load", "loading"), key("update", "update"), key("checkpoint", "saving"), key("idle", "starting, waiting, outside of steps"), key("lost", "lost or failed"), key("ink", "checkpoint")),
         laneBoxes.get(job.job),
         table({title: `processes of ${job.job}`, columns: columns("process", "host", "state", "#step", "#steps/s", "#cpu", "#memory", "#sync", "#traffic", "*")}, rows));
     });
@@ -276,6 +281,52 @@
       return titled(job, el("div", {}, el("strong", {}, plan.chosen), ` for ${bytes(plan.size)} of gradients, ${plan.world} workers: ${plan.reason}`),
         table({title: `plan of ${job.job}`, columns: columns("strategy", "", "#a step", "", "#bytes a rank", "*bottleneck, or why not")}, rows));
     });
+  }
+
+  // ---- the newest steps -----------------------------------------------------------------------------------------------
+
+  const kinds = {load: "load", forward: "compute", backward: "compute", compute: "compute", synchronize: "sync", update: "update",
+    checkpoint: "checkpoint"};
+  const asked = new Map();
+
+  function ask(job) {
+    asked.set(job.job, "asking the hosts ...");
+    update();
+    fetch(`steps?job=${encodeURIComponent(job.job)}&token=${token()}`, {method: "POST"}).then(
+      (answer) => answer.text(), () => "psctl ui cannot be reached").then((why) => { asked.set(job.job, why); update(); });
+  }
+  function newestSteps() {
+    return jobs().filter((job) => job.steps || (given.live && job.state === "running")).map((job) => {
+      const button = given.live && job.state === "running" ? el("button", {type: "button", on: {click: () => ask(job)}},
+        job.steps ? "newer steps" : "show the newest steps") : null;
+      return titled(job, el("div", {class: "tools"}, button, el("span", {role: "status", class: "dim"}, asked.get(job.job) || "")),
+        job.steps ? stepTimes(job) : null);
+    });
+  }
+  function stepTimes(job) {
+    const {lanes, seconds: whole, paths, clock_error: error} = job.steps, names = Object.keys(lanes), wide = 1200, left = 90;
+    const image = shape("svg", {viewBox: `0 0 ${wide} ${names.length * 26 + 24}`, class: "steps", role: "img",
+      "aria-label": `parts of the newest ${paths.length} steps of ${names.length} workers; the table below has the critical path of each`});
+    const place = (at) => left + (wide - left) * at / Math.max(whole, 1e-9);
+    names.forEach((name, row) => {
+      const y = row * 26;
+      image.append(shape("text", {x: 0, y: y + 16}, clip(name, 12)));
+      for (const [kind, step, begin, end] of lanes[name]) {
+        const made = shape("rect", {x: place(begin), y: y + (kind === "synchronize" ? 8 : 3), width: Math.max(0.5, place(end) - place(begin)),
+          height: kind === "synchronize" ? 12 : 18, class: "part-" + kinds[kind] + (kind === "backward" ? " backward" : "")});
+        made.append(shape("title", {}, `step ${step}: ${kind}, ${seconds(end - begin)}`));
+        image.append(made);
+      }
+    });
+    image.append(shape("text", {x: left, y: names.length * 26 + 18}, "0 s"),
+      shape("text", {x: wide, y: names.length * 26 + 18, "text-anchor": "end"}, seconds(whole)));
+    const rows = paths.map((path) => ({cells: [count(path.step), seconds(path.seconds), path.last, seconds(path.behind), seconds(path.load),
+      seconds(path.wait), seconds(path.compute), seconds(path.after)]}));
+    return el("div", {}, el("figcaption", {}, key("compute", "forward, backward"), key("sync", "synchronization"), key("load", "loading"),
+      key("update", "update"), key("checkpoint", "saving"), el("span", {class: "dim"}, error === null ?
+        "clocks of hosts were not compared" : `clocks of hosts agree to ${seconds(error)} or better`)), image,
+      table({title: `critical paths of ${job.job}`, columns: columns("#step", "#took", "ready last", "#behind", "#load", "#wait", "#compute",
+        "#sync, update")}, rows));
   }
 
   // ---- hosts and the traffic of their links -------------------------------------------------------------------------------
@@ -392,6 +443,7 @@
         el("label", {}, log, " logarithmic")), true),
       section("throughput", "Throughput", null, null, true),
       section("processes", "Processes", processes),
+      section("steps", "Newest steps: who was waited for", newestSteps),
       section("network", "Network", networks),
       section("plan", "Plan: predicted and measured", plans),
       section("checkpoints", "Checkpoints", checkpoints),

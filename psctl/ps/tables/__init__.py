@@ -2,6 +2,9 @@
 
 reductions: commutative monoids on rows
 row_index: rows by 64-bit key
+retention: which rows a table takes and keeps: admission, expiry, eviction
+row_initialisers: start values of rows by seed and key
+row_optimizers: optimizers of rows, and their state
 table_bytes: entries and shards of tables as bytes
 table_kinds: a table's description with its functions
 table_packing: keys and rows as the bytes of a payload

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import torch
+import numpy as np
 
 from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
-from psctl.ps.tables.row_index import TableRows
+from psctl.ps.tables.retention import Sketch
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import PayloadReader, lanes_arrays, pack
-from psctl.ps.tables.table_state import EntryPart, TableEntry, TableShard, What
+from psctl.ps.tables.table_packing import PayloadReader, bytes_of, lanes_arrays, pack
+from psctl.ps.tables.table_state import EntryPart, ShardTable, TableEntry, TableShard, What
 
 KindOf = Callable[[str, TableSpec | None], TableKind]
 """Returns the kind of a table by its name, or by the spec that an entry carries."""
@@ -36,9 +36,21 @@ class _Entry(msgspec.Struct, frozen=True):
     what: What
 
 
+class _TableBytes(msgspec.Struct, frozen=True):
+    spec: TableSpec
+    count: int
+    rows: bytes
+    settings: dict[str, float]
+    now: int
+    changes: int
+    counts: dict[str, int]
+    sketch: bytes
+    counted: int
+
+
 class _State(msgspec.Struct, frozen=True):
     spec: StoreSpec
-    tables: list[tuple[TableSpec, int, bytes]]
+    tables: list[_TableBytes]
     sequences: dict[int, int]
     clocks: dict[int, int]
     marks: dict[int, int]
@@ -80,7 +92,7 @@ def _part(part: _PartBytes, kind_of: KindOf) -> EntryPart:
     keys = None if part.count < 0 else reader.keys(part.count)
     numbers = reader.keys(part.count) if part.numbered else None
     lanes = None
-    if keys is not None and part.what != "call":
+    if keys is not None and part.what in ("push", "start"):
         kind = kind_of(part.table, part.spec)
         extra = kind.stored_extra if part.what == "start" else kind.extra
         lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, extra)
@@ -104,14 +116,17 @@ def encode_shards(shards: list[TableShard]) -> bytes:
 
 
 def _state(shard: TableShard) -> _State:
-    tables = [(table.kind.spec, *_rows(table.rows)) for table in shard.tables.values()]
+    tables = [_table(table) for table in shard.tables.values()]
     staged = staged_entries(shard)
     return _State(shard.spec, tables, shard.sequences, shard.clocks, shard.marks, staged, shard.restored)
 
 
-def _rows(rows: TableRows) -> tuple[int, bytes]:
-    count = len(rows)
-    return count, bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count)))]))
+def _table(table: ShardTable) -> _TableBytes:
+    rows, count = table.rows, len(table.rows)
+    state = [] if rows.state is None else [bytes_of(rows.state[:count])]
+    data = bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count))), *state, table.uses[:count]]))
+    sketch = table.sketch.cells.tobytes(), table.sketch.counted
+    return _TableBytes(table.kind.spec, count, data, table.settings, table.now, table.changes, table.counts, *sketch)
 
 
 def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableShard]) -> list[TableShard]:
@@ -124,14 +139,25 @@ def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableSha
 
 
 def _shard(state: _State, shard: TableShard) -> TableShard:
-    for spec, count, payload in state.tables:
-        table, reader = shard.table(spec), PayloadReader(memoryview(payload))
-        kind = table.kind
-        slots = table.rows.add(reader.keys(count).copy())
-        lanes = reader.lanes(count, spec.width, kind.dtype, kind.stored_extra)
-        table.rows.lanes.put(torch.from_numpy(slots), lanes)
-        table.stamp(slots)
+    for held in state.tables:
+        _fill(shard.table(held.spec), held)
     shard.sequences, shard.clocks, shard.marks = state.sequences, state.clocks, state.marks
     shard.restored = state.restored
     stage(shard, state.staged)
     return shard
+
+
+def _fill(table: ShardTable, held: _TableBytes) -> None:
+    kind, count, reader = table.kind, held.count, PayloadReader(memoryview(held.rows))
+    keys = reader.keys(count).copy()
+    lanes = reader.lanes(count, kind.spec.width, kind.dtype, kind.stored_extra)
+    state = None
+    if kind.optimizer is not None:
+        state = reader.lanes(count, kind.optimizer.state_width, kind.optimizer.state_dtype, 0).values
+    uses = reader.keys(count) if kind.removes else None
+    table.settings, table.now = held.settings, held.now
+    table.set_absent(keys, lanes, state, uses)
+    table.changes, table.counts = held.changes, held.counts
+    if held.sketch:
+        cells = np.frombuffer(bytearray(held.sketch), dtype=np.uint8)
+        table.sketch = Sketch(cells.reshape(table.sketch.cells.shape), held.counted)

@@ -8,9 +8,11 @@ from typing import Protocol, TypeAlias
 import torch
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import TableSpec
+from psctl.ps.table_messages import Initialiser, StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, Reduction, dtype_named
 from psctl.ps.tables.row_index import Keys, TableRows
+from psctl.ps.tables.row_initialisers import initial_values
+from psctl.ps.tables.row_optimizers import RowOptimizer, rule_named
 
 LARGEST = 64 << 20
 """Largest row in bytes: as many as one message carries."""
@@ -18,6 +20,9 @@ LARGEST = 64 << 20
 LARGEST_BATCHED = 64 << 10
 """Largest row in bytes that is batched with others; a larger one is sent in a message of its own."""
 
+
+KEY_BYTES = 32
+"""Most bytes of a key, its place in the index, and the number of its last use."""
 
 UserFunction: TypeAlias = Callable[..., torch.Tensor]
 """A user's function of rows; its parameters depend on its use: `apply`, `initial` or `Store.call`."""
@@ -46,10 +51,13 @@ class TableKind:
         self.reduction = functions.reduction(spec.reduce)
         self.reduction.check(self.dtype)
         self.extra = self.reduction.width(spec.width)
-        self.stored_extra = 0 if spec.apply else self.extra
+        self.optimizer = _optimizer(spec, self.dtype)
+        self.updates = bool(spec.apply) or self.optimizer is not None
+        """Whether a function or an optimizer makes the new row of the pushes."""
+        self.stored_extra = 0 if self.updates else self.extra
         self._apply = functions.function(spec.apply) if spec.apply else None
         self._initial = functions.function(spec.initial) if isinstance(spec.initial, str) else None
-        self.has_initial = spec.initial is not None or bool(spec.apply)
+        self.has_initial = spec.initial is not None or self.updates
         """Whether a push to an absent row is combined with an initial value."""
         self.row_bytes = spec.width * self.dtype.itemsize
         if self.row_bytes > LARGEST:
@@ -59,12 +67,20 @@ class TableKind:
         """Whether rows that are pushed one by one may be batched (single_key_batches.py)."""
         self.stores_values_unchanged = not self.extra and not spec.reduce.startswith("logical")
         """Whether pushed values are combined without conversion."""
-        self.only_sums = spec.reduce == "sum" and not spec.apply
+        self.only_sums = spec.reduce == "sum" and not self.updates
         """Whether a push to an existing row adds to it, and does nothing else."""
+        self.workers_apply = self.optimizer is None and spec.admit is None
+        """Whether a worker can apply its own pushes to rows that it has read: the state of optimizers is on servers."""
+        self.removes = bool(spec.expire or spec.capacity)
+        """Whether rows may leave the table."""
+        state = 0 if self.optimizer is None else self.optimizer.state_width * self.optimizer.state_dtype.itemsize
+        self.row_cost = self.row_bytes + 8 * self.stored_extra + state + KEY_BYTES
+        """Bytes of a row with all that is kept for it."""
+        _check_retention(spec)
 
-    def rows(self) -> TableRows:
-        """Return an empty table."""
-        return TableRows(self.spec.width, self.dtype, self.stored_extra)
+    def rows(self, state: Callable[[int], torch.Tensor] | None = None) -> TableRows:
+        """Return an empty table; `state` makes the optimizer's state of new rows."""
+        return TableRows(self.spec.width, self.dtype, self.stored_extra, state)
 
     def buffer(self, count: int, extra: int) -> Lanes:
         """Return memory for `count` rows with `extra` integers each; the values are undefined."""
@@ -76,6 +92,9 @@ class TableKind:
         lanes = self.rows().zeros(len(keys))
         if self._initial is not None:
             lanes.values.copy_(self._initial(torch.from_numpy(keys.copy()), self.spec.width).view(lanes.values.shape))
+        elif isinstance(self.spec.initial, Initialiser):
+            made = initial_values(self.spec.initial, keys, self.spec.width)
+            lanes.values.copy_(torch.from_numpy(made))
         elif isinstance(self.spec.initial, int | float):
             lanes.values.fill_(self.spec.initial)
         return lanes
@@ -95,6 +114,7 @@ class TableKind:
             old.put(absent, self.initial_rows(keys[~present]))
         if self._apply is not None:
             return Lanes(self._apply(old.values, self.reduction.finish(pushed)).view(old.values.shape))
+        assert self.optimizer is None, "an optimizer needs the state of the rows"
         joined = self.reduction.join(old, pushed)
         if absent is not None and not self.has_initial:
             joined.put(absent, pushed.at(absent))
@@ -105,6 +125,46 @@ class TableKind:
         if not present.all():
             lanes = Lanes(lanes.values.clone(), lanes.extra)
             lanes.values[torch.from_numpy(~present)] = self.initial_rows(keys[~present]).values
-        if self.spec.apply:
+        if self.updates:
             return lanes
         return Lanes(self.reduction.finish(lanes), lanes.extra)
+
+
+def _optimizer(spec: TableSpec, dtype: torch.dtype) -> RowOptimizer | None:
+    if spec.optimizer is None:
+        return None
+    name = spec.optimizer.name
+    if not dtype.is_floating_point:
+        raise UsageError(f"optimizer {name!r} of rows of {spec.dtype}", "declare a floating-point dtype")
+    if spec.apply:
+        raise UsageError(f"optimizer {name!r} and apply={spec.apply!r}", "give one of them: both update the rows")
+    if spec.reduce not in ("sum", "mean"):
+        raise UsageError(f"optimizer {name!r} with reduce={spec.reduce!r}", 'gradients are combined by "sum" or "mean"')
+    if spec.name and name == "rowwise-adagrad":
+        raise UsageError(f"optimizer {name!r} for key {spec.name!r}", "use adagrad: a tensor has no rows")
+    if not rule_named(name).keeps_initial and spec.initial not in (None, 0.0):
+        raise UsageError(
+            f"optimizer {name!r} with initial={spec.initial!r}: it makes rows of sums of gradients alone",
+            "declare the rows without an initial value",
+        )
+    return RowOptimizer(spec.optimizer, spec.width, dtype)
+
+
+def _check_retention(spec: TableSpec) -> None:
+    given = [name for name in ("admit", "expire", "capacity") if getattr(spec, name)]
+    if spec.name and given:
+        raise UsageError(f"{given[0]}= for key {spec.name!r}", "only rows of integer keys are admitted and removed")
+
+
+def check_table(store: StoreSpec, spec: TableSpec) -> None:
+    """Check that a table fits its store.
+
+    Raises:
+        UsageError: the store has no clocks by which rows expire, or sends rows that change, which may not leave.
+    """
+    if spec.expire and store.staleness is None:
+        raise UsageError(
+            f"expire={spec.expire} clocks in an asp store, which has no clocks", "use capacity=, or bsp or ssp"
+        )
+    if store.eager and (spec.expire or spec.capacity):
+        raise UsageError('a table whose rows may leave, in a store with reads="eager"', 'open it with reads="lazy"')

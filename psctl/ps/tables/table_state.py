@@ -18,7 +18,7 @@ needs no further information.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -27,10 +27,12 @@ import torch
 from msgspec.structs import replace
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec
+from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec, TableStats
 from psctl.ps.tables.reductions import Array, Lanes, Reduction
+from psctl.ps.tables.retention import SPARE, Sketch, admitted, evicted, expired, is_sweep, row_limit, use_at
 from psctl.ps.tables.row_index import Keys, rounds
-from psctl.ps.tables.table_kinds import Functions, TableKind, UserFunction
+from psctl.ps.tables.row_optimizers import check_settings
+from psctl.ps.tables.table_kinds import KEY_BYTES, Functions, TableKind, UserFunction, check_table
 
 FOREVER = 1 << 62
 """The clock, and the mark, of a worker that has left: no worker waits for it."""
@@ -97,12 +99,47 @@ class TableEntry(msgspec.Struct, frozen=True):
     what: What = "update"
 
 
-class ShardTable:
-    """Rows of one table in one shard, with the number of the last change of each row."""
+COUNTED = ("pushed", "pushed_found", "admitted", "refused", "expired", "evicted")
+"""Names of the counts of entries in a shard of a table."""
 
-    def __init__(self, kind: TableKind) -> None:
+NO_SKETCH = Sketch(np.zeros((0, 0), dtype=np.uint8))
+"""The sketch of a table that does not count keys."""
+
+
+def _grown(column: Keys, count: int) -> Keys:
+    """Return a column by slot with at least `count` values."""
+    if len(column) >= count:
+        return column
+    return np.concatenate([column, np.zeros(count + count // 4 - len(column), dtype=column.dtype)])
+
+
+class ShardTable:
+    """Rows of one table in one shard, with the number of the last change of each row.
+
+    Args:
+        kind: the table's.
+        cache: whether the rows are copies of a server's: then they have no optimizer's state, and none is removed.
+        shards: of the store.
+        watched: whether the last change of each row is numbered.
+    """
+
+    def __init__(self, kind: TableKind, *, cache: bool = False, shards: int = 1, watched: bool = False) -> None:
         self.kind = kind
-        self.rows = kind.rows()
+        self.now = 0
+        """The clocks that all workers have finished."""
+        self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        """Counts of entries, the same on all replicas."""
+        self.read_counts = [0, 0]
+        """Rows read here, and those of them that existed."""
+        self.uses = np.zeros(0, dtype=np.int64)
+        """By slot: its last use (retention.use_at), if rows may leave."""
+        self.sketch = Sketch() if kind.spec.admit is not None and kind.spec.admit.count > 1 and not cache else NO_SKETCH
+        self._removes, self._watched, self._cache = kind.removes and not cache, watched, cache
+        self.settings = dict(kind.optimizer.settings) if kind.optimizer is not None else {}
+        """The optimizer's, in use now."""
+        self.rows = kind.rows(self._new_state if kind.optimizer is not None and not cache else None)
+        self._limit = row_limit(kind.spec, kind.row_cost, shards) if not cache else None
+        self.rows.most = self._limit
         self.changes = 0
         self.stamps = np.zeros(0, dtype=np.int64)
         """By slot."""
@@ -111,24 +148,70 @@ class ShardTable:
         """Combine pushed rows with those here; each key is given once."""
         slots = self.rows.find(keys)
         present = slots >= 0
-        all_present = np.count_nonzero(present) == len(present)
+        found = np.count_nonzero(present)
+        all_present = found == len(present)
+        self.counts["pushed"] += len(keys)
+        self.counts["pushed_found"] += int(found)
+        if not all_present and self.kind.spec.admit is not None and not self._cache:
+            kept = present.copy()
+            kept[~present] = admitted(self.kind.spec.admit, keys[~present], self.sketch)
+            self.counts["refused"] += len(kept) - int(np.count_nonzero(kept))
+            keys, lanes, slots, present = keys[kept], lanes.at(torch.from_numpy(kept)), slots[kept], present[kept]
+            all_present = bool(present.all())
+            if not len(keys):
+                return
         if not all_present:
-            slots[~present] = self.rows.add(keys[~present])
+            slots[~present] = new = self.rows.add(keys[~present])
+            self.counts["admitted"] += len(new)
+        self._combine(slots, present, lanes, keys, all_present=all_present)
+        if self._limit is not None and len(self.rows) > self._limit:
+            self._evict(len(self.rows) - self._limit + self._limit // SPARE)
+
+    def _combine(self, slots: Keys, present: Array, lanes: Lanes, keys: Keys, *, all_present: bool) -> None:
         at = torch.from_numpy(slots)
         if all_present and self.kind.only_sums:
             self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: copies a third of the bytes
             self.stamp(slots)
             return
+        if self.kind.optimizer is not None:
+            self._step(slots, present, lanes, keys)
+            return
         self.rows.lanes.put(at, self.kind.after_push(self.rows.lanes.at(at), present, lanes, keys))
         self.stamp(slots)
+
+    def _step(self, slots: Keys, present: Array, lanes: Lanes, keys: Keys) -> None:
+        """Apply gradients by the optimizer."""
+        optimizer, rows, at = self.kind.optimizer, self.rows, torch.from_numpy(slots)
+        assert optimizer is not None, "checked by the caller"
+        assert rows.state is not None, "a server's table has the state"
+        if not present.all():
+            rows.lanes.put(at[torch.from_numpy(~present)], self.kind.initial_rows(keys[~present]))
+        state = rows.state.index_select(0, at)
+        gradients = self.kind.reduction.finish(lanes)
+        rows.lanes.put(at, Lanes(optimizer.step(rows.lanes.at(at).values, gradients, state, self.settings)))
+        rows.state[at] = state
+        self.stamp(slots)
+
+    def _new_state(self, count: int) -> torch.Tensor:
+        assert self.kind.optimizer is not None, "only a table with an optimizer has a state"
+        return self.kind.optimizer.new_state(count, self.settings)
+
+    def configure(self, settings: dict[str, PlainValue]) -> None:
+        """Change settings of the optimizer, which later pushes use.
+
+        Raises:
+            UsageError: the table has no optimizer, or a setting is invalid.
+        """
+        self.settings |= checked_settings(self.kind.spec, settings)
 
     def apply_push(self, part: EntryPart) -> None:
         """Apply a push: of one call, or of single pushes, in which a key may occur several times."""
         keys, lanes = part.pushed()
         found = rounds(keys) if part.numbers is not None else ()
-        if len(found) > 1 and self.kind.only_sums and not self.kind.has_initial:  # sums need existing rows, no rounds
+        plain = self.kind.only_sums and not self.kind.has_initial and self.kind.spec.admit is None
+        if len(found) > 1 and plain:  # sums need existing rows, no rounds
             new = keys[found[0]]
-            self.rows.add(new[self.rows.find(new) < 0])
+            self.counts["admitted"] += len(self.rows.add(new[self.rows.find(new) < 0]))
             found = ()
         if len(found) < 2:
             self.push(keys, lanes)
@@ -136,13 +219,24 @@ class ShardTable:
         for indices in found:
             self.push(keys[indices], lanes.at(torch.from_numpy(indices)))
 
-    def set_absent(self, keys: Keys, lanes: Lanes) -> None:
-        """Set those of the rows that are absent."""
+    def set_absent(self, keys: Keys, lanes: Lanes, state: torch.Tensor | None = None, uses: Keys | None = None) -> None:
+        """Set those of the rows that are absent.
+
+        Args:
+            keys: of the rows, each given once.
+            lanes: the rows.
+            state: the optimizer's state of all of them; None: a new one.
+            uses: their last uses; None: now.
+        """
         absent = self.rows.find(keys) < 0
         if absent.any():
             slots = self.rows.add(keys[absent])
             self.rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(absent)))
+            if state is not None and self.rows.state is not None:
+                self.rows.state[torch.from_numpy(slots)] = state[torch.from_numpy(absent)]
             self.stamp(slots)
+            if uses is not None and self._removes:
+                self.uses[slots] = uses[absent]
 
     def call(self, function: UserFunction, keys: Keys | None, arguments: dict[str, PlainValue]) -> None:
         """Replace existing rows (of these keys, or all) by the function's result for (keys, values)."""
@@ -164,12 +258,39 @@ class ShardTable:
 
     def stamp(self, slots: Keys) -> None:
         """Note that these rows have changed."""
-        if len(self.stamps) < len(self.rows):
-            grown = np.zeros(2 * len(self.rows), dtype=np.int64)
-            grown[: len(self.stamps)] = self.stamps
-            self.stamps = grown
         self.changes += 1
-        self.stamps[slots] = self.changes
+        if self._watched:
+            self.stamps = _grown(self.stamps, len(self.rows))
+            self.stamps[slots] = self.changes
+        if self._removes:
+            self.uses = _grown(self.uses, len(self.rows))
+            self.uses[slots] = use_at(self.now, self.changes)
+
+    def advance(self, clock: int) -> None:
+        """Note a new clock, and remove the rows that expire."""
+        before, self.now = self.now, max(clock, self.now)
+        age = self.kind.spec.expire
+        if age and len(self.rows) and is_sweep(before, self.now, age):
+            gone = expired(self.uses[: len(self.rows)], self.now, age)
+            self.counts["expired"] += len(gone)
+            self._remove(gone)
+
+    def _evict(self, count: int) -> None:
+        gone = evicted(self.uses[: len(self.rows)], self.rows.keys, count)
+        self.counts["evicted"] += len(gone)
+        self._remove(gone)
+
+    def _remove(self, slots: Keys) -> None:
+        if len(slots):
+            moved, to = self.rows.remove(slots)
+            self.uses[to] = self.uses[moved]
+
+    @property
+    def stats(self) -> TableStats:
+        """Its counts so far."""
+        size = len(self.rows) * (self.kind.row_cost - KEY_BYTES) + self.rows.index_bytes + self.uses.nbytes
+        read, found = self.read_counts
+        return TableStats(len(self.rows), size, **self.counts, read=read, read_found=found)
 
 
 class TableShard:
@@ -200,6 +321,11 @@ class TableShard:
         return min(self.clocks.values(), default=0)
 
     @property
+    def finite_clock(self) -> int:
+        """The clock by which the age of rows is measured: it does not go on when all workers have left."""
+        return min((clock for clock in self.clocks.values() if clock < FOREVER), default=0)
+
+    @property
     def cut(self) -> int:
         """The newest step that all have marked."""
         return min(self.marks.values(), default=FOREVER)
@@ -224,7 +350,11 @@ class TableShard:
         """
         found = self.tables.get(spec.name)
         if found is None:
-            found = self.tables[spec.name] = ShardTable(TableKind(spec, self._functions))
+            check_table(self.spec, spec)
+            kind = TableKind(spec, self._functions)
+            found = ShardTable(kind, shards=self.spec.shards, watched=self.spec.eager)
+            found.now = self.finite_clock
+            self.tables[spec.name] = found
         elif found.kind.spec != spec:
             raise spec_conflict(found.kind.spec, spec)
         return found
@@ -289,6 +419,8 @@ class TableShard:
             self.clocks[worker] = max(clock, self.clocks[worker])
         if self.clock > before:
             self._apply_staged(clock for clock in self.staged if clock < self.clock)
+            for table in self.tables.values():
+                table.advance(self.finite_clock)
 
     def reopen(self, spec: StoreSpec) -> None:
         """Take the spec of the run that resumes from this shard's checkpoint; all begin at the checkpoint's clock."""
@@ -301,14 +433,19 @@ class TableShard:
         table = self.tables[part.table]
         if part.what == "call":
             table.call(self._functions.function(part.function), part.keys, part.arguments)
+        elif part.what == "configure":
+            table.configure(part.arguments)
         else:
             table.apply_push(part)
 
     def _apply_staged(self, clocks: Iterable[int]) -> None:
-        """Apply these clocks: the pushes of each combined in the order of ranks, then its calls."""
+        """Apply these clocks: the settings of each, its pushes combined in the order of ranks, then its calls."""
         for clock in sorted(clocks):
             workers = self.staged.pop(clock)
             parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
+            for part in parts:
+                if part.what == "configure":
+                    self._apply_part(part)
             for name in dict.fromkeys(part.table for part in parts):
                 pushes = [part for part in parts if part.table == name and part.what == "push"]
                 if pushes:
@@ -326,6 +463,24 @@ def _until(entry: TableEntry, last: int) -> list[TableEntry]:
         return [entry]
     parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
     return [replace(entry, sequence=last, parts=parts)] if parts else []
+
+
+def checked_settings(spec: TableSpec, settings: Mapping[str, PlainValue]) -> dict[str, float]:
+    """Return settings of a table's optimizer that fit it.
+
+    Raises:
+        UsageError: the table has no optimizer, or a setting is unknown, no number, or out of range.
+    """
+    what = f"key {spec.name!r}" if spec.name else "the rows of integer keys"
+    if spec.optimizer is None:
+        raise UsageError(f"{what} have no optimizer", "declare them with optimizer=")
+    numbers: dict[str, float] = {}
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{name}={value!r} of optimizer {spec.optimizer.name!r}", "give a number")
+        numbers[name] = float(value)
+    check_settings(spec.optimizer.name, numbers)
+    return numbers
 
 
 def spec_conflict(held: TableSpec, asked: TableSpec) -> UsageError:

@@ -17,12 +17,10 @@ import msgspec
 from psctl.grouping import grouped
 from psctl.topology.algorithms.direct_links import is_direct
 from psctl.topology.graph import ClusterGraph, HostGraph, components
+from psctl.types import RACK
 
 Kind = Literal["nvlink", "pcie", "numa", "host", "rack"]
 Groups = tuple[tuple[str, ...], ...]
-
-RACK = "rack"
-"""The label of a host that names its rack."""
 
 
 class Level(msgspec.Struct, frozen=True):

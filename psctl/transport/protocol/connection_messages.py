@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Number of this protocol; ends that differ refuse each other."""
 
 

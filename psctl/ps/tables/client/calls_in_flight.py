@@ -224,18 +224,24 @@ def _write_rows(
 
 
 def split_call(
-    name: str, route: KeyRoute | None, function: str, arguments: dict[str, PlainValue], count: int
+    name: str, route: KeyRoute, function: str, arguments: dict[str, PlainValue]
 ) -> dict[int, list[ShardChange]]:
-    """Return the changes of a call by shard, of `count` shards; a route of None: of all rows."""
-    stops: list[tuple[int, Keys | None, bytes]] = [(shard, None, b"") for shard in range(count)]
-    if route is not None:
-        stops = [(stop.shard, stop.keys, stop.digest) for stop in route.stops]
+    """Return the changes of a call on some rows, by shard."""
     found: dict[int, list[ShardChange]] = {}
-    for shard, keys, digest in stops:
-        rows = -1 if keys is None else len(keys)
-        section = UpdateSection(shard, name, rows, "call", function=function, arguments=arguments)
-        found[shard] = [ShardChange(section, keys, digest)]
+    for stop in route.stops:
+        section = UpdateSection(stop.shard, name, len(stop.keys), "call", function=function, arguments=arguments)
+        found[stop.shard] = [ShardChange(section, stop.keys, stop.digest)]
     return found
+
+
+def change_of_all(
+    name: str, what: Literal["call", "configure"], function: str, arguments: dict[str, PlainValue], shards: int
+) -> dict[int, list[ShardChange]]:
+    """Return the changes of a call on all rows, or of the optimizer's settings, by shard."""
+    return {
+        shard: [ShardChange(UpdateSection(shard, name, -1, what, function=function, arguments=arguments), None, b"")]
+        for shard in range(shards)
+    }
 
 
 def split_large_push(

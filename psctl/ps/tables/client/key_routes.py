@@ -87,10 +87,11 @@ class KeyRoutes:
             return KeyRoute(only.keys, None, [only], FIRST_ONLY)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
-            ascending = np.argsort(keys, kind="stable")
-            if not (np.diff(keys[ascending])).all():
-                unique, inverse = np.unique(keys, return_inverse=True)
-                ascending, inverse = np.arange(len(unique)), inverse.reshape(-1)
+            found, places = np.unique(keys, return_inverse=True)  # sorts once
+            if len(found) < len(keys):
+                unique, inverse, ascending = found, places, np.arange(len(found))
+            else:
+                ascending[places] = np.arange(len(keys))
         shards = shard_of(table, unique, self._shards)[ascending]
         by_stop = np.argsort(self.shard_order[shards], kind="stable")
         order, shards = ascending[by_stop], shards[by_stop]

@@ -50,7 +50,7 @@ class RowCache:
 
     def forget(self) -> None:
         """Drop all rows."""
-        self._table = ShardTable(self.kind)
+        self._table = ShardTable(self.kind, cache=True)
         self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
         self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's shard
         self._watched: Array = np.zeros(0, dtype=bool)  # by slot: whether the shard's primary sends the row on change
@@ -94,6 +94,21 @@ class RowCache:
             self._watched = np.concatenate([self._watched, np.zeros(capacity - held, dtype=bool)])
         rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(present)))
         self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
+
+    def drop_older(self, clock: int) -> None:
+        """Drop rows that are older than `clock`, when they are most of those here: they are not read again."""
+        count = len(self._table.rows)
+        kept = np.flatnonzero(self._clocks[:count] >= clock)
+        if not len(kept):
+            self.forget()
+        elif 2 * len(kept) < count:
+            keys, lanes = self._table.rows.keys[kept].copy(), self._table.rows.lanes.at(torch.from_numpy(kept))
+            clocks, shards, watched = self._clocks[kept], self._shards[kept], self._watched[kept]
+            self.forget()
+            slots = self._table.rows.add(keys)
+            self._table.rows.lanes.put(torch.from_numpy(slots), lanes)
+            self._clocks, self._shards, self._watched = (np.zeros_like(each) for each in (clocks, shards, watched))
+            self._clocks[slots], self._shards[slots], self._watched[slots] = clocks, shards, watched
 
     def add_own(self, own: OwnPush) -> None:
         """Reduce an own push into its rows that are cached."""

@@ -40,8 +40,10 @@ class RowView:
         self._owns: dict[int, list[OwnPush]] = {shard: [] for shard in range(spec.shards)}
 
     def add_own(self, own_pushes: Sequence[OwnPush]) -> None:
-        """Overlay own pushes on later reads."""
+        """Overlay own pushes on later reads, unless only servers can apply them."""
         for own in own_pushes:
+            if not self._kinds[own.table].workers_apply:
+                continue
             if own.table in self._caches:
                 self._caches[own.table].add_own(own)
             self._owns[own.shard].append(own)
@@ -55,6 +57,12 @@ class RowView:
         """Drop the cached rows of a table, which have changed."""
         if table in self._caches:
             self._caches[table].forget()
+
+    def on_own_clock(self, oldest: int) -> None:
+        """Note that this worker has ended a clock: rows older than `oldest` are not read any more, unless watched."""
+        if not self._spec.eager:
+            for cache in self._caches.values():
+                cache.drop_older(oldest)
 
     def unwatch(self, shard: int) -> None:
         """Note that a shard's primary has begun a new session and sends no changed rows until they are read again."""

@@ -12,7 +12,7 @@ cache has and requests the others, each server once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ from psctl.ps.table_messages import (
     TableDescribed,
     TableFromServer,
     TableSpec,
+    TableStats,
 )
 from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
@@ -40,9 +41,11 @@ from psctl.ps.tables.client.calls_in_flight import (
     OpenDescriptions,
     ReadPart,
     ServerSession,
+    ShardChange,
     TableChange,
     TableRead,
     UnackedChanges,
+    change_of_all,
     result,
     split_call,
     split_large_push,
@@ -82,6 +85,8 @@ class TableClient:
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, TableKind] = {}
+        self.stats: dict[tuple[str, int], TableStats] = {}
+        """By table and shard: its counts, as described last."""
         self.routes = KeyRoutes(spec.shards)
         self._functions = functions
         self.outstanding = UnackedChanges()
@@ -161,8 +166,17 @@ class TableClient:
         self, kind: TableKind, route: KeyRoute | None, function: str, arguments: dict[str, PlainValue], ticket: int
     ) -> list[TableChange]:
         """Return the changes to pass to `send_change` that run a function on rows (None: on all) on their servers."""
-        shards = split_call(kind.spec.name, route, function, arguments, self.spec.shards)
-        self._view.forget(kind.spec.name)
+        name = kind.spec.name
+        self._view.forget(name)
+        if route is not None:
+            return self._prepare(split_call(name, route, function, arguments), ticket)
+        return self._prepare(change_of_all(name, "call", function, arguments, self.spec.shards), ticket)
+
+    def prepare_settings(self, kind: TableKind, settings: Mapping[str, float], ticket: int) -> list[TableChange]:
+        """Return the changes to pass to `send_change` that set settings of a table's optimizer on all shards."""
+        return self._prepare(change_of_all(kind.spec.name, "configure", "", {**settings}, self.spec.shards), ticket)
+
+    def _prepare(self, shards: dict[int, list[ShardChange]], ticket: int) -> list[TableChange]:
         self.outstanding.expect(ticket, 1)
         self._unsent += 1
         return [TableChange(ticket, self.clock, shards, [])]
@@ -234,15 +248,17 @@ class TableClient:
             messages += self.start_read([(batch.kind, route)], batch.tickets[0], batch.tickets)[1]
         return messages
 
-    def finish_clock(self, position: int, ticket: int) -> list[ToServer]:
-        """End this worker's clock; all of its pushes were passed to `send_change` before.
+    def finish_clocks(self, clocks: int, position: int, ticket: int) -> list[ToServer]:
+        """End this worker's clocks up to the given number; all of its pushes were passed to `send_change` before.
 
         Args:
+            clocks: more than have ended.
             position: as `send_change`'s.
             ticket: finished when all shards have the clock.
         """
         messages = self.flush()  # of the clock that ends
-        self.clock += 1
+        self.clock = clocks
+        self._view.on_own_clock(self.read_clock)
         self.outstanding.expect(ticket, 1)
         return messages + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), position)
 
@@ -252,7 +268,7 @@ class TableClient:
         return self.send_change(self._change_everywhere(NO_TICKET, step, "mark"), position)
 
     def leave(self, position: int, ticket: int) -> list[ToServer]:
-        """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clock`."""
+        """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clocks`."""
         messages = self.flush()
         self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
@@ -402,6 +418,8 @@ class TableClient:
             self.finished += self.outstanding.finished_tickets(change)
 
     def _on_described(self, message: TableDescribed) -> None:
+        for shard, stats in zip(message.shards, message.stats, strict=True):
+            self.stats[message.table, shard] = stats
         if message.spec is not None:
             self.resolve_kind(message.spec)
         if self._descriptions.on_answer(message):

@@ -94,8 +94,10 @@ class ClientSession:
             MessageRefused: it contradicts itself, or exceeds a limit.
             UsageError: the table's description is invalid.
         """
-        if section.what != "call" and section.count < 0:
+        if section.what in ("push", "start") and section.count < 0:
             raise MessageRefused(f"a {section.what} of all rows of {section.table!r}")
+        if section.what == "configure" and section.count >= 0:
+            raise MessageRefused(f"settings for some rows of {section.table!r}")
         if section.spec is not None:
             if section.spec.name != section.table:
                 raise MessageRefused(f"the spec of {section.spec.name!r} for table {section.table!r}")
@@ -112,7 +114,7 @@ class ClientSession:
                 raise MessageRefused(f"a list of {len(keys)} keys for {section.count} rows of {section.table!r}")
             if section.numbered:
                 numbers = reader.keys(section.count)
-            if section.what != "call":
+            if section.what in ("push", "start"):
                 extra = kind.stored_extra if section.what == "start" else kind.extra
                 lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
         what, spec, arguments = section.what, kind.spec, section.arguments

@@ -115,8 +115,12 @@ def _remove_shard(held: HeldAnswer, shard: int) -> bool:
     left: list[ShardProgress] | list[int]
     if isinstance(message, StoreLeads):
         left = [each for each in message.shards if each.shard != shard]
+    elif isinstance(message, TableDescribed):
+        kept = [at for at, each in enumerate(message.shards) if each != shard]
+        left = [message.shards[at] for at in kept]
+        message = replace(message, stats=[message.stats[at] for at in kept])
     else:
-        assert isinstance(message, Done | TableDescribed | ClocksFinished), "these are about shards"
+        assert isinstance(message, Done | ClocksFinished), "these are about shards"
         left = [each for each in message.shards if each != shard]
     held.send = ToWorker(held.send.rank, replace(message, shards=left), held.send.payload)
     return bool(left)
@@ -170,6 +174,9 @@ def make_answer(
             given.append(AnswerSection(asked.shard, asked.table, -1, clock, last))
             continue
         rows = table.rows.find(keys)
+        if asked.count >= 0:
+            table.read_counts[0] += len(rows)
+            table.read_counts[1] += int(np.count_nonzero(rows >= 0))
         given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, asked.count < 0))
         found.append(FoundRows(table, keys, rows, with_keys=asked.count < 0))
         if opened.spec.eager:

@@ -1,12 +1,13 @@
 """Tables in a checkpoint: by the store's name and ranges of hash values, so that any number of servers can take them.
 
     store/STORE/LO-HI/about                        JSON: what the store and its tables are, clocks, what waits for one
-    store/STORE/LO-HI/integers/{keys,rows,beside}  the rows of integer keys
-    store/STORE/LO-HI/named/KEY/{keys,rows,beside} the blocks of a named key's tensor
+    store/STORE/LO-HI/integers/{keys,rows,beside,state,uses}  the rows of integer keys
+    store/STORE/LO-HI/integers/sketch                    counts of keys without a row
+    store/STORE/LO-HI/named/KEY/{keys,rows,beside,state} the blocks of a named key's tensor
 
 LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the extra integers that some
-reductions have with a row. Names are quoted as in a URL. A server that restores takes its own keys from every range
-that overlaps its own range.
+reductions have with a row, `state` is that of the table's optimizer, `uses` are the last uses of rows that may leave.
+Names are quoted as in a URL. A server that restores takes its own keys from every range that overlaps its own range.
 
 A server's part of a checkpoint of tables: each shard that it leads, as it was when all had marked the step.
 """
@@ -26,14 +27,24 @@ from psctl.ps.pieces import bytes_view
 from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.retention import Sketch
 from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
 from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables, led_shards
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
-from psctl.ps.tables.table_state import FOREVER, EntryPart, TableEntry, TableShard
+from psctl.ps.tables.table_state import FOREVER, EntryPart, ShardTable, TableEntry, TableShard
 from psctl.types import UNDECODABLE, Range, TensorSlice
 
 ROOT = "store/"
 """What the names of all tensors of tables begin with."""
+
+
+class SavedTable(msgspec.Struct, frozen=True):
+    """The state of one shard of a table that is not tensors: the optimizer's settings, and counts."""
+
+    settings: dict[str, float]
+    changes: int
+    counts: dict[str, int]
+    counted: int
 
 
 class SavedStore(msgspec.Struct, frozen=True):
@@ -43,6 +54,8 @@ class SavedStore(msgspec.Struct, frozen=True):
     tables: list[TableSpec]
     clocks: dict[int, int]
     staged: list[bytes]
+    states: dict[str, SavedTable] = {}
+    """By table."""
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -58,8 +71,13 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
     """Copy a shard of a store as it is now."""
     where = hashes(shard, shards)
     place = f"{ROOT}{quote(held.spec.name, safe='')}/{where.start:08x}-{where.stop:08x}"
+    tables = held.tables
+    states = {
+        name: SavedTable(table.settings, table.changes, table.counts, table.sketch.counted)
+        for name, table in tables.items()
+    }
     about = SavedStore(
-        held.spec, [table.kind.spec for table in held.tables.values()], held.clocks, staged_entries(held)
+        held.spec, [table.kind.spec for table in tables.values()], held.clocks, staged_entries(held), states
     )
     found = [_copied(f"{place}/about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
     for name, table in held.tables.items():
@@ -69,6 +87,12 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
         found.append(_copied(f"{within}/rows", lanes.values.clone()))
         if lanes.extra is not None:
             found.append(_copied(f"{within}/beside", lanes.extra.clone()))
+        if table.rows.state is not None:
+            found.append(_copied(f"{within}/state", table.rows.state[: len(table.rows)].clone()))
+        if table.kind.removes:
+            found.append(_copied(f"{within}/uses", torch.from_numpy(table.uses[: len(table.rows)].copy())))
+        if table.sketch.cells.size:
+            found.append(_copied(f"{within}/sketch", torch.from_numpy(table.sketch.cells.copy())))
     return found
 
 
@@ -91,6 +115,18 @@ def _range(name: str) -> Range:
         raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
 
 
+def decode_about(data: bytes, name: str) -> SavedStore:
+    """Return what a saved range says about its store.
+
+    Raises:
+        CheckpointCorrupt: the bytes are not such a description.
+    """
+    try:
+        return _ABOUT.decode(data)
+    except UNDECODABLE as error:
+        raise CheckpointCorrupt(f"{name}: {error}") from error
+
+
 def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: ReplicatedTables) -> list[TableShard]:
     """Return a shard of all stores, made from the tensors that `wanted` named.
 
@@ -104,10 +140,7 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
     """
     found: dict[str, TableShard] = {}
     for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
-        try:
-            about = _ABOUT.decode(bytes(tensors[name].numpy()))
-        except UNDECODABLE as error:
-            raise CheckpointCorrupt(f"{name}: {error}") from error
+        about = decode_about(bytes(tensors[name].numpy()), name)
         first = about.store.name not in found
         held = found.setdefault(about.store.name, machine.make_shard(about.store))
         held.restored = True
@@ -128,13 +161,34 @@ def _join(
         keys, extra = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
         mine = torch.from_numpy(_mine(spec.name, keys, own))
         if mine.any():
-            lanes = Lanes(tensors[f"{within}/rows"], extra).at(mine)
-            table.set_absent(keys[mine.numpy()], lanes)
+            lanes, state = Lanes(tensors[f"{within}/rows"], extra).at(mine), tensors.get(f"{within}/state")
+            uses = tensors.get(f"{within}/uses")
+            table.set_absent(
+                keys[mine.numpy()], lanes,
+                None if state is None else state[mine], None if uses is None else uses[mine].numpy(),
+            )  # fmt: skip
+        if spec.name in about.states:
+            _restore(table, about.states[spec.name], tensors.get(f"{within}/sketch"), counts=_begins_in(place, own))
     for data in about.staged:
         entry = decode_entry(data, held.kind)
         parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
         if parts:
             held.stage(TableEntry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
+
+
+def _restore(table: ShardTable, saved: SavedTable, sketch: torch.Tensor | None, *, counts: bool) -> None:
+    """Set the settings, and add the counts of one saved range: those of keys, and (once) those of entries."""
+    table.settings |= saved.settings
+    table.changes = max(table.changes, saved.changes)
+    if sketch is not None and table.sketch.cells.size:
+        table.sketch.merge(Sketch(sketch.numpy(), saved.counted))
+    for name, count in saved.counts.items() if counts else ():
+        table.counts[name] += count
+
+
+def _begins_in(place: str, own: tuple[int, int]) -> bool:
+    """Return whether a saved range begins in a shard: so in exactly one."""
+    return hashes(*own).start <= _range(place).start < hashes(*own).stop
 
 
 def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

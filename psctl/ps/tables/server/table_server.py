@@ -37,6 +37,7 @@ from psctl.ps.table_messages import (
     TableBetween,
     TableDescribed,
     TableFromWorker,
+    TableStats,
     Update,
 )
 from psctl.ps.tables.row_index import NO_KEYS
@@ -317,7 +318,11 @@ class TableServer:
                 held = (hosted.state.stores[message.store].tables.get(message.table)
                         for hosted in slots if message.store in hosted.state.stores)  # fmt: skip
                 spec = next((table.kind.spec for table in held if table is not None), None)
-                answer = TableDescribed(message.store, message.ticket, [hosted.shard for hosted in slots], spec)
+                stats = [table.stats if (table := hosted.table(message.store, message.table)) is not None
+                         else TableStats() for hosted in slots]  # fmt: skip
+                answer = TableDescribed(
+                    message.store, message.ticket, message.table, [hosted.shard for hosted in slots], spec, stats
+                )
                 self.held_answers.add(ToWorker(worker, answer), {hosted.shard: hosted.version for hosted in slots})
             case _:
                 raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")

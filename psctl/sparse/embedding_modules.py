@@ -1,0 +1,209 @@
+"""SparseEmbedding and SparseEmbeddingBag: torch's embeddings with their rows in a store on the job's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from psctl.errors import UsageError
+from psctl.kv.store import Store
+from psctl.sparse.embedding_rows import EmbeddingRows, Initial, RowsOptions
+
+NORMAL: Mapping[str, object] = {"normal": 1.0}
+"""The start values of torch's embeddings."""
+
+
+class RowsModule(nn.Module):
+    """Base class of modules with rows in a store; see SparseEmbedding.
+
+    Args: as SparseEmbedding's.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        optimizer: str | Mapping[str, object],
+        initial: Initial,
+        dtype: torch.dtype | None,
+        consistency: str | Mapping[str, int],
+        name: str,
+    ) -> None:
+        super().__init__()
+        what = type(self).__name__
+        for given, text in ((num_embeddings, "num_embeddings"), (embedding_dim, "embedding_dim")):
+            whole = isinstance(given, int) and not isinstance(given, bool) and given > 0
+            if not whole and not (given is None and text == "num_embeddings"):
+                raise UsageError(
+                    f"{what}: {text}={given!r}",
+                    "give a whole number from 1 on"
+                    + ("; None admits every integer of 64 bits as a key" if text == "num_embeddings" else ""),
+                )
+        settings = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+        if settings.get("name") == "ftrl" and initial is NORMAL:
+            initial = None  # its rows are functions of the gradients alone
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = self._checked_padding(padding_idx)
+        self.rows = EmbeddingRows(
+            RowsOptions(
+                embedding_dim, dtype or torch.get_default_dtype(), settings, initial, consistency, name
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def key(text: str) -> int:
+        """Return a 64-bit key for a text: a hash, equal on all workers."""
+        return Store.key(text)
+
+    def configure(self, **settings: float) -> None:
+        """Change settings of the optimizer of the rows, such as `lr`; every rank makes the same call between steps.
+
+        Raises:
+            UsageError: the optimizer has no such setting, a value is out of range, or the model is not prepared.
+        """
+        self.rows.store.configure(int, **settings)
+
+    def requires_grad_(self, requires_grad: bool = True) -> RowsModule:
+        """Train the rows, or freeze them. A call on a module that contains this one does not reach the rows."""
+        self.rows.frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
+
+    def extra_repr(self) -> str:
+        options = self.rows.options
+        return f"{self.num_embeddings}, {self.embedding_dim}, optimizer={options.optimizer}"
+
+    def _checked_padding(self, padding: int | None) -> int | None:
+        if padding is None or self.num_embeddings is None:
+            return padding
+        if not -self.num_embeddings <= padding < self.num_embeddings:
+            raise UsageError(f"padding_idx={padding} of {self.num_embeddings} rows", "give the key of a row, or None")
+        return padding % self.num_embeddings
+
+    def _look_up(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """Return the rows of the distinct keys, the place of each key among them, and the place of the padding row.
+
+        Raises:
+            UsageError: the keys are no integers.
+            IndexError: a key is out of range, as in torch's embeddings.
+        """
+        if keys.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"keys of {type(self).__name__} are {keys.dtype}", "give int64 or int32")
+        keys = keys.long()
+        unique, places = torch.unique(keys, return_inverse=True)
+        if self.num_embeddings is not None and len(unique):
+            least, most = int(unique[0]), int(unique[-1])
+            if least < 0 or most >= self.num_embeddings:
+                raise IndexError(f"key {least if least < 0 else most} of an embedding of {self.num_embeddings} rows")
+        padding = None
+        if self.padding_idx is not None:
+            at = int(torch.searchsorted(unique, self.padding_idx))
+            padding = at if at < len(unique) and int(unique[at]) == self.padding_idx else None
+        if padding is None:
+            return self.rows.pull(unique), places, None
+        found = self.rows.pull(torch.cat([unique[:padding], unique[padding + 1 :]]))  # it is zero, and never pushed
+        return torch.cat([found[:padding], found.new_zeros(1, found.shape[1]), found[padding:]]), places, padding
+
+
+class SparseEmbedding(RowsModule):
+    """An embedding whose rows are on the job's servers, as torch.nn.Embedding(sparse=True) otherwise.
+
+        items = psctl.nn.SparseEmbedding(None, 16, optimizer={"name": "adagrad", "lr": 0.05}, initial={"normal": 0.01})
+
+    A forward pulls the rows of the batch's distinct keys, the backward's gradients of these rows are pushed with the
+    step, and the servers apply `optimizer`: bytes go with the batch, not with the number of possible keys. The rows are
+    no parameters of the model: the optimizer given to `run.prepare` steps the dense parameters, by the job's strategy;
+    both belong to one step and one checkpoint. A row that was never pushed takes no memory and has its start value.
+
+    It works after `run.prepare(model)`, under `psctl train` with every strategy, and alone (`python train.py`); not
+    under torchrun, which has no servers. Under bsp, N workers take the trajectory of one on the joint batch.
+
+    Differences from torch: no `weight`; `max_norm` and `scale_grad_by_freq` do not exist, because they depend on how a
+    batch is divided among workers; adam counts the steps of each row (SparseAdam: of the table).
+
+    Args:
+        num_embeddings: number of rows, with keys from 0 on; None: every integer of 64 bits is a key.
+        embedding_dim: elements of a row.
+        padding_idx: the key whose row is zero and is not trained.
+        optimizer: of the rows, on the servers: a name and settings, as `Store.declare` takes them.
+        initial: the start value of rows: a number, {"normal": DEVIATION} or {"uniform": LIMIT} (with "seed": N, else
+            the job's), or "module:function" of keys; default: as torch's. It depends on the key alone.
+        dtype: of the rows; default: torch's default dtype.
+        consistency: "bsp", {"ssp": s} or "asp": which updates of other workers a forward sees (docs/store.md).
+        name: of the store that has the rows; default: "embedding/" and the module's place in the model.
+
+    Raises:
+        UsageError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        optimizer: str | Mapping[str, object],
+        initial: Initial = NORMAL,
+        dtype: torch.dtype | None = None,
+        consistency: str | Mapping[str, int] = "bsp",
+        name: str = "",
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the rows of keys of any shape: that shape, and a dimension of elements."""
+        rows, places, padding = self._look_up(input)
+        return functional.embedding(places, rows, padding)
+
+
+class SparseEmbeddingBag(RowsModule):
+    """Sums or means of bags of rows that are on the job's servers, as torch.nn.EmbeddingBag(sparse=True) otherwise.
+
+    See SparseEmbedding.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name: as SparseEmbedding's.
+        mode: "sum" or "mean" of the rows of a bag.
+        include_last_offset: `offsets` has the end of the last bag, too.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        optimizer: str | Mapping[str, object],
+        initial: Initial = NORMAL,
+        dtype: torch.dtype | None = None,
+        consistency: str | Mapping[str, int] = "bsp",
+        name: str = "",
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name)
+        if mode not in ("sum", "mean"):
+            raise UsageError(f"SparseEmbeddingBag: mode={mode!r}", 'give "sum" or "mean"')
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return one row a bag.
+
+        Args:
+            input: keys: (bags, keys of each), or in one dimension with `offsets`.
+            offsets: where each bag begins in `input`.
+            per_sample_weights: weights of the keys, of the shape of `input`; for mode "sum".
+        """
+        rows, places, padding = self._look_up(input)
+        return functional.embedding_bag(
+            places, rows, offsets.long() if offsets is not None else None, mode=self.mode,
+            per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset, padding_idx=padding,
+        )  # fmt: skip

@@ -1,0 +1,66 @@
+"""A hybrid model whose values are compared bit by bit: rank 0 prints a hash of the dense values and of all rows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from hashlib import blake2b
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import psctl
+from psctl.nn import SparseEmbedding, SparseEmbeddingBag
+
+KEYS = 200
+
+
+class Net(nn.Module):
+    def __init__(self, consistency: str) -> None:
+        super().__init__()
+        ftrl, adagrad = {"name": "ftrl", "alpha": 0.1, "l1": 0.01}, {"name": "adagrad", "lr": 0.05}
+        more = {"dtype": torch.float64, "consistency": consistency}
+        self.wide = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl, **more)
+        self.deep = SparseEmbedding(KEYS, 4, optimizer=adagrad, initial={"normal": 0.3}, **more)
+        self.dense = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.wide(x) + self.dense(self.deep(x).flatten(1))).squeeze(1)
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randint(0, KEYS, (310, 3), generator=generator)
+    return TensorDataset(x, (x.sum(dim=1) % 7 / 7.0).double())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("--consistency", default="bsp")
+    given = parser.parse_args()
+    run = psctl.init()
+    net = Net(given.consistency)
+    model, optimizer = run.prepare(net, torch.optim.Adam(net.parameters(), lr=0.01))
+    for _ in run.epochs(given.epochs):
+        for x, y in run.loader(data(), batch_size=32):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.report(loss=loss)
+            time.sleep(0.0 if run.resumed else given.pause)
+    if run.rank == 0:
+        keys = torch.arange(KEYS)
+        with torch.no_grad():
+            found = [*model.state_dict().values(), model.wide(keys[:, None]), model.deep(keys)]
+        flat = torch.cat([one.flatten() for one in found])
+        bits = blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
+        rows = len(net.deep.rows.store.pull(range(KEYS))[0])
+        print(f"steps {run.step} rows {rows} sum {flat.sum().item():.15f} bits {bits}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

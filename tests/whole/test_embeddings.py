@@ -1,0 +1,79 @@
+"""Hybrid jobs, dense parameters and rows of embeddings, lose workers and servers: the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.running import ROOT, Psctl, processes
+
+pytestmark = pytest.mark.whole
+
+JOB = str(ROOT / "tests" / "whole" / "embedded" / "job.yaml")
+SUM = re.compile(r"steps (\d+) rows (\d+) sum (\S+) bits (\w+)")
+
+
+def train(home: Path, *options: str, kills: tuple[tuple[int, str, int], ...] = ()) -> list[dict[str, Any]]:
+    """Train; kill the n-th process of a role at a step: (step, role, n) each. Return the events."""
+    home.mkdir(exist_ok=True)
+    events, left = [], list(kills)
+    with Psctl(home).start("train", JOB, "-o", "jsonl", *options) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            events.append(event)
+            if left and event["event"] == "progress" and event["step"] >= left[0][0]:
+                _, role, which = left.pop(0)
+                os.kill(processes(home, role)[which], signal.SIGKILL)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said + "\n".join(map(str, events))
+    assert not left, "every victim was killed"
+    return events
+
+
+def result(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    (found,) = [found for each in events if each["event"] == "log" and (found := SUM.fullmatch(each["text"]))]
+    return found.groups()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ps", "ring"])
+def test_a_lost_worker_and_a_lost_server_change_no_bit(tmp_path: Path, strategy: str) -> None:
+    options = ("--set", f"sync.strategy={strategy}", "--set", "restart.max=9")
+    expected = result(train(tmp_path / "undisturbed", *options, "--set", 'args=["--pause", "0"]'))
+    assert expected[:2] == ("60", "197")
+    kills = ((9, "worker", 1), (23, "server", 0), (37, "worker", 0))
+    events = train(tmp_path / "disturbed", *options, kills=kills)
+    restored = [event for event in events if event["event"] == "restored"]
+    assert strategy != "ps" or not restored, "replaced, not restored"
+    assert result(events) == expected
+
+
+@pytest.mark.soak
+def test_a_checkpoint_restores_on_another_number_of_servers_and_workers(tmp_path: Path) -> None:
+    expected = result(train(tmp_path, "--set", 'args=["--pause", "0"]'))
+    for servers, workers in (("2", "2"), ("3", "1")):
+        again = Psctl(tmp_path).run(
+            "checkpoint", "restore", "embedded-1@30", "--servers", servers, "--workers", workers, "-o", "jsonl"
+        )
+        assert again.code == 0, again
+        found = result(again.events)
+        if workers == "2":
+            assert found == expected
+        assert found[:2] == expected[:2]
+        assert float(found[2]) == pytest.approx(float(expected[2]), abs=1e-9)
+
+
+def test_rows_of_two_workers_are_those_of_one(tmp_path: Path) -> None:
+    args = ("--set", 'args=["--pause", "0", "--epochs", "2"]')
+    one = result(train(tmp_path / "one", "--workers", "1", *args))
+    two = result(train(tmp_path / "two", *args))
+    assert one[:2] == two[:2]
+    assert float(one[2]) == pytest.approx(float(two[2]), abs=1e-9)

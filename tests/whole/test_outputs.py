@@ -1,0 +1,96 @@
+"""What scripts write on hosts: fetched at the end of a job and by `psctl pull`, without what came before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.running import assert_clean
+
+pytestmark = pytest.mark.whole
+
+SCRIPT = """
+import os, pathlib
+rank = os.environ["RANK"]
+out = pathlib.Path("out")
+out.mkdir()
+(out / f"rank-{rank}.txt").write_text(rank)
+(out / "same.txt").write_text("the same on all")
+(out / "log.txt").write_text(f"of rank {rank}")
+(out / "link").symlink_to("/etc/passwd")
+(out / "inner").symlink_to("same.txt")
+pathlib.Path("plot.png").write_bytes(b"png" * int(rank))
+pathlib.Path("notes.md").write_text("not asked for")
+"""
+
+
+def make_job(folder: Path, outputs: str) -> Path:
+    """Write a job folder whose script writes files; return the job file."""
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    job = folder / "job.yaml"
+    job.write_text(
+        f"version: 1\nname: writer\nscript: train.py\nworkers: {{per_host: 1}}\noutputs: {outputs}\n"
+        "checkpoint: {every: null}\n"
+    )
+    return job
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by name."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_outputs_come_home_from_all_hosts(lab: Any, tmp_path: Path) -> None:
+    psctl, hosts, cluster = lab
+    cluster.write_text(hosts.cluster_text(["h1", "h2"]))
+    job = make_job(tmp_path / "mine", "[out/, '*.png']")
+    done = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl")
+    assert done.code == 0, done
+    home = job.parent / "outputs" / "writer-1"
+    expected = {
+        "out/rank-0.txt": b"0", "out/rank-1.txt": b"1", "out/same.txt": b"the same on all",
+        "out/inner": b"the same on all", "worker-0/out/log.txt": b"of rank 0", "worker-1/out/log.txt": b"of rank 1",
+        "worker-0/plot.png": b"", "worker-1/plot.png": b"png",
+    }  # fmt: skip
+    assert files(home) == expected
+    outputs = done.events[-2]
+    assert (outputs["event"], outputs["to"], len(outputs["files"])) == ("outputs", str(home), len(expected))
+    assert done.events[-1]["event"] == "finished"
+
+    # nothing changed: nothing is fetched; what is missing here comes again
+    (home / "out" / "rank-1.txt").unlink()
+    again = psctl.run("pull", "writer", "-o", str(home), "--output", "json")
+    assert again.code == 0, again
+    assert [each["path"] for each in again.document["files"] if each["fetched"]] == ["out/rank-1.txt"]
+    assert files(home) == expected
+    assert [(each["name"], each["error"]) for each in again.document["hosts"]] == [("h1", None), ("h2", None)]
+
+    # a pattern, another folder; a file there that did not come from the job is not overwritten
+    other = tmp_path / "other"
+    notes = psctl.run("pull", "writer-1", "*.md", "--to", str(other))
+    assert notes.code == 0, notes
+    assert files(other) == {"notes.md": b"not asked for"}
+    (other / "notes.md").write_text("mine")
+    refused = psctl.run("pull", "writer-1", "*.md", "--to", str(other))
+    assert refused.code == 2, refused
+    assert "did not come from writer-1" in refused.err
+    assert psctl.run("pull", "writer-1", "../x").code == 2
+
+    # a host that is away: the others' files come, exit 10
+    hosts.cut("h2")
+    partial = psctl.run("--timeout", "3s", "pull", "writer-1", "out/", "--to", str(tmp_path / "third"))
+    assert partial.code == 10, partial
+    assert set(files(tmp_path / "third")) == {"out/rank-0.txt", "out/same.txt", "out/inner", "out/log.txt"}
+    hosts.heal("h2")
+
+    # the next job has a folder of its own, and the outputs of this one are not sent with it
+    job.write_text(job.read_text().replace("outputs: [out/, '*.png']\n", ""))
+    plain = psctl.run("train", str(job), "--cluster", str(cluster))
+    assert plain.code == 0, plain
+    assert "psctl pull writer-2" in plain.err
+    assert "jobs/writer-2/h2/files" in plain.err
+    assert not (job.parent / "outputs" / "writer-2").exists()
+    assert_clean(hosts)
