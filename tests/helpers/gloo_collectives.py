@@ -15,11 +15,8 @@ import torch.distributed as dist
 import psctl
 
 OPERATIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-}
+    "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
+}  # fmt: skip
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 SHAPES = ((), (0,), (7,), (3, 5), (1000,))
 

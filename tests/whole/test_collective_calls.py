@@ -1,4 +1,4 @@
-"""The collectives of a script in real jobs: under servers, after the loss of a worker, and when a rank stops or sleeps."""
+"""The collectives of a script in real jobs: under servers, after a lost worker, and when a rank stops or sleeps."""
 
 from __future__ import annotations
 

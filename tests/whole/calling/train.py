@@ -1,4 +1,4 @@
-"""Trains two parameters, and calls every collective between the steps; --kill-at N ends worker 1 once in a collective."""
+"""Trains two parameters and calls every collective; --kill-at N ends worker 1 once, while the other waits in one."""
 
 from __future__ import annotations
 
