@@ -105,7 +105,8 @@ def python_page() -> str:
         lines += [f"## psctl.{name}", "", "```", inspect.getdoc(function) or "", "```", ""]
     for title, kind in (("run", Run), ("store", Store)):
         lines += [f"## {title}", "", "```", inspect.getdoc(kind) or "", "```", ""]
-        for name, member in vars(kind).items():
+        members = {name: member for base in reversed(kind.__mro__[:-1]) for name, member in vars(base).items()}
+        for name, member in sorted(members.items(), key=lambda each: each[0] not in vars(kind)):
             if name.startswith("_") or not inspect.getdoc(member) or name in ("finish", "hook_ddp", "step_reached"):
                 continue
             shown = f"{title}.{name}" if isinstance(member, property) else f"{title}.{name}{signature(member)}"

@@ -93,9 +93,7 @@ def _together(values: Sequence[object]) -> Payload:
         try:
             data = msgspec.msgpack.encode(each)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return Payload(
-                OBJECT, (), f"its value cannot be sent: {error}; plain values can (numbers, text, lists, dicts)"
-            )
+            return Payload(OBJECT, (), f"its value cannot be sent: {error}")
         if len(data) > MOST:
             return Payload(OBJECT, (), f"its value has {len(data)} bytes as msgpack, more than {MOST}; send a tensor")
         encoded.append(torch.frombuffer(bytearray(data), dtype=torch.uint8))

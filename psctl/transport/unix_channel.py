@@ -63,6 +63,7 @@ class UnixChannel:
         self.name = name
         self.ended = ""
         """Why the channel ended; "" while it has not."""
+        self._refused = False  # a send has failed
         self.sent = 0
         """Records that were passed to `send`."""
         self.written = 0
@@ -96,6 +97,8 @@ class UnixChannel:
         head = HEAD.pack(kind, tag, segment, offset, size)
         self.sent += 1
         self.bytes_sent += HEAD.size + (size if data is not None else 0)
+        if self._refused:
+            return self.sent
         idle = not self._queue
         self._queue.append((memoryview(head), not data))
         if data:
@@ -111,8 +114,9 @@ class UnixChannel:
                 count = self._socket.sendmsg([data for data, _ in islice(self._queue, TOGETHER)])
             except BlockingIOError:
                 return
-            except OSError as error:
-                self._end(error)
+            except OSError:
+                self._queue.clear()
+                self._refused = True  # `receive` finds the end, after the peer's reason for it
                 return
             self._advance(count)
 

@@ -267,7 +267,7 @@ MISTAKES: dict[str, tuple[Body, str]] = {
     ),
     "no plain value": (
         lambda calls, rank: calls.all_gather(object() if rank == 1 else 1, None),
-        "run.all_gather: rank 1: its value cannot be sent: Encoding objects of type object is unsupported; ",
+        "run.all_gather: rank 1: its value cannot be sent: Encoding objects of type object is unsupported",
     ),
     "no dense tensor": (
         lambda calls, rank: calls.all_reduce(torch.ones(3).to_sparse() if rank == 1 else torch.ones(3), "sum", None),
