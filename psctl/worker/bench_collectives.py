@@ -122,8 +122,12 @@ class PlayedCollective:
         self.vector = torch.zeros(values.length, device=device)
         if plane is not None:
             self.vector = plane.buffer(values.length, torch.float32)
-        channel: Channel = EngineChannel(group) if device.type == "cpu" else BatchChannel(group)
-        self._player = SchedulePlayer(schedule, rank, plane or channel, what=collective)
+        channel: Channel
+        if plane is not None:
+            channel = plane
+        else:
+            channel = EngineChannel(group) if device.type == "cpu" else BatchChannel(group)
+        self._player = SchedulePlayer(schedule, rank, channel, what=collective)
         whole = len(values.chunks) == 1
         self._chunks = VectorChunks(schedule.ranges(values.length) if whole else values.chunks)
 
