@@ -14,7 +14,7 @@ import pytest
 
 from psctl.errors import CommandFailed, DiskFull, InvalidFile
 from psctl.launch.files.data_sets import DataSet, data_sets, excluded
-from psctl.launch.files.data_transfer import _frames
+from psctl.launch.files.data_transfer import frames_of
 from psctl.launch.home import Home
 from psctl.launch.host_programs import DATA_FILES, OBJECT, run_program
 from psctl.remote.local import LocalShell
@@ -60,7 +60,7 @@ class Host:
         """Send what the host lacks; return the digests that it lacked."""
         lacking = self.ask("need", data.manifest, name=data.name)["lacking"]
         files = {file.digest: file for file in data.files}
-        frames = b"".join(_frames([(files[digest], offset) for digest, offset in lacking]))
+        frames = b"".join(frames_of([(files[digest], offset) for digest, offset in lacking]))
         assert self.ask("receive", frames, name=data.name) == {"wrong": []}
         assert self.ask("finish", name=data.name) == {"whole": True}
         return [digest for digest, _ in lacking]
@@ -148,7 +148,7 @@ def test_old_states_go_unless_a_running_job_uses_them(host: Host, corpus: Path, 
             jobs = [str(job)]
         lacking = host.ask("need", states[-1].manifest, name=states[-1].name)["lacking"]
         files = {file.digest: file for file in states[-1].files}
-        frames = b"".join(_frames([(files[digest], offset) for digest, offset in lacking]))
+        frames = b"".join(frames_of([(files[digest], offset) for digest, offset in lacking]))
         host.ask("receive", frames, name=states[-1].name)
         host.ask("finish", name=states[-1].name, jobs=jobs)
     left = {path.stem for path in (host.workdir / "data").glob("*.json")}

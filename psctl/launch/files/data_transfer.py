@@ -224,7 +224,7 @@ class _Sender:
             self._shell.name,
             f"sending {self._data.spec.source} ({format_bytes(size)} in {len(wanted)} files{more})",
         )
-        stream = InputStream(size + sum(map(len, map(_header, wanted))), lambda: _frames(wanted))
+        stream = InputStream(size + sum(map(len, map(_header, wanted))), lambda: frames_of(wanted))
         answer = self._ask("receive", _RECEIVE, stream)
         if answer.busy:
             self._wait()
@@ -241,7 +241,7 @@ def _header(wanted: tuple[DataFile, int]) -> bytes:
     return json.dumps([file.digest, file.stamp.size, offset, file.executable]).encode() + b"\n"
 
 
-def _frames(wanted: Sequence[tuple[DataFile, int]]) -> Iterator[bytes]:
+def frames_of(wanted: Sequence[tuple[DataFile, int]]) -> Iterator[bytes]:
     """Yield each file's header, then its bytes.
 
     Raises:

@@ -47,21 +47,21 @@ LINE = 100_000
 """Bytes of a line between two files at most."""
 
 
-class ListAnswer(msgspec.Struct, frozen=True):
+class OutputsAnswer(msgspec.Struct, frozen=True):
     """The files that a script wrote on a host."""
 
     files: list[tuple[str, int, int, int]]
     more: bool
 
 
-class HashAnswer(msgspec.Struct, frozen=True):
+class HashesAnswer(msgspec.Struct, frozen=True):
     """The hashes of files, in the order of the question."""
 
     hashes: list[str]
 
 
-_LIST = msgspec.json.Decoder(ListAnswer)
-_HASHES = msgspec.json.Decoder(HashAnswer)
+_LIST = msgspec.json.Decoder(OutputsAnswer)
+_HASHES = msgspec.json.Decoder(HashesAnswer)
 
 
 class HostOutputs(msgspec.Struct, frozen=True):
@@ -235,7 +235,7 @@ class _Pull:
                     wanted.setdefault(file.host, []).append(file)
         found: dict[OutputFile, str] = {}
 
-        def ask(name: HostName, shell: Shell) -> HashAnswer:
+        def ask(name: HostName, shell: Shell) -> HashesAnswer:
             question = question_of(hosts[name], self._record)
             names = json.dumps([file.name for file in wanted[name]]).encode("ascii")
             return run_program(

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from psctl.launch.remote_programs.data_store import (
     BLOCK,
+    DataStore,
     Manifest,
-    Store,
     hash_file,
     keep_whole,
     link_or_copy,
@@ -29,9 +29,9 @@ DISK_FULL = errno.ENOSPC
 """Exit status for a full disk."""
 
 
-def store_of(question: Question) -> Store:
+def store_of(question: Question) -> DataStore:
     """Return the store that a question names."""
-    return Store(question["workdir"], question.get("jobs", []))
+    return DataStore(question["workdir"], question.get("jobs", []))
 
 
 def check(question: Question) -> Question:

@@ -34,7 +34,7 @@ ROOM = 20_000_000
 """Bytes that must stay free beside a set."""
 
 
-class Store:
+class DataStore:
     """The data folder of a workdir.
 
     Args:

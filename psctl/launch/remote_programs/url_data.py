@@ -14,7 +14,7 @@ import shutil
 import sys
 from typing import Any
 
-from psctl.launch.remote_programs.data_store import BLOCK, Store, hash_file, keep_whole, link_or_copy
+from psctl.launch.remote_programs.data_store import BLOCK, DataStore, hash_file, keep_whole, link_or_copy
 
 Question = dict[str, Any]
 """A question, or an answer, as JSON has it. Any: only the standard library is there to read one."""
@@ -71,7 +71,7 @@ def fetch(question: Question) -> Question:
     Returns:
         `busy`: another psctl fetches them; `name`, `inner`, `files`, `bytes`: the set; `fetched`: bytes that came.
     """
-    store, url = Store(question["workdir"], question["jobs"]), question["url"]
+    store, url = DataStore(question["workdir"], question["jobs"]), question["url"]
     store.make()
     key = "url-" + hashlib.sha256(url.encode()).hexdigest()[:16]
     system, path = open_url(url)
@@ -87,7 +87,7 @@ def fetch(question: Question) -> Question:
         return get(store, key, url, system, rows, single, said)
 
 
-def known_sets(store: Store, key: str) -> list[str]:
+def known_sets(store: DataStore, key: str) -> list[str]:
     """Return the names of the sets of a URL."""
     return sorted(
         name[: -len(".json")]
@@ -97,7 +97,7 @@ def known_sets(store: Store, key: str) -> list[str]:
 
 
 def get(
-    store: Store, key: str, url: str, system: FileSystem, rows: list[tuple[str, str, int, str]], single: bool,
+    store: DataStore, key: str, url: str, system: FileSystem, rows: list[tuple[str, str, int, str]], single: bool,
     said: list[list[Any]],
 ) -> Question:  # fmt: skip
     """Fetch what is not here, and make the set."""
@@ -141,7 +141,7 @@ def part_of(part: str, url: str, name: str, size: int, stamp: str) -> str:
     return os.path.join(part, "parts", hashlib.sha256(json.dumps([url, name, size, stamp]).encode("ascii")).hexdigest())
 
 
-def reusable(store: Store, key: str) -> dict[tuple[str, int, str], tuple[str, str]]:
+def reusable(store: DataStore, key: str) -> dict[tuple[str, int, str], tuple[str, str]]:
     """Return (digest, path) of the sound files of a URL's sets here, by name, size and stamp."""
     sound = {path: digest for digest, path in store.sound_files()}
     found = {}
