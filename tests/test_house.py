@@ -276,6 +276,7 @@ PRIVATE_USES = {
     "kv/test_store.py": (8, "counts the wake-ups of a wait; a wait that nothing ends"),
     "ps/test_dense_client.py": (1, "the request that an answer repeats"),
     "ps/test_dense_shard.py": (1, "bounds the free buffers"),
+    "sparse/test_embeddings.py": (4, "counts the rows that a worker's cache keeps"),
     "remote/test_ssh.py": (1, "a transfer that stops half-way"),
     "simulation/table_run.py": (1, "no read is left"),
     "sync/test_gpu_staging.py": (2, "a planted bug; a function of torch"),

@@ -122,11 +122,8 @@ class PlayedCollective:
         self.vector = torch.zeros(values.length, device=device)
         if plane is not None:
             self.vector = plane.buffer(values.length, torch.float32)
-        channel: Channel
-        if plane is not None:
-            channel = plane
-        else:
-            channel = EngineChannel(group) if device.type == "cpu" else BatchChannel(group)
+        engine = EngineChannel if device.type == "cpu" else BatchChannel
+        channel: Channel = plane if plane is not None else engine(group)
         self._player = SchedulePlayer(schedule, rank, channel, what=collective)
         whole = len(values.chunks) == 1
         self._chunks = VectorChunks(schedule.ranges(values.length) if whole else values.chunks)
