@@ -47,11 +47,13 @@ class _Ignored:
 
     def __init__(self, process: int) -> None:
         self._process = process
+        self._ignored = False  # a SIGTERM that NUMBER has not confirmed yet
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a child that was about to restore the default
             self.restore()
             os.kill(os.getpid(), number)
+        self._ignored = True
 
     def restore(self) -> None:
         """Give SIGTERM its default action back in a child, unless another handler was set."""
@@ -59,10 +61,16 @@ class _Ignored:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def await_end(self) -> None:
-        """End the process when NUMBER arrives, unless the script has a handler of its own."""
+        """End the process when NUMBER arrives, unless the script has a handler of its own.
+
+        A script may set its handler, or the default one, between SIGTERM and NUMBER; it then gets the SIGTERM again.
+        """
         libc = ctypes.CDLL(None)
         while True:
             signal.sigwait({NUMBER})
             if signal.getsignal(signal.SIGTERM) is self:
                 libc.signal(int(signal.SIGTERM), None)  # None is SIG_DFL; Python's own works on the main thread only
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif self._ignored:
+                self._ignored = False
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -411,7 +411,7 @@ def test_sigterm_to_one_hosts_agent_stops_the_job(cluster: Callable[..., Cluster
     until(lambda: len(job.of(events.Log)) == 2, WAIT, name="both workers")
     job.supervisors[1].terminate()
     last = job.finished()
-    assert (last.status, last.exit) == ("stopped", 1)
+    assert (last.status, last.exit) == ("stopped", 143)
 
 
 def test_secrets_reach_the_script_and_are_struck_out_of_its_logs(cluster: Callable[..., Cluster]) -> None:

@@ -205,7 +205,7 @@ def test_a_job_of_this_machine_is_stopped_on_a_disk_without_a_byte_free(
     assert status.returncode == 0, status
     assert [job["state"] for job in json.loads(status.stdout)["jobs"]] == ["stopped"]
     left = {path.name for path in hosts.path("h1", "/small/.psctl/host/jobs/plain-1/local").iterdir()}
-    assert left == {"agent.log", "coordinator.log", "errors", "events.jsonl", "logs"}
+    assert left == {"agent.log", "coordinator.log", "errors", "events.jsonl", "files", "logs"}
 
 
 MANY = """import os, threading
@@ -283,7 +283,7 @@ def test_a_psctl_that_is_killed_while_it_starts_a_job_leaves_nothing(
     assert plain.status("plain-1")["problem"]
     for name in plain.hosts:
         kept = plain.hosts.path(name, "/root/.psctl/host/jobs").rglob("*")
-        found = {path.name for path in kept if path.is_file()}
+        found = {path.name for path in kept if path.is_file() and "files" not in path.parts}
         assert found <= {"agent.log", "coordinator.log", "events.jsonl"}, f"{name}: {found}"
     job = plain.train(file)  # on the slots of both hosts
     assert plain.psctl.run("stop", job).code == 0
