@@ -86,7 +86,7 @@ class StackDumps:
                 text = _read(descriptor, end)
             finally:
                 os.close(descriptor)
-            threads = [self._lines(each) for each in threads_of(text)][-THREADS:]
+            threads = [self._lines(each) for each in threads_of(text) if not _waits_for_end(each)][-THREADS:]
             if threads:
                 *others, main = threads  # the oldest thread, the main one, is written last
                 send(Stacks(member, main, tuple(others)))
@@ -117,6 +117,11 @@ def threads_of(dump: str) -> list[list[tuple[str, int, str]]]:
         elif line.startswith(("Thread ", "Current thread ")):
             found.append([])
     return [frames for frames in found if frames]
+
+
+def _waits_for_end(frames: Sequence[tuple[str, int, str]]) -> bool:
+    """Return whether it is the thread that every process has to be ended by (process/end_signal.py)."""
+    return any(name == "await_end" and path.endswith(f"{os.sep}end_signal.py") for path, _, name in frames)
 
 
 def _read(descriptor: int, end: float) -> str:
