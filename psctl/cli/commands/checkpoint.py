@@ -232,9 +232,9 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a checkpoint's model as one safetensors file, or with its optimizer for torch.distributed.checkpoint.
+    """Write a checkpoint's model in another format.
 
-    Tensors have the model's own names.
+    As one safetensors file, or with its optimizer for torch.distributed.checkpoint. Tensors have the model's own names.
 
     \b
     Examples:
