@@ -28,7 +28,9 @@ def arm() -> None:
     handler = _Ignored(os.getpid())
     signal.pthread_sigmask(signal.SIG_BLOCK, {NUMBER})
     signal.signal(signal.SIGTERM, handler)
-    os.register_at_fork(after_in_child=handler.restore)
+    os.register_at_fork(
+        before=handler.before_fork, after_in_parent=handler.after_fork, after_in_child=handler.after_fork_in_child
+    )
     threading.Thread(target=handler.await_end, name="psctl end", daemon=True).start()
 
 
@@ -48,17 +50,27 @@ class _Ignored:
     def __init__(self, process: int) -> None:
         self._process = process
         self._ignored = False  # a SIGTERM that NUMBER has not confirmed yet
+        self._forking = threading.local()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a child that was about to restore the default
-            self.restore()
+        if os.getpid() != self._process:  # a child that C code forked, which ran none of the functions below
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._ignored = True
 
-    def restore(self) -> None:
-        """Give SIGTERM its default action back in a child, unless another handler was set."""
+    def before_fork(self) -> None:
+        """Block SIGTERM until the child has its default action: Python forgets signals that a new child gets."""
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after_fork(self) -> None:
+        """Unblock SIGTERM in the parent unless it was blocked before."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def after_fork_in_child(self) -> None:
+        """Give SIGTERM its default action back, unless another handler was set; one that has arrived acts then."""
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.after_fork()
 
     def await_end(self) -> None:
         """End the process when NUMBER arrives, unless the script has a handler of its own.

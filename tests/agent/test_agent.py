@@ -185,7 +185,8 @@ class Cluster:
             supervisor.kill()
             supervisor.wait()
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @pytest.fixture

@@ -341,7 +341,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 def test_what_bench_cannot_measure_is_refused_before_anything_runs(tmp_path: Path) -> None:
     for words in (
         ["bench"],
-        ["bench", "reduce"],
+        ["bench", "average"],
         ["bench", "allreduce", "--sizes", "big"],
         ["bench", "allreduce", "--strategy", "rings"],
         ["bench", "pushpull", "--strategy", "ring"],

@@ -367,7 +367,7 @@ def test_the_activity_names_the_ranks_that_are_awaited() -> None:
         calls_of[rank] = calls
         calls.barrier(None)
         if rank == 2:
-            while "worker/2" not in calls_of[0].activity:
+            while "run.all_gather from worker/2" not in calls_of[0].activity:
                 waits.wait(0.01)
             seen[0] = calls_of[0].activity
             late.set()
