@@ -135,6 +135,7 @@ COORDINATION = Permits(
         Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
+        Permit(tables.ScriptOpensStore, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
         Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
         # ---- to a worker or server

@@ -17,6 +17,10 @@ class TablesWanted(JobMessage, frozen=True):
     """A worker to the coordinator: it opens a store. Answered by TablesAt."""
 
 
+class ScriptOpensStore(JobMessage, frozen=True):
+    """A worker to the coordinator: its script opens a store itself, whose pushes are in no step of the model."""
+
+
 class ServeTables(JobMessage, frozen=True):
     """The coordinator to a server: hold tables. Answered by TablesReady."""
 

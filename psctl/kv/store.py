@@ -439,12 +439,22 @@ class Store:
             raise UsageError(
                 "clock() of an asp store, which has no clocks", 'open the store with consistency="bsp" or {"ssp": s}'
             )
-        return self.end_clocks(self._state.clock + 1)
+        self.wait_for_separation(self.send_clocks(self._state.clock + 1))
+        self.wait_for_others()
+        return self._state.clock
 
-    def end_clocks(self, clocks: int) -> int:
-        """End this worker's clocks up to the given number of them, as `clock` does; one that is ended is not again."""
+    def send_clocks(self, clocks: int, *, common: bool = False) -> int | None:
+        """End this worker's clocks up to the given number of them, without waiting for servers or other workers.
+
+        Args:
+            clocks: how many have ended then.
+            common: end them for all workers, of which each has sent its pushes of these clocks.
+
+        Returns:
+            A ticket for `wait_for_separation`, which has to be called; None: they have ended before.
+        """
         if clocks <= self._state.clock:
-            return self._state.clock
+            return None
         cut = self._spec.staleness == 0 and self._at.settle()  # a lost worker is cut at one clock on all shards
         with self._lock:
             self._check(writes=True)
@@ -455,12 +465,23 @@ class Store:
                     lambda: not self._state.shards_without_updates,
                     lambda: self._state.shards_without_updates,
                 )
-            self._send(self._state.finish_clocks(clocks, self._at.step_mark, ticket := self._internal_ticket()))
-            self._wait_internal(what := f"clock {self._state.clock}", ticket)
-            self._wait_until(what, lambda: not self._state.lagging_shards(), self._state.lagging_shards)
-            done = self._state.clock
+            ticket = self._internal_ticket()
+            self._send(self._state.finish_clocks(clocks, self._at.step_mark, ticket, common=common))
+        return ticket
+
+    def wait_for_separation(self, ticket: int | None) -> None:
+        """Return when all replicas know the clocks or the mark that were sent with this ticket."""
+        if ticket is not None:
+            with self._lock:
+                self._wait_internal(f"clock {self._state.clock}", ticket)
+            self._run_callbacks()
+
+    def wait_for_others(self) -> None:
+        """Return when the other workers are not too far behind this one's clock for the store's consistency."""
+        with self._lock:
+            lagging = self._state.lagging_shards
+            self._wait_until(f"clock {self._state.clock}", lambda: not lagging(), lagging)
         self._run_callbacks()
-        return done
 
     @property
     def clocks(self) -> int:
@@ -524,16 +545,29 @@ class Store:
         self._servers.end(self.name, 0.0 if failed else 1.0)
 
     def mark(self, step: int) -> None:
-        """Mark the checkpoint of `step`: pushes before this call belong to the checkpoint, later pushes do not.
+        """Mark the checkpoint of `step`, once: pushes before this call belong to the checkpoint, later ones do not.
 
         The call first waits until all tasks that `after` or `delay` holds back have started.
         """
         with self._lock:
-            if self._closed or self.rank not in self._spec.group:
+            if self._closed or step <= self._marked:
                 return
             self._wait_until("pushes that wait for others", lambda: self._tasks.all_started, set)
             self._marked = step
             self._send(self._state.mark_step(self._at.step_mark, step))
+
+    def send_common_mark(self, step: int) -> int | None:
+        """Mark the checkpoint of `step` for all workers, of which each has sent its pushes up to that step.
+
+        Returns:
+            A ticket for `wait_for_separation`, which has to be called; None: this worker has marked it before.
+        """
+        with self._lock:
+            if self._closed or step <= self._marked:
+                return None
+            self._marked, ticket = step, self._internal_ticket()
+            self._send(self._state.mark_step(self._at.step_mark, step, ticket, common=True))
+            return ticket
 
     @property
     def last_sequence(self) -> int:

@@ -250,11 +250,15 @@ class Update(Message, frozen=True):
     at: SharedRange | None = None
 
 
+Separation: TypeAlias = Literal["clock", "mark", "common-clock", "common-mark"]
+
+
 class Marker(Message, frozen=True):
     """Separates this worker's earlier updates of these shards, which were all sent before, from its later ones.
 
     `what`: "clock": the worker has finished `number` clocks; "mark": the earlier updates belong to the checkpoint of
-    step `number`, the later ones do not.
+    step `number`, the later ones do not. "common-clock", "common-mark": the same for all workers at once, sent when
+    this one knows that all have sent their updates of the clock.
     """
 
     store: str
@@ -262,7 +266,7 @@ class Marker(Message, frozen=True):
     term: int
     shards: list[int]
     sequence: int
-    what: Literal["clock", "mark"]
+    what: Separation
     number: int
 
 

@@ -97,6 +97,7 @@ class EmbeddingRows:
         Args:
             keys: int64, ascending.
         """
+        self.store.wait_for_others()  # not when its clock ends: see model_rows.py
         rows: torch.Tensor = self.store.pull(keys).to(keys.device)
         if torch.is_grad_enabled() and not self.frozen:
             rows.requires_grad_()

@@ -7,7 +7,15 @@ of dense gradients is sent; the dense step is made; each store's clock ends. So
 - a step that does not count is made again by the replacement, whose pushes have the same sequence numbers and so are
   applied once;
 - a store's clock is the run's step: a replacement that continues at step c ends the clocks before c that the lost
-  worker had not ended.
+  worker had not ended, and marks the checkpoint of step c, which the lost worker may not have marked.
+
+No worker waits for the clocks of others until its next pull. Before that it has stored its own state after the step,
+which a replacement takes before it ends the lost worker's clock.
+
+Where sums are recovered (collectives), a replacement gets its state only from workers that are in the sums of the next
+step, and they would not get there while the lost worker's clock, or its mark of a checkpoint, is missing. But there a
+worker whose sums of a step are complete knows that all workers have pushed their rows of it. So it ends the clock, and
+marks, for all of them; that is on all replicas before its next step begins.
 
 The gradient is weighted as the dense one: under bsp and ssp by this rank's part of the joint batch, so that the sum
 over ranks is the gradient of the joint mean; under asp each rank's gradient is applied alone, as a step of its own.
@@ -39,6 +47,7 @@ class ModelRows:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], weight: ExampleWeight) -> None:
         self._weight = weight
+        self._common = False  # a step that is finished here is finished everywhere
         self._rows: dict[str, EmbeddingRows] = {}
         for place, module in modules:
             if isinstance(module, RowsModule) and module.rows not in self._rows.values():
@@ -74,8 +83,9 @@ class ModelRows:
     def join(self, synchronizer: Synchronizer, step: int) -> None:
         """Send the rows with the rounds of dense gradients, and go on after `step`."""
         if self._rows:
+            self._common = synchronizer.recovers_sums
             synchronizer.hold_last_bucket(self.send)
-            self.end_clocks(step)
+            self.end_step(step, saves=False)
 
     def send(self) -> None:
         """Push the gradients of the step in progress; return when all replicas have them."""
@@ -87,8 +97,19 @@ class ModelRows:
             if ticket is not None:
                 ticket.wait()
 
-    def end_clocks(self, step: int) -> None:
-        """End the clocks up to a step, which is finished here."""
-        for rows in self._rows.values():
-            if not rows.options.is_asynchronous:
-                rows.store.end_clocks(step)
+    def end_step(self, step: int, *, saves: bool) -> None:
+        """End the clocks up to a step, which is finished here; return when all replicas know.
+
+        Args:
+            step: the step.
+            saves: its state is saved.
+        """
+        tickets = [
+            (rows.store, rows.store.send_clocks(step, common=self._common))
+            for rows in self._rows.values()
+            if not rows.options.is_asynchronous
+        ]
+        if self._common and saves:
+            tickets += [(rows.store, rows.store.send_common_mark(step)) for rows in self._rows.values()]
+        for store, ticket in tickets:
+            store.wait_for_separation(ticket)

@@ -43,6 +43,8 @@ class StepAgreement:
         self._timeout, self._period = timeout, period
         self._answers: dict[int, int] = {}  # ticket -> position, until CutAt arrives
         self._cuts: dict[int, StepActions] = {}
+        self.saved_before = 0
+        """The newest common step that was saved before this run began, as far as a cut has named it."""
 
     def position(self, ticket: int) -> int:
         """Return the step in progress, or the next one before a period's end: the answer to ProposeCut(ticket)."""
@@ -58,6 +60,7 @@ class StepAgreement:
             self._answers.pop(ticket, None)
             self._changed.notify_all()
             if step <= self._finished:
+                self.saved_before = max(self.saved_before, step if actions.save else 0)
                 return
             before = self._cuts.get(step, StepActions())
             self._cuts[step] = StepActions(before.save or actions.save, before.stop or actions.stop)

@@ -341,6 +341,11 @@ class CoordinatorSession:
         assert self._agreement is not None, "begin() comes first"
         return self._agreement.begin_step_end(step)
 
+    @property
+    def saved_before(self) -> int:
+        """The newest common step that was saved before this worker, a replacement, began; 0: none that is known."""
+        return self._agreement.saved_before if self._agreement is not None else 0
+
     def finish_step_end(self, step: int) -> None:
         """Note the end of a step."""
         assert self._agreement is not None, "begin() comes first"

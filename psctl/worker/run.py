@@ -16,6 +16,7 @@ from psctl.client.model_layout import check_given, describe
 from psctl.clock import Clock
 from psctl.collectives.group_collectives import GroupCollectives
 from psctl.errors import UsageError
+from psctl.job.table_server_messages import ScriptOpensStore
 from psctl.job.training_messages import Decision, Heartbeat, Resume
 from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
@@ -92,6 +93,7 @@ class Run(CollectiveCalls):
         self._stores = Stores(session.me.rank, welcome.world, links or LocalServer, self._progress, folder)
         self._progress.on_save = self._on_save
         script_links = ScriptLinks(session, welcome.world)
+        self._opens_stores = False  # by run.store()
         self._collectives = GroupCollectives(
             session.me.rank, welcome.world, script_links.connect, script_links.choose
         )  # fmt: skip
@@ -229,6 +231,7 @@ class Run(CollectiveCalls):
             self._resume_from(decision.resume)
         rows.check(decision.period, outer=outer is not None)
         synchronizer = build_synchronizer(parts, decision, self._tools(outer))
+        first = self.step
         self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         rows.join(synchronizer, self.step)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
@@ -237,6 +240,8 @@ class Run(CollectiveCalls):
         else:
             self._step_by_backward(parts)
         self._start(synchronizer, decision)
+        if self.step > first:  # the lost worker may not have marked a checkpoint, at which the others are held back
+            self._stores.mark(self._progress.last_checkpoint())
         self._progress.begin(parts, synchronizer, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -445,6 +450,9 @@ class Run(CollectiveCalls):
 
         Raises UsageError: an option is invalid or differs from an earlier call, or torchrun, without servers, is used.
         """
+        if not self._opens_stores:
+            self._opens_stores = True
+            self._session.send(ScriptOpensStore())
         return self._stores.open(name, consistency, reads, group)
 
     # ---- the end ----
@@ -509,7 +517,7 @@ class Run(CollectiveCalls):
     def _step(self, original: Callable[[], object]) -> object:
         synchronizer = self._prepared("optimizer.step()")
         result = self._progress.end_step(lambda save: self._step_all(synchronizer, original, save))
-        self._rows.end_clocks(self.step)  # a returned clock is sure to count
+        self._rows.end_step(self.step, saves=self._progress.is_saved)  # a returned clock is sure to count
         self._profiler.after_step()
         if self._lines is not None:
             self._lines.step(self.step, self.epoch, self._weight.own_examples, self._reports.line)

@@ -79,6 +79,10 @@ class StandaloneSession:
     def begin_step_end(self, step: int) -> StepActions:
         return StepActions()
 
+    @property
+    def saved_before(self) -> int:
+        return 0
+
     def finish_step_end(self, step: int) -> None:
         return
 

@@ -166,6 +166,11 @@ class TrainingProgress:
             self.generators.mark_step_end()
         return result
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the state after the last step is saved."""
+        return self._actions.save
+
     def count_step(self) -> None:
         """Count a step of a loop that is not psctl's, of which nothing is saved."""
         self.step += 1
@@ -208,6 +213,11 @@ class TrainingProgress:
         """Return whether `step` is the first one with equal values on all ranks at or after a multiple of `every`."""
         period = self._synchronizer.period if self._synchronizer is not None else 1
         return self._every > 0 and step % period == 0 and step // self._every > (step - period) // self._every
+
+    def last_checkpoint(self) -> int:
+        """Return the newest step, of those that were done before a replacement began, that all ranks save."""
+        due = next((step for step in range(self.step, max(self.step - self._every, 0), -1) if self._due(step)), 0)
+        return max(due, self._session.saved_before)
 
     def _is_last(self) -> bool:
         feeding = self._drawn_from

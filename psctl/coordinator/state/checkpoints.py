@@ -184,7 +184,7 @@ def _remove_waiting(job: JobState, proposed: CommonStep, member: Member) -> None
 
 
 def send_last_cut(job: JobState, rank: Rank) -> None:
-    """Send a worker that has begun to train the last common step, which it may not have done yet."""
+    """Send a worker that begins to train the last common step, which it may not have done yet."""
     if job.checkpoints.last_cut is not None:
         job.send(rank.member, job.checkpoints.last_cut)
 

@@ -78,7 +78,7 @@ from psctl.job.process_messages import (
     StopWanted,
 )
 from psctl.job.session_messages import ResumeSession
-from psctl.job.table_server_messages import TablesReady, TablesWanted
+from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
 from psctl.job.training_messages import (
     Heartbeat,
     Join,
@@ -347,6 +347,8 @@ class JobStateMachine:
                 script_collectives.on_wanted(job, worker)
             case RankListens():
                 script_collectives.on_listens(job, worker, message)
+            case ScriptOpensStore():
+                job.tables.of_script = True
             case TablesWanted():
                 table_placement.on_tables_wanted(job, worker)
             case PlaneBroken():

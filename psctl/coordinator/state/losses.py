@@ -217,8 +217,13 @@ def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
     if collective_losses.may_replace(job):
         if not lost_workers.can_be_replaced(job, workers):
             return False
+        if servers and not _remove_servers(job, [rank.member.rank for rank in servers]):
+            return False
         job.losses.survived += 1
-        collective_losses.on_lost(job, workers, failure)
+        if servers:
+            _announce_lost_servers(job, servers, failure)
+        if workers:
+            collective_losses.on_lost(job, workers, failure)
         return True
     if not all(_may_lose_worker(job, rank) for rank in workers):
         return False
@@ -230,11 +235,15 @@ def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
         return False
     job.losses.survived += 1
     if servers:
-        server_changes.on_lost(job, servers, failure.exception)
-        table_placement.announce(job)
+        _announce_lost_servers(job, servers, failure)
     for rank in workers:
         lost_workers.on_lost(job, rank, failure.exception)
     return True
+
+
+def _announce_lost_servers(job: JobState, servers: list[Rank], failure: ProcessFailure) -> None:
+    server_changes.on_lost(job, servers, failure.exception)
+    table_placement.announce(job)
 
 
 def _is_applied(job: JobState, rank: int) -> bool:

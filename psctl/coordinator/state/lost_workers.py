@@ -295,8 +295,8 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
 
 def on_ready(job: JobState, rank: Rank) -> None:
     """A replacement has its start values: it trains."""
-    job.send(rank.member, Go())
     checkpoints.send_last_cut(job, rank)
+    job.send(rank.member, Go())
     job.notice(f"{job.describe(rank)} trains" + (" again" if rank.member.incarnation else ""))
     rank.moved_at = job.now
     if rank.state == "waiting":

@@ -44,6 +44,8 @@ class TableServers(msgspec.Struct):
     """Workers without an answer."""
     answered: set[Member] = msgspec.field(default_factory=set)
     """Workers that receive changes."""
+    of_script: bool = False
+    """Whether the script opened a store itself; else tables hold rows of embeddings, which step with the model."""
     first: list[Member] = msgspec.field(default_factory=list)
     """The servers that begin."""
     ordered: set[Member] = msgspec.field(default_factory=set)

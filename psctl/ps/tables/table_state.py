@@ -27,7 +27,7 @@ import torch
 from msgspec.structs import replace
 
 from psctl.errors import UsageError
-from psctl.ps.table_messages import PlainValue, StoreSpec, TableSpec, TableStats
+from psctl.ps.table_messages import PlainValue, Separation, StoreSpec, TableSpec, TableStats
 from psctl.ps.tables.reductions import Array, Lanes, Reduction
 from psctl.ps.tables.retention import SPARE, Sketch, admitted, evicted, expired, is_sweep, row_limit, use_at
 from psctl.ps.tables.row_index import Keys, rounds
@@ -51,7 +51,7 @@ def last_sequence_at(position: int) -> int:
     return first_sequence_at(position + 1) - 1
 
 
-What: TypeAlias = Literal["update", "clock", "mark", "open", "removed"]
+What: TypeAlias = Literal["update", "open", "removed"] | Separation
 
 
 class EntryPart(msgspec.Struct, frozen=True):
@@ -375,13 +375,18 @@ class TableShard:
             step, marked = entry.clock if entry.what == "mark" else FOREVER, self.marks.get(entry.worker, -1)
             self.marks[entry.worker] = max(step, marked)
             new = new or step > marked
+        elif entry.what == "common-mark":
+            new = new or entry.clock > self.cut
+            self.marks = {worker: max(entry.clock, marked) for worker, marked in self.marks.items()}
         if not new:
             return False
         if entry.what == "clock":
-            self._advance(entry.worker, entry.clock)
+            self._advance([entry.worker], entry.clock)
+        elif entry.what == "common-clock":
+            self._advance(list(self.clocks), entry.clock)
         elif entry.what == "removed":
             self._drop(entry.worker, entry.clock)
-            self._advance(entry.worker, FOREVER)
+            self._advance([entry.worker], FOREVER)
         staged = []
         for part in (part.only(last, entry.sequence) for part in entry.parts):
             if part.spec is not None:
@@ -413,10 +418,11 @@ class TableShard:
         self.marks[worker] = step
         return True
 
-    def _advance(self, worker: int, clock: int) -> None:
+    def _advance(self, workers: Iterable[int], clock: int) -> None:
         before = self.clock
-        if worker in self.clocks:
-            self.clocks[worker] = max(clock, self.clocks[worker])
+        for worker in workers:
+            if worker in self.clocks:
+                self.clocks[worker] = max(clock, self.clocks[worker])
         if self.clock > before:
             self._apply_staged(clock for clock in self.staged if clock < self.clock)
             for table in self.tables.values():

@@ -23,6 +23,7 @@ from psctl.ps.table_messages import (
     OpenStore,
     PlainValue,
     ReadSection,
+    Separation,
     StoreSpec,
     TableDescribed,
     Update,
@@ -55,7 +56,7 @@ class TableChange(msgspec.Struct, eq=False):
     own_pushes: list[OwnPush]
     bytes: int = 0
     sequence: int = -1
-    what: Literal["update", "clock", "mark"] = "update"
+    what: Literal["update"] | Separation = "update"
     singles: list[int] = []
     """Tickets of single-key pushes that are sent together; the change has the sequence of the newest."""
 

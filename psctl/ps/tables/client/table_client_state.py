@@ -27,6 +27,7 @@ from psctl.ps.table_messages import (
     Fetched,
     KeysUnknown,
     PlainValue,
+    Separation,
     ShardProgress,
     StoreLeads,
     StoreSpec,
@@ -59,6 +60,9 @@ from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, first_sequence_at, spec_conflict
+
+CLOCKS: tuple[Separation, ...] = ("clock", "common-clock")
+"""Changes that end clocks."""
 
 
 class TableClient:
@@ -248,24 +252,36 @@ class TableClient:
             messages += self.start_read([(batch.kind, route)], batch.tickets[0], batch.tickets)[1]
         return messages
 
-    def finish_clocks(self, clocks: int, position: int, ticket: int) -> list[ToServer]:
+    def finish_clocks(self, clocks: int, position: int, ticket: int, *, common: bool = False) -> list[ToServer]:
         """End this worker's clocks up to the given number; all of its pushes were passed to `send_change` before.
 
         Args:
             clocks: more than have ended.
             position: as `send_change`'s.
             ticket: finished when all shards have the clock.
+            common: end them for all workers, of which each has sent its pushes of these clocks.
         """
         messages = self.flush()  # of the clock that ends
         self.clock = clocks
         self._view.on_own_clock(self.read_clock)
         self.outstanding.expect(ticket, 1)
-        return messages + self.send_change(self._change_everywhere(ticket, self.clock, "clock"), position)
+        return messages + self.send_change(
+            self._change_everywhere(ticket, clocks, "common-clock" if common else "clock"), position
+        )
 
-    def mark_step(self, position: int, step: int) -> list[ToServer]:
-        """Mark a step: earlier changes belong to the checkpoint of `step`, later ones do not."""
+    def mark_step(self, position: int, step: int, ticket: int = NO_TICKET, *, common: bool = False) -> list[ToServer]:
+        """Mark a step: earlier changes belong to the checkpoint of `step`, later ones do not.
+
+        Args:
+            position: as `send_change`'s.
+            step: the checkpoint's.
+            ticket: finished when all shards have the mark; NO_TICKET: none is.
+            common: mark it for all workers, of which each has sent the changes that belong to it.
+        """
         self._step = step
-        return self.send_change(self._change_everywhere(NO_TICKET, step, "mark"), position)
+        if ticket != NO_TICKET:
+            self.outstanding.expect(ticket, 1)
+        return self.send_change(self._change_everywhere(ticket, step, "common-mark" if common else "mark"), position)
 
     def leave(self, position: int, ticket: int) -> list[ToServer]:
         """Leave the store: no worker waits for this one's clocks and marks any more. Arguments as `finish_clocks`."""
@@ -277,7 +293,7 @@ class TableClient:
             self._change_everywhere(ticket, FOREVER, "clock" if clocks else "mark"), position
         )
 
-    def _change_everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> TableChange:
+    def _change_everywhere(self, ticket: int, clock: int, what: Separation) -> TableChange:
         return TableChange(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
 
     @property
@@ -413,7 +429,7 @@ class TableClient:
             self._own_clocks[shard] = max(self._own_clocks.get(shard, -1), message.own)
             self._view.on_done(shard, message.sequence)
         for change in self.outstanding.on_done(message.sequence, message.shards):
-            if change.what == "clock" and not any(each.what == "clock" for each in self.outstanding):
+            if change.what in CLOCKS and not any(each.what in CLOCKS for each in self.outstanding):
                 self.clock = min(self.clock, max(self._own_clocks.values()))
             self.finished += self.outstanding.finished_tickets(change)
 
