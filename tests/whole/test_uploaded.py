@@ -137,5 +137,5 @@ def test_a_job_continues_from_s3_when_its_host_has_lost_everything(tmp_path: Pat
     assert [row["step"] for row in pruned.document["checkpoints"]] == steps[:-1], pruned
     left = psctl.run("checkpoint", "list", f"{bucket}/steady-1", "-o", "json").document["checkpoints"]
     assert [row["step"] for row in left] == steps[-1:]
-    unknown = psctl.run("train", str(STEADY), "--resume", f"{bucket}/steady-1@7", *more)
+    unknown = psctl.run("train", str(STEADY), "--resume", f"{bucket}/steady-1@7")
     assert unknown.code != 0 and "has no checkpoint 7 of steady-1" in unknown.err, unknown
