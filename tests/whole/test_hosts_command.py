@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,46 @@ def test_hosts_that_a_command_lists_run_a_job_and_a_host_that_is_gone_is_named(m
     assert not rows[second]["exec"]["ok"]
     assert "`nsenter -t" in rows[second]["exec"]["detail"]
     assert "began nothing there" in rows[second]["exec"]["detail"]
+
+
+SCRIPT = """
+import hashlib, os, pathlib
+print("corpus", hashlib.sha256(pathlib.Path("data/corpus/large.bin").read_bytes()).hexdigest()[:8])
+pathlib.Path("out").mkdir(exist_ok=True)
+pathlib.Path("out", "rank-" + os.environ["RANK"]).write_text("result " + os.environ["RANK"])
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a disk each", "one disk"])
+def test_data_is_sent_once_a_disk_and_outputs_come_back(tmp_path: Path, shared: bool) -> None:
+    for name in ("home", "box-1", "box-2", "mine/corpus"):
+        (tmp_path / name).mkdir(parents=True)
+    psctl, cluster = Psctl(tmp_path / "home"), tmp_path / "boxes.yaml"
+    text = cluster_text("[box-1, box-2]").replace(EXEC, f"env HOME={tmp_path}/{{host}} {{command}}")
+    if shared:
+        text = text.replace("runtime: {", f"runtime: {{workdir: {tmp_path}/shared, ")
+    cluster.write_text(text)
+    (tmp_path / "mine/corpus/large.bin").write_bytes(random.Random(0).randbytes(3_000_000))
+    (tmp_path / "mine/train.py").write_text(SCRIPT)
+    job = tmp_path / "mine/job.yaml"
+    job.write_text(
+        "version: 1\nname: corpus\nscript: train.py\nworkers: {per_host: 1}\noutputs: [out/]\n"
+        "data: [{from: corpus, to: data/corpus}]\ncheckpoint: {every: null}\n"
+    )
+    first = psctl.run("train", str(job), "--cluster", str(cluster))
+    assert first.code == 0, first
+    assert first.err.count("sending corpus (3 MB in 1 files)") == (1 if shared else 2), first
+    places = [tmp_path / "shared"] if shared else [tmp_path / name / ".psctl/host" for name in ("box-1", "box-2")]
+    for place in places:
+        assert len(list((place / "data").rglob("large.bin"))) == 1
+    results = {path.name: path.read_text() for path in (tmp_path / "mine/outputs/corpus-1/out").iterdir()}
+    assert results == {"rank-0": "result 0", "rank-1": "result 1"}
+
+    again = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl")
+    assert again.code == 0, again
+    assert "sending corpus" not in again.err
+    printed = [event["text"] for event in again.of("log") if event["text"].startswith("corpus ")]
+    assert len(printed) == 2 and len(set(printed)) == 1
 
 
 def test_two_hosts_on_one_machine_need_no_root(tmp_path: Path) -> None:
