@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.helpers.hosts import PATH
-from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args
+from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args, until
 
 pytestmark = pytest.mark.whole
 
@@ -135,6 +136,36 @@ def test_data_is_sent_once_a_disk_and_outputs_come_back(tmp_path: Path, shared: 
     assert "sending corpus" not in again.err
     printed = [event["text"] for event in again.of("log") if event["text"].startswith("corpus ")]
     assert len(printed) == 2 and len(set(printed)) == 1
+
+
+def test_a_job_runs_in_an_allocation_of_any_batch_system(tmp_path: Path) -> None:
+    for name in ("home", "node-1", "node-2"):
+        (tmp_path / name).mkdir()
+    psctl, cluster, allocation = Psctl(tmp_path / "home"), tmp_path / "nodes.yaml", tmp_path / "allocation"
+    allocation.write_text("node-1\nnode-2\n")
+    engine = f"{sys.executable} {ROOT}/tests/helpers/step_engine.py {allocation} {{host}} {{command}}"
+    text = cluster_text(f'{{from: "cat {allocation}"}}', "steps: true\n").replace(EXEC, engine)
+    cluster.write_text(text)
+    train = ("train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-d", "-o", "json")
+    detached = psctl.run(*train, *set_args("--epochs", "40", "--pause", "0.05"))
+    assert detached.code == 0, detached
+    job = detached.document["job"]
+    with psctl.start("attach", job, "-o", "jsonl") as follower:
+        assert next_event(follower, "progress")["step"] >= 0
+        ranks = psctl.run("status", job, "-o", "json").document["jobs"][0]["ranks"]
+        assert {rank["host"] for rank in ranks} == {"node-1", "node-2"}
+        assert len(starters(allocation)) >= 2, "each agent keeps its exec: running"
+        stopped = psctl.run("stop", job)
+        assert stopped.code == 0, stopped
+        next_event(follower, "finished")
+        follower.wait(30)
+    until(lambda: not starters(allocation), name="the steps of a job that was stopped")
+
+
+def starters(allocation: Path) -> list[int]:
+    """Return the processes of the engine that run for an allocation."""
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if str(allocation) in (each.info["cmdline"] or [])]
 
 
 def test_two_hosts_on_one_machine_need_no_root(tmp_path: Path) -> None:
