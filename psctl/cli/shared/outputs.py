@@ -30,7 +30,8 @@ class JobOutputs(msgspec.Struct, frozen=True):
 
 def patterns_of(record: JobRecord) -> tuple[str, ...]:
     """Return the `outputs:` of a job's file."""
-    return load_noted(record.job_file, record.job_source).outputs
+    job = load_noted(record.job_file, record.job_source)
+    return job.outputs
 
 
 def with_ranks(fleet: Fleet, record: JobRecord) -> JobRecord:
