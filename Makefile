@@ -93,8 +93,8 @@ $(VENV)/installed-fuzzer: | $(VENV)/installed-dev
 	$(PIP) install atheris==3.0.0 || echo "atheris cannot be installed here: tests/fuzz runs its first inputs only"
 	@touch $@
 
-# What scripts of others import (tests/whole/scripts, templates); its tests are skipped where it is missing.
-LIBRARIES := transformers==5.24.0 accelerate==1.15.0 lightning==2.6.6
+# What scripts of others import (tests/whole/scripts, templates), and a server of S3 with its client; tests skip where they are missing.
+LIBRARIES := transformers==5.24.0 accelerate==1.15.0 lightning==2.6.6 s3fs==2026.9.0 "moto[s3,server]==5.2.5"
 
 $(VENV)/installed-libraries: Makefile psctl/constraints.txt | $(VENV)/installed-dev
 	$(PIP) install -c psctl/constraints.txt $(LIBRARIES)

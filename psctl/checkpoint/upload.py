@@ -170,8 +170,17 @@ class CheckpointTarget:
         removed = steps_to_remove([(step, self._metrics[job, step]) for step in complete], keep, keep_best, protect)
         removed += [step for step in found if step < protect and step not in complete and step not in pending]
         for step in removed:
-            self._remove(job, step)
+            self.remove(job, step)
         return removed
+
+    def remove(self, job: str, step: int) -> None:
+        """Remove a checkpoint, its manifest first."""
+        there = self._folder(job, step)
+        with _reaching(f"{self.target} ({job}@{step})"):
+            self._remove_file(f"{there}/{MANIFEST}")
+            if self._system.exists(there):
+                self._system.rm(there, recursive=True)
+        self._metrics.pop((job, step), None)
 
     def fetch(self, job: str, step: int, folder: Path) -> Manifest:
         """Copy a checkpoint to a new folder of this machine, every byte verified.
@@ -227,12 +236,3 @@ class CheckpointTarget:
     def _remove_file(self, path: str) -> None:
         if self._system.exists(path):
             self._system.rm_file(path)
-
-    def _remove(self, job: str, step: int) -> None:
-        """Remove a checkpoint, its manifest first."""
-        there = self._folder(job, step)
-        with _reaching(f"{self.target} ({job}@{step})"):
-            self._remove_file(f"{there}/{MANIFEST}")
-            if self._system.exists(there):
-                self._system.rm(there, recursive=True)
-        self._metrics.pop((job, step), None)

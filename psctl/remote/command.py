@@ -83,7 +83,8 @@ class CommandShell(PosixShell):
     def _open(self, argv: Sequence[str]) -> _CarriedPipe:
         command = command_line(argv).replace("\n", "'\"$N\"'")  # quoted words have their newlines inside single quotes
         marker = "psctl-" + secrets.token_hex(8)
-        words = self._template.argv(self._address, ["sh", "-c", scripts.OVER_COMMAND, "psctl", marker])
+        script = scripts.OVER_STEP if self._steps else scripts.OVER_COMMAND
+        words = self._template.argv(self._address, ["sh", "-c", script, "psctl", marker])
         words[0] = os.path.expanduser(words[0])
         with self._lock:
             if self._closed:

@@ -166,7 +166,8 @@ def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | N
     if host.local:
         return LocalShell(host.name)
     if cluster.kind == "command":
-        return CommandShell.connect(host.name, host.address, ExecTemplate.parse(cluster.exec or ""), timeout)
+        template = ExecTemplate.parse(cluster.exec or "")
+        return CommandShell.connect(host.name, host.address, template, timeout, steps=cluster.steps)
     if cluster.kind == "slurm":
         return _reach_node(cluster, host, timeout)
     from psctl.remote.ssh import SshShell  # paramiko takes 0.2 s to load, which a cluster of `local` need not pay

@@ -256,13 +256,22 @@ class Server:
         self._saves.put((save, True))
 
     def _stream_saves(self) -> None:
-        for save, of_tables in iter(self._saves.get, None):
-            assert self._coordinator is not None
-            try:
-                stream_save(self._coordinator, save, tables=of_tables)
-            except ConnectionFailed as error:
-                self._end(error.message, failed=True)
-                return
+        while self._stream_next():
+            pass
+
+    def _stream_next(self) -> bool:
+        """Send the next part of a checkpoint; return whether more follow. Nothing refers to it afterwards."""
+        next_one = self._saves.get()
+        if next_one is None:
+            return False
+        save, of_tables = next_one
+        assert self._coordinator is not None
+        try:
+            stream_save(self._coordinator, save, tables=of_tables)
+        except ConnectionFailed as error:
+            self._end(error.message, failed=True)
+            return False
+        return True
 
     # ---- the handler: the coordinator connection's reader thread -------------------------------------------------
 

@@ -10,6 +10,7 @@ job: job.yaml
 kinds: whether a file is a cluster file or a job file
 metrics: the section `metrics` of job.yaml
 nearest: the valid name nearest to a misspelt one
+noted_options: options of a command line in the text of a job file
 key_reference: every key of both files with its meaning, values, default and an example
 schema: JSON schemas of both files
 yaml_nodes: YAML text parsed into nodes with places

@@ -236,6 +236,14 @@ class ClusterSpec(Section, frozen=True):
             "words; {line}: the same as one word, for tools that pass it to a shell."
         ),
     ] = None
+    steps: Annotated[
+        bool,
+        truth(),
+        Doc(
+            "kind: command only: whether exec: ends all processes of a command with it, as batch systems do (blaunch, "
+            "qrsh -inherit, flux); each of psctl's agents then keeps its exec: running."
+        ),
+    ] = False
     nodes: Annotated[
         int, whole(1, host_lists.MOST), Doc("kind: slurm: number of nodes of the allocation that `train` submits.")
     ] = 1
@@ -348,6 +356,8 @@ def _check_kind(
     """Refuse keys that do not belong to the way in which hosts are reached, and a command that cannot reach them."""
     if spec.kind != "command" and spec.exec is not None:
         decoder.refuse("exec", f"kind: {spec.kind} reaches hosts without it", "write kind: command, or leave it out")
+    if spec.kind != "command" and "steps" in given:
+        decoder.refuse("steps", f"kind: {spec.kind} knows it without", "leave it out")
     for key in [key for key in OF_SLURM if key in given] if spec.kind != "slurm" else ():
         decoder.refuse(key, f"an allocation of Slurm has it, and kind: {spec.kind} has none", "leave it out")
     if spec.kind == "ssh":

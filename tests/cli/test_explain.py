@@ -28,8 +28,9 @@ def with_example(key: KeyEntry) -> str:
     hosts = "hosts: [{address: a, name: node-a, labels: {rack: r1}}, {address: b, labels: {rack: r2}}]"
     job, cluster = {"name": "name: digits", "script": "script: train.py"}, {"name": "name: lab", "hosts": hosts}
     lines = job if key.file == "job.yaml" else cluster
-    if top == "exec":
+    if top in ("exec", "steps"):
         lines["kind"] = "kind: command"
+        lines["exec"] = "exec: 'run {host} {command}'"
     if key.file == "cluster.yaml" and top in OF_SLURM:
         lines["kind"] = "kind: slurm"
         lines.pop("hosts")

@@ -53,3 +53,25 @@ def test_a_job_takes_checkpoints_at_the_interval_of_the_measured_cost() -> None:
     for member in (W0, W1):
         job.receive(member, SaveEnd(10, pause=float("nan")))
     assert job.machine.job.checkpoints.every_seconds == pytest.approx(every, rel=0.01), "not to be believed"
+
+
+def test_only_losses_after_which_all_start_again_shorten_it() -> None:
+    auto = CheckpointOrder(None, 0, 0.0, 3, None, True, 1, every_auto=True)
+    job = DrivenJob(msgspec.structs.replace(ORDER, checkpoint=auto, restarts=9)).training()
+    state = job.machine.job
+
+    def every(step: int) -> float:
+        job.receive(W0, SaveBegin(step, []))
+        job.receive(W0, SaveEnd(step, pause=0.001))
+        return state.checkpoints.every_seconds
+
+    undisturbed = every(9)
+    assert undisturbed == pytest.approx(interval(0.001, mean_time_between_losses(2, 0.0, 0)), rel=0.01)
+    state.losses.survived = 5  # each on the spot
+    assert every(10) == pytest.approx(undisturbed, rel=0.01)
+    for worker in (W0, W1):
+        job.report(worker, 507, loss=1.0)
+    job.killed(W1)
+    job.wait(0.4)
+    assert (state.losses.survived, state.losses.rolled_back) == (6, 1)
+    assert every(508) == pytest.approx(undisturbed / 2**0.5, rel=0.01)

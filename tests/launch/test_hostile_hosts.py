@@ -265,9 +265,9 @@ def test_code_is_proved_before_it_goes_to_other_hosts(hostile: Hostile) -> None:
     for forged in (gzip.compress(b"another tar"), b"no archive", gzip.compress(tar)[:-6], b""):
         hostile.shell.files[path] = forged
         with pytest.raises(errors.NoSuchCheckpoint, match="its code is no longer on a as it was sent"):
-            checkpoint_actions.bring_code(hostile.shell, found, sites, name)
+            checkpoint_actions.bring_code(hostile.shell, found.host, found.id, sites, name)
     hostile.shell.files[path] = gzip.compress(tar)
-    archive = checkpoint_actions.bring_code(hostile.shell, found, sites, name)
+    archive = checkpoint_actions.bring_code(hostile.shell, found.host, found.id, sites, name)
     assert archive is not None
     assert gzip.decompress(archive.data) == tar
 

@@ -38,6 +38,7 @@ CLUSTER = {
     "runtime.python": "py", "runtime.environment": "existing", "runtime.workdir": "/w", "runtime.torch": "2.5.1",
     "runtime.requirements": "[numpy]", "runtime.wheelhouse": "w", "runtime.index": "https://example.org/simple",
     "kind": "command\nexec: 'a {host} {command}'", "exec": "'a {host} {command}'\nkind: command", "hosts.from": "list",
+    "steps": "true\nkind: command\nexec: 'a {host} {command}'",
     "nodes": "2\nkind: slurm", "partition": "p\nkind: slurm", "account": "a\nkind: slurm",
     "gpus_per_node": "2\nkind: slurm", "time": "1h\nkind: slurm", "extra": "[--qos=a]\nkind: slurm",
     "runtime.env": "{A: b}", "links": "[{between: [a, c], bandwidth: 1 GB/s}]", "hosts": "[b]",

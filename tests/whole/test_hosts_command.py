@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.helpers.hosts import PATH
-from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args
+from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args, until
 
 pytestmark = pytest.mark.whole
 
@@ -94,6 +96,76 @@ def test_hosts_that_a_command_lists_run_a_job_and_a_host_that_is_gone_is_named(m
     assert not rows[second]["exec"]["ok"]
     assert "`nsenter -t" in rows[second]["exec"]["detail"]
     assert "began nothing there" in rows[second]["exec"]["detail"]
+
+
+SCRIPT = """
+import hashlib, os, pathlib
+print("corpus", hashlib.sha256(pathlib.Path("data/corpus/large.bin").read_bytes()).hexdigest()[:8])
+pathlib.Path("out").mkdir(exist_ok=True)
+pathlib.Path("out", "rank-" + os.environ["RANK"]).write_text("result " + os.environ["RANK"])
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a disk each", "one disk"])
+def test_data_is_sent_once_a_disk_and_outputs_come_back(tmp_path: Path, shared: bool) -> None:
+    for name in ("home", "box-1", "box-2", "mine/corpus"):
+        (tmp_path / name).mkdir(parents=True)
+    psctl, cluster = Psctl(tmp_path / "home"), tmp_path / "boxes.yaml"
+    text = cluster_text("[box-1, box-2]").replace(EXEC, f"env HOME={tmp_path}/{{host}} {{command}}")
+    if shared:
+        text = text.replace("runtime: {", f"runtime: {{workdir: {tmp_path}/shared, ")
+    cluster.write_text(text)
+    (tmp_path / "mine/corpus/large.bin").write_bytes(random.Random(0).randbytes(3_000_000))
+    (tmp_path / "mine/train.py").write_text(SCRIPT)
+    job = tmp_path / "mine/job.yaml"
+    job.write_text(
+        "version: 1\nname: corpus\nscript: train.py\nworkers: {per_host: 1}\noutputs: [out/]\n"
+        "data: [{from: corpus, to: data/corpus}]\ncheckpoint: {every: null}\n"
+    )
+    first = psctl.run("train", str(job), "--cluster", str(cluster))
+    assert first.code == 0, first
+    assert first.err.count("sending corpus (3 MB in 1 files)") == (1 if shared else 2), first
+    places = [tmp_path / "shared"] if shared else [tmp_path / name / ".psctl/host" for name in ("box-1", "box-2")]
+    for place in places:
+        assert len(list((place / "data").rglob("large.bin"))) == 1
+    results = {path.name: path.read_text() for path in (tmp_path / "mine/outputs/corpus-1/out").iterdir()}
+    assert results == {"rank-0": "result 0", "rank-1": "result 1"}
+
+    again = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl")
+    assert again.code == 0, again
+    assert "sending corpus" not in again.err
+    printed = [event["text"] for event in again.of("log") if event["text"].startswith("corpus ")]
+    assert len(printed) == 2 and len(set(printed)) == 1
+
+
+def test_a_job_runs_in_an_allocation_of_any_batch_system(tmp_path: Path) -> None:
+    for name in ("home", "node-1", "node-2"):
+        (tmp_path / name).mkdir()
+    psctl, cluster, allocation = Psctl(tmp_path / "home"), tmp_path / "nodes.yaml", tmp_path / "allocation"
+    allocation.write_text("node-1\nnode-2\n")
+    engine = f"{sys.executable} {ROOT}/tests/helpers/step_engine.py {allocation} {{host}} {{command}}"
+    text = cluster_text(f'{{from: "cat {allocation}"}}', "steps: true\n").replace(EXEC, engine)
+    cluster.write_text(text)
+    train = ("train", str(STEADY), "--cluster", str(cluster), "--servers", "1", "-d", "-o", "json")
+    detached = psctl.run(*train, *set_args("--epochs", "40", "--pause", "0.05"))
+    assert detached.code == 0, detached
+    job = detached.document["job"]
+    with psctl.start("attach", job, "-o", "jsonl") as follower:
+        assert next_event(follower, "progress")["step"] >= 0
+        ranks = psctl.run("status", job, "-o", "json").document["jobs"][0]["ranks"]
+        assert {rank["host"] for rank in ranks} == {"node-1", "node-2"}
+        assert len(starters(allocation)) >= 2, "each agent keeps its exec: running"
+        stopped = psctl.run("stop", job)
+        assert stopped.code == 0, stopped
+        next_event(follower, "finished")
+        follower.wait(30)
+    until(lambda: not starters(allocation), name="the steps of a job that was stopped")
+
+
+def starters(allocation: Path) -> list[int]:
+    """Return the processes of the engine that run for an allocation."""
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if str(allocation) in (each.info["cmdline"] or [])]
 
 
 def test_two_hosts_on_one_machine_need_no_root(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.running import assert_clean
+from tests.helpers.running import assert_clean, until
 
 pytestmark = pytest.mark.whole
 
@@ -93,4 +95,43 @@ def test_outputs_come_home_from_all_hosts(lab: Any, tmp_path: Path) -> None:
     assert "psctl pull writer-2" in plain.err
     assert "jobs/writer-2/h2/files" in plain.err
     assert not (job.parent / "outputs" / "writer-2").exists()
+    assert_clean(hosts)
+
+
+LARGE = """
+import hashlib, pathlib, random
+data = random.Random(0).randbytes(20_000_000)
+pathlib.Path("large.bin").write_bytes(data)
+print("wrote", hashlib.sha256(data).hexdigest(), flush=True)
+"""
+
+
+def test_a_pull_that_was_killed_continues_after_what_arrived(lab: Any, tmp_path: Path) -> None:
+    psctl, hosts, cluster = lab
+    cluster.write_text(hosts.cluster_text(["h1"]))
+    job = make_job(tmp_path / "mine", "[]")
+    (job.parent / "train.py").write_text(LARGE)
+    done = psctl.run("train", str(job), "--cluster", str(cluster), "-o", "jsonl")
+    assert done.code == 0, done
+    (digest,) = [event["text"].split()[1] for event in done.of("log") if event["text"].startswith("wrote ")]
+    to = tmp_path / "to"
+
+    def arrived() -> int:
+        return sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
+
+    hosts.rate("h1", "50mbit")
+    with psctl.start("pull", "writer-1", "large.bin", "--to", str(to)) as first:
+        until(lambda: arrived() > 3_000_000, 60)
+        first.send_signal(signal.SIGKILL)
+    there = arrived()
+    assert 3_000_000 < there < 20_000_000
+    assert not (to / "large.bin").exists()
+    sizes = []
+    with psctl.start("pull", "writer-1", "large.bin", "--to", str(to), "--output", "json") as second:
+        until(lambda: sizes.append(arrived()) or sizes[-1] > there + 1_000_000, 60)  # type: ignore[func-returns-value]
+        hosts.rate("h1", "1gbit")
+        said, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, said
+    assert min(sizes) >= there, "it does not begin again"
+    assert hashlib.sha256((to / "large.bin").read_bytes()).hexdigest() == digest
     assert_clean(hosts)

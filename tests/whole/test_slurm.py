@@ -210,3 +210,43 @@ def test_a_requeued_batch_script_resumes(slurm: library.Slurm, tmp_path: Path) -
     until(lambda: events("restored"), 400, name="the second run, which Slurm starts after two minutes")
     assert events("restored")[0]["step"] >= events("checkpoint")[0]["step"]
     until(lambda: events("finished") and events("finished")[-1]["status"] == "done", 120, name="the end")
+
+
+def test_links_and_collectives_are_measured_in_an_allocation(slurm: library.Slurm, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    cluster = tmp_path / "slurm.yaml"
+    cluster.write_text(f"{CLUSTER}nodes: 2\n")
+    allocation = slurm.allocate()
+    inside = Psctl(home, environment={**slurm.env, **allocation})
+    topo = inside.run("topo", str(cluster), "--measure", "-o", "json")
+    assert topo.code == 0, topo
+    assert {host["name"] for host in topo.document["hosts"]} == {"n1", "n2"}
+    assert topo.document["between"] and all(link["measured"] for link in topo.document["between"]), topo
+    words = (
+        "bench",
+        "allreduce",
+        "--cluster",
+        str(cluster),
+        "--workers",
+        "2",
+        "--sizes",
+        "1KB,100KB",
+        "--strategy",
+        "ring",
+    )
+    bench = inside.run(*words, "-o", "json")
+    assert bench.code == 0, bench
+    assert [(row["bytes"], row["world"], row["correct"]) for row in bench.document["results"]] == [
+        (1_000, 2, True), (100_000, 2, True),
+    ]  # fmt: skip
+    jobs = inside.run("jobs", "-o", "json").document["jobs"]
+    assert {rank["host"] for job in jobs for rank in job["ranks"] if rank["role"] == "worker"} == {"n1", "n2"}
+    until(lambda: not slurm.steps(allocation["SLURM_JOB_ID"]), name="steps of a bench that has ended")
+    slurm.run("scancel", allocation["SLURM_JOB_ID"])
+
+    outside = Psctl(home, environment=slurm.env)
+    lent = outside.run(*words, "-o", "json")
+    assert lent.code == 0, lent
+    assert [row["correct"] for row in lent.document["results"]] == [True, True]
+    until(lambda: not slurm.run("squeue", "-h").stdout.strip(), name="the allocation of a bench that has ended")

@@ -134,7 +134,7 @@ def test_scripts_of_other_libraries_do_the_same_under_torchrun_and_psctl(
     def last_line(*words: str) -> str:
         done = subprocess.run(
             [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False,
-            timeout=300,
+            timeout=600,  # alone one takes a minute, beside two other files of soak several
         )  # fmt: skip
         assert done.returncode == 0, done
         found = [each for each in done.stdout.splitlines() if each.startswith(line)]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from psctl.checkpoint.catalog import CheckpointRow
     from psctl.launch.checkpoints.checkpoint_actions import LocatedCheckpoint
     from psctl.launch.home import JobRecord
+    from psctl.launch.jobs.prepare import Resumable
     from psctl.remote.shell import Shell
     from psctl.view.console import Console
 
@@ -104,9 +105,14 @@ def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
     Examples:
       psctl checkpoint show digits-3@latest
     """
+    from psctl.launch.checkpoints import target_actions
     from psctl.launch.checkpoints.checkpoint_listing import holders
 
     own = Context.of(context)
+    if target_actions.is_target(checkpoint):
+        at_url = target_actions.find(own.home, checkpoint)
+        own.print_result(at_url.brief | {"hosts": [], "reference": at_url.reference}, _draw_brief)
+        return
     with _located(own, checkpoint) as (_, found):
         hosts = holders(own.home, found.record, found.host.name, found.step, own.connect)
         own.print_result(found.brief | {"hosts": hosts}, _draw_brief)
@@ -183,21 +189,21 @@ def restore(
     Examples:
       psctl checkpoint restore digits-3@best
       psctl checkpoint restore digits-3@latest --cluster lab --workers 8
+      psctl checkpoint restore s3://bucket/folder/digits-3@latest --job mine/job.yaml
     """
     from psctl.cli.shared import launching
-    from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
+    from psctl.launch.checkpoints import manifest_trust
     from psctl.launch.jobs.prepare import load_requested_job
 
     own = Context.of(context)
-    record, which = _record(own, checkpoint)
-    with own.working(f"verifying {checkpoint}"):
-        found = checkpoint_actions.find(own.home, record, which, own.connect)
+    found, record = _to_restore(own, checkpoint, job)
     given = launching.overrides(workers, servers, strategy, settings)
-    if job is not None:
-        text, source = own.read_file(job, "a job file")
+    if job is not None or record is None:
+        text, source = own.read_file(str(job), "a job file")
         wanted, code = load_requested_job(text, source, given, []), None
     else:
-        runs = manifest_trust.source_of(record, found.manifest, lambda lines: _agree(own, found, lines, trust_manifest))
+        name = found.id
+        runs = manifest_trust.source_of(record, found.manifest, lambda lines: _agree(own, name, lines, trust_manifest))
         wanted, code = load_requested_job(runs.job_file, record.job_source, given, []), runs.code
         if not runs.own:
             manifest_trust.refuse_shell(wanted.job, wanted.env, found.id)
@@ -241,20 +247,30 @@ def export(
       psctl checkpoint export digits-3@best model.safetensors
       psctl checkpoint export ctr-1@latest rows.safetensors --table default
       psctl checkpoint export digits-3@latest ./saved --format dcp
+      psctl checkpoint export s3://bucket/folder/digits-3@best model.safetensors
     """
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.view.tables import draw_fields
 
     own = Context.of(context)
-    with _located(own, checkpoint) as (shell, found):
+    rows: int | None = None
+    if target_actions.is_target(checkpoint):
+        at_url = target_actions.find(own.home, checkpoint)
+        name = at_url.id
         if table is not None:
-            rows, size = checkpoint_actions.export_rows(shell, found, table, out)
-            document = {"id": found.id, "path": str(out.absolute()), "bytes": size, "rows": rows}
-            own.print_result(document, draw_fields)
-            return
-        act = checkpoint_actions.export_dcp if format_ is ExportFormat.DCP else checkpoint_actions.export
-        size = act(shell, found, out)
-    own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
+            rows, size = target_actions.export_rows(at_url, table, out)
+        else:
+            size = (target_actions.export_dcp if format_ is ExportFormat.DCP else target_actions.export)(at_url, out)
+    else:
+        with _located(own, checkpoint) as (shell, found):
+            name = found.id
+            if table is not None:
+                rows, size = checkpoint_actions.export_rows(shell, found, table, out)
+            else:
+                act = checkpoint_actions.export_dcp if format_ is ExportFormat.DCP else checkpoint_actions.export
+                size = act(shell, found, out)
+    document = {"id": name, "path": str(out.absolute()), "bytes": size}
+    own.print_result(document if rows is None else {**document, "rows": rows}, draw_fields)
 
 
 @checkpoint.command()
@@ -286,7 +302,10 @@ def pull(
 @checkpoint.command()
 def prune(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job, such as digits-3.", autocompletion=completion.jobs)],
+    job: Annotated[
+        str,
+        typer.Argument(help="The job, such as digits-3; of checkpoint.to: URL/JOB.", autocompletion=completion.jobs),
+    ],
     keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Number of newest checkpoints to keep.")],
 ) -> None:
     """Remove a job's older checkpoints; keep the best one too.
@@ -294,12 +313,21 @@ def prune(
     \b
     Examples:
       psctl checkpoint prune digits-3 --keep 2
+      psctl checkpoint prune s3://bucket/folder/digits-3 --keep 2
     """
-    from psctl.launch.checkpoints import checkpoint_actions
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
     from psctl.launch.checkpoints.checkpoint_listing import rows_on
     from psctl.view.tables import draw_pruned
 
     own = Context.of(context)
+    if target_actions.is_target(job):
+        plan = target_actions.to_prune(own.home, job, keep)
+        if plan.removed:
+            names = ", ".join(f"{each.job}@{each.step}" for each in plan.removed)
+            own.confirm(f"remove {len(plan.removed)} of {plan.job}'s checkpoints at {plan.target.target}: {names}")
+            plan.act()
+        own.print_result(plan.document, draw_pruned)
+        return
     record = own.home.job(job)
     with own.head_shell(record, acts=True) as (shell, record):
         removed = checkpoint_actions.to_prune(shell, record, keep)
@@ -333,6 +361,26 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
     return own.home.job(job), which
 
 
+def _to_restore(own: Context, reference: str, job: str | None) -> tuple[Resumable, JobRecord | None]:
+    """Return a checkpoint and this machine's record of its job; there is one unless a job file is given."""
+    from psctl import errors
+    from psctl.cli.shared import launching
+    from psctl.launch.checkpoints import checkpoint_actions, target_actions
+
+    with own.working(f"verifying {reference}"):
+        if not target_actions.is_target(reference):
+            record, which = _record(own, reference)
+            return checkpoint_actions.find(own.home, record, which, own.connect), record
+        found = launching.find_at_target(own, reference)
+    if found.record is None and job is None:
+        raise errors.UsageError(
+            f"this machine did not start {found.manifest.job}: it does not know which job file and code are that job's",
+            hint=f"psctl checkpoint restore {reference} --job JOB.yaml",
+            where=reference,
+        )
+    return found, found.record
+
+
 @contextlib.contextmanager
 def _located(own: Context, reference: str) -> Iterator[tuple[Shell, LocatedCheckpoint]]:
     """Give a checkpoint and a shell on a host that holds it: the job's head, or where a copy is."""
@@ -363,12 +411,13 @@ def _verify_here(own: Context, folder: Path) -> CheckpointRow:
     return {**found.verified_row(problems), "signed": manifest_trust.signer(record, data)}
 
 
-def _agree(own: Context, found: LocatedCheckpoint, lines: list[str], trusted: bool) -> bool:
+def _agree(own: Context, checkpoint: str, lines: list[str], trusted: bool) -> bool:
     """Print how a manifest differs from this machine's record of the job, and ask; --yes is no answer to this."""
     from psctl.view.console import say
     from psctl.view.text import one_line
 
-    say(own.err, f"{found.id} names another job file or code than {found.record.job} was started with:")
+    job = checkpoint.partition("@")[0]
+    say(own.err, f"{checkpoint} names another job file or code than {job} was started with:")
     say(own.err, *(f"  {one_line(line)}" for line in lines))
     return trusted or own.ask(
         "run the job file and code that the checkpoint names",
@@ -389,5 +438,5 @@ def _draw_brief(console: Console, brief: Document) -> None:
         "workers": brief["world"], "servers": brief["servers"], "strategy": brief["strategy"],
         "optimizer on": brief["update"], "seed": brief["seed"], "psctl": brief["version"], "code": brief["code_hash"],
         "tensors": len(brief["tensors"]), "signature": SIGNED[brief["signed"]],
-        "continue": f"psctl checkpoint restore {brief['id']}",
+        "continue": f"psctl checkpoint restore {brief.get('reference') or brief['id']}",
     })  # fmt: skip

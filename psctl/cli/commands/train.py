@@ -43,7 +43,7 @@ def train(
         typer.Option(
             "--resume",
             metavar="auto|latest|never|JOB@STEP",
-            help="Checkpoint to continue from.",
+            help="Checkpoint to continue from; of checkpoint.to: URL/JOB@STEP.",
             autocompletion=completion.resumes,
         ),
     ] = "never",

@@ -37,10 +37,9 @@ from psctl.launch.home import JobRecord, ReportedRank
 from psctl.launch.jobs import job_end
 from psctl.launch.jobs.event_stream import EventReader
 from psctl.launch.jobs.host_messages import resumed_by
-from psctl.launch.jobs.prepare import split_notes
 from psctl.remote import slurm
 from psctl.remote.shell import Shell
-from psctl.spec.job import load_job
+from psctl.spec.noted_options import load_noted, split_notes
 from psctl.types import HostName
 from psctl.view.console import say
 from psctl.view.failure import UncountedSteps, draw_end
@@ -290,12 +289,12 @@ class JobFollower:
         They are those that it was given (variables without values), and --cluster where `train` would choose another.
         """
         record, own = self.record, self.context
-        text, settings, variables = split_notes(record.job_file)
+        _, settings, variables = split_notes(record.job_file)
         words = [f"--set {shlex.quote(each)}" for each in settings]
         words += [f"--env {variable.partition('=')[0]}" for variable in variables]
         ran_on = own.cluster_of(record)
         with contextlib.suppress(errors.PsctlError):  # what would be chosen is unknown, broken or not reached
-            job, folder = load_job(text, record.job_source, settings), Path(record.job_source).parent
+            job, folder = load_noted(record.job_file, record.job_source), Path(record.job_source).parent
             plain = choose_cluster(
                 own.home, None, job_cluster=job.cluster, job_folder=folder, environment=own.environment
             )

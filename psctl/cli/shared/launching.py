@@ -11,7 +11,7 @@ from psctl import errors
 from psctl.cli.shared.context import Context, print_json
 from psctl.cli.shared.following import JobFollower, SignalQueue, check_on_interrupt
 from psctl.launch import cluster_hosts
-from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.checkpoints import checkpoint_actions, target_actions
 from psctl.launch.clusters import ChosenCluster, in_allocation
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
@@ -59,7 +59,7 @@ class JobLaunch:
         self,
         resume: str = NEVER,
         *,
-        located: checkpoint_actions.LocatedCheckpoint | None = None,
+        located: prepare.Resumable | None = None,
         detach: bool = False,
         on_interrupt: str | None = None,
     ) -> int:
@@ -115,9 +115,7 @@ class JobLaunch:
             ):
                 cluster_hosts.release(known.allocation)
 
-    def _run(
-        self, resume: str, located: checkpoint_actions.LocatedCheckpoint | None, detach: bool, on_interrupt: str | None
-    ) -> int:
+    def _run(self, resume: str, located: prepare.Resumable | None, detach: bool, on_interrupt: str | None) -> int:
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
             record = None
@@ -148,7 +146,7 @@ class JobLaunch:
         own = self.context
         return prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress)
 
-    def _resume_from(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
+    def _resume_from(self, reached: ReachedCluster, resume: str) -> prepare.Resumable | None:
         """Return the checkpoint that --resume names, None for none."""
         if resume == NEVER:
             return None
@@ -157,12 +155,15 @@ class JobLaunch:
             if found is None:
                 self._report_none_found(resume)
             return found
+        if target_actions.is_target(resume):
+            with self.context.working(f"reading {resume}"):
+                return find_at_target(self.context, resume)
         job, which = checkpoint_actions.split(resume)
         record = self.context.home.job(job)
         with self.context.working(f"verifying {resume}"):
             return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
-    def _newest(self, reached: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
+    def _newest(self, reached: ReachedCluster, resume: str) -> prepare.Resumable | None:
         """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.
 
         A job of the same name on another cluster may be another job.
@@ -231,12 +232,22 @@ def folder_of(source: str) -> Path:
 def check_resume(context: Context, value: str) -> None:
     """Raise UsageError for an invalid --resume, NoSuchJob for one that names an unknown job."""
     if value not in (NEVER, AUTO, LATEST):
+        at_url = target_actions.is_target(value)
         try:
-            job, _ = checkpoint_actions.split(value)
+            job = target_actions.split_target(value)[1] if at_url else checkpoint_actions.split(value)[0]
         except errors.UsageError:
-            hint = "auto, latest, never, or a checkpoint: JOB@STEP, JOB@latest, JOB@best"
+            hint = "auto, latest, never, or a checkpoint: JOB@STEP, JOB@latest, JOB@best, of checkpoint.to URL/JOB@STEP"
             raise errors.UsageError(f"--resume {value}: unknown", hint) from None
-        context.home.job(job)
+        if not at_url:
+            context.home.job(job)
+
+
+def find_at_target(context: Context, reference: str) -> target_actions.TargetCheckpoint:
+    """Return a checkpoint of a URL; warn where this machine cannot tell who wrote it."""
+    found = target_actions.find(context.home, reference)
+    if found.record is None or not found.record.authority:
+        context.warn(f"{found.id}: this machine did not start its job, so its signature is not verified")
+    return found
 
 
 def parse_size_option(text: str | None) -> int | None:

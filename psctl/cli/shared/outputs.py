@@ -14,9 +14,8 @@ from psctl.launch.agent_calls import digest
 from psctl.launch.files import output_pull
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import verdict
-from psctl.launch.jobs.prepare import split_notes
 from psctl.remote.fleet import Fleet
-from psctl.spec.job import load_job
+from psctl.spec.noted_options import load_noted
 from psctl.types import HostName, JsonObject
 from psctl.units import format_bytes
 
@@ -31,8 +30,7 @@ class JobOutputs(msgspec.Struct, frozen=True):
 
 def patterns_of(record: JobRecord) -> tuple[str, ...]:
     """Return the `outputs:` of a job's file."""
-    text, settings, _ = split_notes(record.job_file)
-    job = load_job(text, record.job_source, settings)
+    job = load_noted(record.job_file, record.job_source)
     return job.outputs
 
 

@@ -29,7 +29,9 @@ RunningJobArgument = Annotated[
 CheckpointArgument = Annotated[
     str,
     typer.Argument(
-        metavar="JOB@STEP", help="digits-3@500, digits-3@latest, digits@best.", autocompletion=completion.checkpoints
+        metavar="JOB@STEP",
+        help="digits-3@500, digits-3@latest, digits@best; of checkpoint.to URL/JOB@STEP.",
+        autocompletion=completion.checkpoints,
     ),
 ]
 

@@ -3,7 +3,8 @@
 A checkpoint stops training for C seconds; a loss after which all start again costs half an interval on average. With a
 mean time M between such losses the time lost, C / T + T / (2 M) of a second each second, is least at T = sqrt(2 C M)
 (Young, "A first order approximation to the optimum checkpoint interval", 1974). C is measured at every checkpoint. M
-is the expectation from what was seen: before the first loss, that a host is lost once in LIFETIME.
+is the expectation from what was seen: before the first loss, that a host is lost once in LIFETIME. Losses after which
+the job goes on where it was count for nothing here: they cost no interval.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ SHORTEST, LONGEST = 10.0, 3600.0
 
 
 def mean_time_between_losses(hosts: int, elapsed: float, losses: int) -> float:
-    """Return the expected seconds between two losses.
+    """Return the expected seconds between two losses after which all start again.
 
     Args:
         hosts: number of hosts that may be lost.
         elapsed: seconds that the job has run.
-        losses: losses in that time.
+        losses: such losses in that time.
     """
     return (LIFETIME / max(1, hosts) + elapsed) / (1 + losses)
 

@@ -215,7 +215,7 @@ def on_pause(job: JobState, rank: Rank, step: int, pause: float) -> None:
     state.cost = max(state.cost, pause) if step == state.cost_step else pause
     state.cost_step = step
     hosts = len(job.order.hosts) - len(job.lost_hosts)
-    mean = checkpoint_interval.mean_time_between_losses(hosts, job.now - job.began, job.losses.survived)
+    mean = checkpoint_interval.mean_time_between_losses(hosts, job.now - job.began, job.losses.rolled_back)
     state.every_seconds = checkpoint_interval.interval(state.cost, mean)
     state.due_at = job.now + state.every_seconds
 

@@ -47,6 +47,7 @@ class Losses(msgspec.Struct):
     """The losses that the job has survived."""
 
     survived: int = 0
+    rolled_back: int = 0  # after how many the job went back to its last checkpoint
     last: ProcessFailure | None = None  # after which the job started again
 
 

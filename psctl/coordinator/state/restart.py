@@ -125,6 +125,7 @@ def _decide(job: JobState, restart: Restart) -> None:
         losses.end_with(job, [replace(first, hint=first.hint or text)])
         return
     job.losses.last = first
+    job.losses.rolled_back += 1
     restart.failures = [first]
     if not restart.counted:
         job.losses.survived += 1

@@ -42,7 +42,7 @@ from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.site import HostSite
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.spec.job import load_job
+from psctl.spec.noted_options import load_noted
 from psctl.types import HostName, JsonObject
 
 MOST_STEPS = 10**15
@@ -50,6 +50,8 @@ MOST_STEPS = 10**15
 
 PACKED_LIMIT = 1 << 32
 """Bytes that a job's packed folder has at most; `archive.LIMIT` bounds its files."""
+
+OTHER_JOB_FILE = "psctl checkpoint restore ... --job JOB.yaml uses another job file and its folder"
 
 _OTHERS = "psctl checkpoint list {} shows the others"
 
@@ -87,15 +89,25 @@ class LocatedCheckpoint(msgspec.Struct, frozen=True):
     @property
     def brief(self) -> JsonObject:
         """What `checkpoint show` prints."""
-        manifest = self.manifest
-        found = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
-        return found | {
-            "id": self.id, "folder": self.folder, "bytes": manifest.bytes, "complete": True,
-            "tensors": [
-                {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)
-            ],
-            "files": self.sizes, "signed": manifest_trust.signer(self.record, self.data),
-        }  # fmt: skip
+        return brief_of(self.manifest, self.data, self.folder, self.record)
+
+
+def brief_of(manifest: Manifest, data: bytes, folder: str, record: JobRecord | None) -> JsonObject:
+    """Return what `checkpoint show` prints of a checkpoint.
+
+    Args:
+        manifest, data: its manifest, and the content of that's file.
+        folder: where it lies.
+        record: of its job, where this machine has one.
+    """
+    found = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
+    return found | {
+        "id": manifest.id, "folder": folder, "bytes": manifest.bytes, "complete": True,
+        "tensors": [
+            {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)
+        ],
+        "files": manifest.sizes() | {MANIFEST: len(data)}, "signed": manifest_trust.signer(record, data),
+    }  # fmt: skip
 
 
 def split(reference: str) -> tuple[str, str]:
@@ -114,7 +126,12 @@ def split(reference: str) -> tuple[str, str]:
 
 def keep_best(record: JobRecord) -> tuple[str, str] | None:
     """Return (metric, mode) of the job's `checkpoint.keep_best`."""
-    best = load_job(record.job_file, record.job_source).checkpoint.keep_best
+    return keep_best_in(record.job_file, record.job_source)
+
+
+def keep_best_in(job_file: str, source: str) -> tuple[str, str] | None:
+    """Return (metric, mode) of a job file's `checkpoint.keep_best`, with the options that its text records."""
+    best = load_noted(job_file, source).checkpoint.keep_best
     return (best.metric, best.mode) if best else None
 
 
@@ -351,25 +368,42 @@ def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostReco
         source: a connection to where it lies.
         target, host: the new head, where psctl's code already is.
     """
-    folder = folder_on(host, found.record.job, found.step)
-    with contextlib.suppress(errors.CheckpointIncomplete, errors.CheckpointCorrupt, errors.NoSuchCheckpoint):
-        if question(target, host, "verify", {"folder": folder}, VerifyAnswer).verified:
-            return folder
-    with tempfile.TemporaryDirectory(prefix="psctl-carry-") as here:
-        proved = Path(here) / "checkpoint"
-        _receive(source, found, proved)
-        partial = f"{folder}.carried.{os.getpid()}.partial"
-        for name in found.sizes:
-            target.put(proved / name, f"{partial}/{name}")
-    question(target, host, "adopt", {"partial": partial, "folder": folder}, dict)
+    folder = folder_with_copy(found.manifest, target, host)
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="psctl-carry-") as here:
+            proved = Path(here) / "checkpoint"
+            _receive(source, found, proved)
+            folder = send_copy(found.manifest, proved, found.sizes, target, host)
     return folder
 
 
-def bring_code(source: Shell, found: LocatedCheckpoint, sites: Mapping[str, HostSite], code: str) -> Archive | None:
+def folder_with_copy(manifest: Manifest, shell: Shell, host: HostRecord) -> str | None:
+    """Return the folder of a checkpoint on a host, if a verified copy lies there."""
+    folder = folder_on(host, manifest.job, manifest.step)
+    with contextlib.suppress(errors.CheckpointIncomplete, errors.CheckpointCorrupt, errors.NoSuchCheckpoint):
+        if question(shell, host, "verify", {"folder": folder}, VerifyAnswer).verified:
+            return folder
+    return None
+
+
+def send_copy(manifest: Manifest, proved: Path, sizes: Mapping[str, int], shell: Shell, host: HostRecord) -> str:
+    """Send a checkpoint, of which this machine has a proved copy, to a host; return its folder there."""
+    folder = folder_on(host, manifest.job, manifest.step)
+    partial = f"{folder}.carried.{os.getpid()}.partial"
+    for name in sizes:
+        shell.put(proved / name, f"{partial}/{name}")
+    question(shell, host, "adopt", {"partial": partial, "folder": folder}, dict)
+    return folder
+
+
+def bring_code(
+    source: Shell, host: HostRecord, checkpoint: str, sites: Mapping[str, HostSite], code: str
+) -> Archive | None:
     """Return the archive of the code that a job is to run again with, unless every host has it.
 
     Args:
-        source, found: where a checkpoint lies whose job ran that code.
+        source, host: a host of the job that ran that code.
+        checkpoint: the name of the checkpoint that is restored, for messages.
         sites: the hosts that are to have it.
         code: its hash, by which it is proved.
 
@@ -379,12 +413,12 @@ def bring_code(source: Shell, found: LocatedCheckpoint, sites: Mapping[str, Host
     if all(site.codes.get(code) for site in sites.values()):
         return None
     try:
-        return fetch_code(source, found.host.workdir, code)
+        return fetch_code(source, host.workdir, code)
     except (errors.CommandFailed, errors.InvalidFile) as error:
         raise errors.NoSuchCheckpoint(
-            f"{found.id}: its code is no longer on {found.host.name} as it was sent: {error.message}",
-            hint="psctl checkpoint restore ... --job JOB.yaml uses another job file and its folder",
-            where=found.id,
+            f"{checkpoint}: its code is no longer on {host.name} as it was sent: {error.message}",
+            hint=OTHER_JOB_FILE,
+            where=checkpoint,
         ) from error
 
 

@@ -88,15 +88,15 @@ def hosts_that_lack(reached: ReachedCluster, sets: Sequence[DataSet], names: Seq
 
 
 def _lacking(
-    reached: ReachedCluster, sets: Sequence[DataSet], names: Sequence[str]
+    reached: ReachedCluster, sets: Sequence[DataSet], names: Sequence[str], *, makes: bool = False
 ) -> tuple[dict[str, list[DataSet]], dict[str, str]]:
-    """Return the sets that each host lacks, and the id of each host's disk."""
+    """Return the sets that each host lacks, and the id of each host's disk; `makes`: a disk without one gets one."""
     if not sets:
         return {}, {}
 
     def ask(name: HostName, shell: Shell) -> CheckAnswer:
         site = reached.sites[name]
-        question = {"workdir": site.workdir, "names": [each.name for each in sets]}
+        question = {"workdir": site.workdir, "names": [each.name for each in sets], "makes": makes}
         return run_program(shell, site.executable, DATA_FILES, "check", question, _CHECK, timeout=600)
 
     found: dict[str, list[DataSet]] = {}
@@ -126,13 +126,12 @@ def send_data(reached: ReachedCluster, sets: Sequence[DataSet], names: Sequence[
         PsctlError: a host failed. What arrived stays, and the next call continues.
     """
     sets = [each for each in sets if each.source is not None]
-    lacking, stores = _lacking(reached, sets, names)
+    lacking, stores = _lacking(reached, sets, names, makes=True)
     local = {host.name for host in reached.chosen.spec.hosts if host.local}
     for name in [name for name in lacking if name in local]:
         for each in lacking.pop(name):
             _link(reached, name, each)
-    # a disk without an id is another one until it has got one, and shares it with whoever has got the same
-    first = {members[0] for members in grouped((stores[name] or name, name) for name in lacking).values()}
+    first = {members[0] for members in grouped((stores[name], name) for name in lacking).values()}
     for round_hosts in (sorted(first, key=list(lacking).index), [name for name in lacking if name not in first]):
         if not round_hosts:
             continue

@@ -24,7 +24,7 @@ from psctl.job.failures import TRAIN_AGAIN
 from psctl.launch.archive import walk
 from psctl.launch.clusters import shown_path
 from psctl.launch.home import JobRecord
-from psctl.spec.job import load_job
+from psctl.spec.noted_options import load_noted
 from psctl.types import JsonObject
 
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<top>\w+)[\w.]*'")
@@ -124,7 +124,7 @@ def _as_file(name: str, record: JobRecord) -> str:
     folder = Path(record.job_folder)
     if not record.job_folder or not folder.is_dir():
         return ""
-    job = load_job(record.job_file, record.job_source)
+    job = load_noted(record.job_file, record.job_source)
     script_folder = (folder / job.script).parent if job.script else folder
     try:
         sent = {each for each, _ in walk(folder, job.exclude)}

@@ -22,14 +22,14 @@ from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.files import data_sets, data_transfer, url_fetch
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.converge import ReachedCluster, send_archive
-from psctl.launch.jobs import prepare, submit
+from psctl.launch.jobs import submit
 from psctl.launch.jobs.agent_start import start_agent, write_orders
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.roster import spare_host
 from psctl.orders import HostOrder
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
-from psctl.spec.job import load_job
+from psctl.spec.noted_options import load_noted, split_notes
 from psctl.types import HostName, JsonObject
 
 
@@ -147,8 +147,8 @@ class _RunningJob:
         reached, record = self._reached, self._record
         if not record.data:
             return
-        text, settings, _ = prepare.split_notes(record.job_file)
-        job = load_job(text, record.job_source, settings)
+        text = split_notes(record.job_file)[0]
+        job = load_noted(record.job_file, record.job_source)
         hashed = not all(each.path.startswith(data_sets.HERE_PREFIX) for each in record.data)
         try:
             sets = data_sets.data_sets(job, text, reached.home, None, hashed=hashed)

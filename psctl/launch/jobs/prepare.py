@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_folder, walk
-from psctl.launch.checkpoints import checkpoint_actions, checkpoint_listing
+from psctl.launch.checkpoints import checkpoint_actions, checkpoint_listing, target_actions
 from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.files import data_sets, data_transfer, output_pull, url_fetch
 from psctl.launch.home import Home, JobRecord
@@ -27,14 +28,14 @@ from psctl.launch.setup import cluster_setup
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell, TransferMeter
 from psctl.spec.job import JobSpec, load_job
+from psctl.spec.noted_options import split_notes, with_notes
 from psctl.types import JsonObject
 from psctl.units import format_bytes, hide_credentials
 
 Warn = Callable[[str], None]
 
-NOTE = "# psctl train "
-"""The beginning of a comment line that records an option of the command line in a job file's text."""
-
+Resumable: TypeAlias = checkpoint_actions.LocatedCheckpoint | target_actions.TargetCheckpoint
+"""A checkpoint that a job resumes from: on a host, or at a URL."""
 
 LARGE = 20_000_000
 """Bytes of a folder that takes so long to pack that it is said."""
@@ -191,7 +192,7 @@ def place_data(reached: ReachedCluster, request: JobRequest, names: list[str], p
 def run(
     reached: ReachedCluster,
     request: JobRequest,
-    resume: checkpoint_actions.LocatedCheckpoint | None,
+    resume: Resumable | None,
     progress: Progress,
     warn: Warn,
 ) -> JobRecord:
@@ -200,15 +201,18 @@ def run(
     Args:
         reached: a cluster that was reached.
         request: the job.
-        resume: the verified checkpoint that it resumes from; it is copied to the new head if that lacks it.
+        resume: the checkpoint that it resumes from; it is copied to the new head if that lacks it.
         progress, warn: show progress, and warnings about the hosts' links.
     """
     job_hosts = _checked(reached, request, progress, warn)
     resumed = None
-    if resume is not None:
+    if isinstance(resume, target_actions.TargetCheckpoint):
+        request = _with_recorded_code(reached, request, resume)
+        resumed = Resumed(_bring_from_target(reached, job_hosts, resume, progress), resume.id)
+    elif resume is not None:
         with source_of(reached, resume.record, resume.host.name) as source:
             if request.archive is None:
-                archive = checkpoint_actions.bring_code(source, resume, reached.sites, request.code)
+                archive = checkpoint_actions.bring_code(source, resume.host, resume.id, reached.sites, request.code)
                 request = msgspec.structs.replace(request, archive=archive)
             resumed = Resumed(_bring(reached, job_hosts, source, resume, progress), resume.id)
     return submit(reached, request, job_hosts, resumed, progress)
@@ -290,21 +294,9 @@ def load_requested_job(text: str, source: str, overrides: list[str], env: list[s
                 hint="--env NAME=VALUE, or --env NAME to take it from your shell",
             )
         given[name] = value if equals else None
-    notes = [
-        f"{NOTE}--set {each}" for each in overrides if each.partition("=")[0].strip() not in ("workers", "servers")
-    ]
-    notes += [f"{NOTE}--env {each}" for each in env]
-    whole = text if not notes else "\n".join([text.rstrip("\n"), *notes, ""])
+    kept = [each for each in overrides if each.partition("=")[0].strip() not in ("workers", "servers")]
+    whole = with_notes(text, kept, env)
     return RequestedJob(load_job(text, source, overrides), whole, source, given)
-
-
-def split_notes(text: str) -> tuple[str, list[str], list[str]]:
-    """Remove the options of an earlier command line from a job file; return the rest, its --set and its --env."""
-    lines = text.splitlines(keepends=True)
-    notes = [line[len(NOTE) :].rstrip("\n") for line in lines if line.startswith(NOTE)]
-    rest = "".join(line for line in lines if not line.startswith(NOTE))
-    pairs = [note.partition(" ") for note in notes]
-    return rest, [what for flag, _, what in pairs if flag == "--set"], [w for flag, _, w in pairs if flag == "--env"]
 
 
 def _bring(
@@ -321,6 +313,35 @@ def _bring(
         return resume.folder
     progress(head, f"carrying {resume.id} over from {resume.host.name}")
     return checkpoint_actions.bring(source, resume, reached.fleet.shell(head), host)
+
+
+def _bring_from_target(
+    reached: ReachedCluster, job_hosts: JobHosts, resume: target_actions.TargetCheckpoint, progress: Progress
+) -> str:
+    head = job_hosts.hosts[0].name
+    progress(head, f"carrying {resume.id} over from {hide_credentials(resume.target.target)}")
+    host = reached.record(resume.manifest.job, head)
+    return target_actions.bring(resume, reached.fleet.shell(head), host)
+
+
+def _with_recorded_code(
+    reached: ReachedCluster, request: JobRequest, resume: target_actions.TargetCheckpoint
+) -> JobRequest:
+    """Return a request with its code: a URL has none, so it is on the hosts, or comes from the checkpoint's job."""
+    if request.archive is not None or all(site.codes.get(request.code) for site in reached.sites.values()):
+        return request
+    assert resume.record is not None, "without a record a job file of this machine is required, which is packed"
+    host = resume.record.head
+    try:
+        with source_of(reached, resume.record, host.name) as source:
+            archive = checkpoint_actions.bring_code(source, host, resume.id, reached.sites, request.code)
+    except errors.HostUnreachable as error:
+        raise errors.HostUnreachable(
+            f"{resume.id}: its code is on {host.name} only, which is not reached: {error.message}",
+            hint=checkpoint_actions.OTHER_JOB_FILE,
+            where=host.name,
+        ) from error
+    return msgspec.structs.replace(request, archive=archive)
 
 
 def _same_cluster(reached: ReachedCluster, record: JobRecord) -> bool:

@@ -35,8 +35,10 @@ def store_of(question: Question) -> DataStore:
 
 
 def check(question: Question) -> Question:
-    """Return which sets are here whole, and the id of the disk."""
+    """Return which sets are here whole, and the id of the disk; with `makes` it gets one where it has none."""
     store = store_of(question)
+    if question.get("makes"):
+        store.make()
     whole = {name: store.is_whole(name) for name in question["names"]}
     return {"store": store.id(), "whole": whole}
 

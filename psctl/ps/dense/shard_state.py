@@ -22,7 +22,7 @@ from psctl.ps.dense.buffer_allocator import BufferAllocator
 from psctl.ps.dense.clock_ledger import JobRefusal, StepOrder
 from psctl.ps.pieces import Piece, Stretch, bytes_view, stretch, torch_dtype
 from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
-from psctl.ps.snapshot import CopiedSlice, ShardLoading, copy_shard, dtype_name
+from psctl.ps.snapshot import CopiedSlice, KeptCopies, ShardLoading, copy_shard, dtype_name
 from psctl.types import PLAIN, UNDECODABLE, Compression, Layout, Shard
 
 STATES = 8
@@ -104,6 +104,7 @@ class ShardState:
         self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
         self.applied: dict[int, int] = {}  # the vector clock: last clock of each rank that is in the values
         self._optimizer = PieceOptimizer(terms.layout, held, self.values) if terms.update == "server" else None
+        self._copies = KeptCopies()
         self._read = read
         self._free: list[torch.Tensor] = []
         self._narrowed: tuple[int | None, torch.Tensor] = (None, self.values)
@@ -260,7 +261,7 @@ class ShardState:
     def checkpoint(self) -> list[CopiedSlice]:
         """Copy parameters and optimizer state in the form of a checkpoint."""
         assert self._optimizer is not None, "workers save what they step"
-        return copy_shard(self.terms.layout, self.held, self.values, self._optimizer)
+        return copy_shard(self.terms.layout, self.held, self.values, self._optimizer, self._copies)
 
     def snapshot(self) -> tuple[bytes, memoryview]:
         """Copy the whole state; returns a head and the bytes."""

@@ -1,7 +1,7 @@
 """One loop, twice: psctl's (run.prepare, run.loader); with DDP=1 DistributedDataParallel's on the same batches.
 
-Autocast to bfloat16, accumulation over two batches, loader processes, clipping, a bar of tqdm, TensorBoard; COMPILE=1
-compiles the model.
+Autocast to bfloat16 unless AUTOCAST=0, accumulation over two batches, loader processes, clipping, a bar of tqdm,
+TensorBoard; COMPILE=1 compiles the model.
 """
 
 import os
@@ -51,7 +51,7 @@ def backward(loss, last):
 for epoch in epochs:
     for number, (a, b) in enumerate(tqdm(loader, desc=f"epoch {epoch}", file=sys.stderr, disable=rank != 0)):
         last = number % 2 == 1
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=os.environ.get("AUTOCAST") != "0"):
             loss = F.cross_entropy(forward(a), b)
         backward(loss / 2, last)
         if rank == 0:
