@@ -10,7 +10,7 @@ from psctl.coordinator.state.instructions import ConnectionLost, FindRestorable,
 from psctl.job import events
 from psctl.job.checkpoint_messages import CutAt, CutPosition, ProposeCut
 from psctl.job.process_messages import EndProcesses
-from psctl.job.table_server_messages import TablesWanted
+from psctl.job.table_server_messages import ScriptOpensStore, TablesWanted
 from psctl.job.training_messages import (
     ConnectAgain,
     Decision,
@@ -125,12 +125,19 @@ def test_where_no_worker_can_give_its_state_all_start_again(why: str) -> None:
         on_gpus=why == "on GPUs",
     )  # fmt: skip
     if why == "a store":
+        job.receive(W[0], ScriptOpensStore())
         job.receive(W[0], TablesWanted())
     if why == "a worker has ended":
         job.receive(W[2], ScriptFinished(1))
     new = [*job.killed(W[1]), *job.wait(7)]
     assert not sent(new, ConnectAgain)
     assert sent(new, EndProcesses)
+
+
+def test_tables_of_rows_that_step_with_the_model_keep_no_worker_from_being_replaced() -> None:
+    job = training()
+    job.receive(W[0], TablesWanted())
+    assert sent(job.killed(W[1]), ConnectAgain)
 
 
 def test_when_no_worker_has_the_state_all_start_again_and_the_loss_counts_once() -> None:

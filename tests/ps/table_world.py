@@ -258,9 +258,10 @@ class World:
         assert self.done(rank, read), f"worker {rank} waits for ever"
         return result(read.wants[0])[1].values
 
-    def clock(self, rank: int, place=0) -> None:
-        self.put(rank, self.clients[rank].finish_clocks(self.clients[rank].clock + 1, place, self.ticket()))
+    def clock(self, rank: int, place=0, common=False) -> None:
+        client = self.clients[rank]
+        self.put(rank, client.finish_clocks(client.clock + 1, place, self.ticket(), common=common))
 
-    def mark(self, rank: int, step: int, place=0) -> None:
+    def mark(self, rank: int, step: int, place=0, common=False) -> None:
         self.steps[rank] = step
-        self.put(rank, self.clients[rank].mark_step(place, step))
+        self.put(rank, self.clients[rank].mark_step(place, step, common=common))

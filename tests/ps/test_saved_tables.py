@@ -76,6 +76,29 @@ def test_a_checkpoint_has_all_updates_before_the_mark_and_none_after(staleness: 
         assert again.pull(1, spec(), KEYS).flatten().tolist() == [332.0] * 40
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_one_worker_ends_a_clock_and_marks_for_all_that_have_pushed(replicas: int) -> None:
+    for seed in range(6):
+        numbers = random.Random(seed)
+        world = World(workers=3, servers=2, staleness=0, replicas=replicas, random=numbers)
+        for rank in range(3):
+            world.push(rank, spec(), KEYS, torch.ones(40), place=2)
+        world.run()
+        ahead = numbers.randrange(3)  # the others may be lost: they neither end the clock nor mark
+        world.clock(ahead, place=2, common=True)
+        world.mark(ahead, 1, place=2, common=True)
+        world.push(ahead, spec(), KEYS, torch.full((40,), 10.0), place=4)
+        world.run()
+        assert restored(saved(world, 1)).pull(0, spec(), KEYS).flatten().tolist() == [3.0] * 40
+        late = (ahead + 1) % 3
+        world.clock(late, place=2, common=True)  # changes nothing
+        world.mark(late, 1, place=2, common=True)
+        world.push(late, spec(), KEYS, torch.full((40,), 100.0), place=4)
+        world.run()
+        world.clock(late, place=4, common=True)
+        assert world.pull(late, spec(), KEYS).flatten().tolist() == [113.0] * 40
+
+
 def test_updates_that_wait_for_a_clock_are_in_the_checkpoint() -> None:
     functions = Functions(double=lambda keys, rows: rows * 2)
     world = World(workers=2, staleness=0, functions=functions)
