@@ -74,6 +74,8 @@ class JobHistory:
         self._rates: dict[str, Series] = {}
         self._spans: dict[str, list[tuple[float, str, tuple[int, ...]]]] = {}
         self._traffic: dict[str, HostRates] = {}
+        self._flows: kinds.HostFlows | None = None
+        self._gpus: dict[str, list[kinds.GpuState]] = {}
         self._checkpoints: list[kinds.CheckpointWritten] = []
         self._lines: list[tuple[float, str, str, str]] = []
         self._dropped = 0
@@ -96,6 +98,10 @@ class JobHistory:
                 host = one_line(event.host)
                 self._traffic[host] = self._traffic.get(host) or HostRates()
                 self._traffic[host].add(event, self._view.started)
+            case kinds.HostFlows():
+                self._flows = event
+            case kinds.HostGpus():
+                self._gpus[one_line(event.host)] = event.gpus
             case kinds.WorkerLost():
                 self._add_span(f"worker/{event.rank}", event.time, "lost", ())
             case kinds.ServerLost():
@@ -128,6 +134,14 @@ class JobHistory:
             "rates": {name: series_document(series, began) for name, series in self._rates.items()},
             "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
             "traffic": {name: rates.document(began) for name, rates in self._traffic.items()},
+            "flows": [
+                [one_line(each.source), one_line(each.target), each.rate]
+                for each in (self._flows.flows if self._flows is not None else ())
+            ],
+            "gpus": {
+                host: [[one_line(each.name), each.busy, each.used, each.memory] for each in found]
+                for host, found in self._gpus.items()
+            },
             "plan": self._plan(),
             "checkpoints": [
                 {"step": each.step, "at": round(each.time - began, 3), "bytes": each.bytes, "seconds": each.seconds,
@@ -149,7 +163,8 @@ class JobHistory:
         rank, view = self._view.ranks[role, int(index)], self._view
         return {
             "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
-            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "traffic": rank.traffic,
+            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "sends": rank.sends,
+            "receives": rank.receives, "gpu": rank.gpu, "gpu_memory": rank.gpu_memory,
             "error": rank.last_error,
             "spans": [[round(time - began, 3), state, parts] for time, state, parts in self._spans.get(name, [])],
         }  # fmt: skip

@@ -9,7 +9,7 @@ from torch import nn
 
 from psctl.client.dense_client import ParameterClient
 from psctl.ps.pieces import Piece, pieces
-from psctl.types import Layout, Shard
+from psctl.types import Layout, PeerBytes, Shard
 
 
 class FlatParameters:
@@ -149,8 +149,8 @@ class ServerReducer:
         client.deliver(flat.read_sums)
 
     @property
-    def bytes_moved(self) -> int:
-        return self._client.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return self._client.bytes_by_peer
 
     @property
     def activity(self) -> str:
