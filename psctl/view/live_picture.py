@@ -250,9 +250,10 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
     """Return the table of ranks, with fewer columns on narrow terminals."""
     errors = any(row.error for row in rows)
     stale = any(row.staleness for row in rows)
-    pids = width >= 80 and any(row.pid for row in rows)
+    pids = width >= (100 if any(row.gpu_memory for row in rows) else 80) and any(row.pid for row in rows)
     usage = width >= 80 and any(row.memory for row in rows)
     gpus = width >= 80 and any(row.gpu_memory for row in rows)
+    gpu_memory = gpus and width >= 100
     traffic = width >= (120 if gpus else 100) and any(row.sends or row.receives for row in rows)
     parts = width >= 150 and any(row.parts for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
@@ -267,7 +268,7 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
         for head in ("cpu", "memory", "sync"):
             table.add_column(head, no_wrap=True, justify="right")
     if gpus:
-        for head in ("gpu", "gpu memory"):
+        for head in ("gpu", "gpu memory")[: 1 + gpu_memory]:
             table.add_column(head, no_wrap=True, justify="right")
     if traffic:
         for head in ("sends", "receives"):
@@ -294,11 +295,8 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
                 Text(format_bytes(row.memory) if row.memory else "-"),
                 Text(f"{row.sync}%" if "worker" in row.rank else "-"),
             ]
-        if gpus:
-            cells += [
-                Text(f"{row.gpu}%" if row.gpu_memory else "-"),
-                Text(format_bytes(row.gpu_memory) if row.gpu_memory else "-"),
-            ]
+        cells += [Text(f"{row.gpu}%" if row.gpu_memory else "-")] if gpus else []
+        cells += [Text(format_bytes(row.gpu_memory) if row.gpu_memory else "-")] if gpu_memory else []
         if traffic:
             cells += [Text(format_rate(rate) if rate else "-") for rate in (row.sends, row.receives)]
         cells += [_parts_bar(row.parts, glyphs)] if parts else []

@@ -85,6 +85,9 @@ def test_the_table_has_processor_memory_and_share_of_synchronization_where_there
     assert head.split()[5:9] == ["cpu", "memory", "sync", "gpu"]
     assert " 87%" in row and "61 GB" in row
     assert "62.5 MB/s" not in row, "there is no room for it"
+    narrow = drawn([*RUN, used], 80, 30)
+    assert max(map(len, narrow)) <= 80
+    assert next(line for line in narrow if line.startswith("rank")).split()[5:] == ["cpu", "memory", "sync", "gpu"]
     wide = drawn([*RUN, used], 120, 30)
     columns = next(line for line in wide if line.startswith("rank")).split()
     assert columns[8:12] == ["gpu", "gpu", "memory", "sends"] and columns[12] == "receives"
