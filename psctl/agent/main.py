@@ -331,12 +331,13 @@ class Agent:
             return
         member = self._members.pop(child)
         self._kill_times.pop(child, None)
+        spans = tuple((each.kind, each.step, each.begin, each.end) for each in self._rings.newest(member))
         self._release(member)
         tail = self._pump.drain(member)
         failure = None
         if status:
             failure = spawn.account(self.files, member, self.host.name, child, tail, self._secrets)
-        self._link.send(ProcessExited(member, status, failure))
+        self._link.send(ProcessExited(member, status, failure, spans, time.monotonic_ns()))
         self._processes.end_family(child)  # before a start of the same rank: events are handled in order
         self._pump.close(member)
         self._finish_if_idle()

@@ -263,6 +263,11 @@ class ParameterClient:
         return self._in_flight.seconds
 
     @property
+    def answered_at(self) -> float:
+        """When the values of the newest pull had arrived, in seconds of the clock."""
+        return self._in_flight.ended_at
+
+    @property
     def bytes_by_peer(self) -> dict[str, PeerBytes]:
         """Bytes sent to each server and received from it so far."""
         return self._servers.bytes_by_peer

@@ -195,6 +195,18 @@ class HostFlows(Event, frozen=True, tag="flows"):
     flows: list[HostFlow]
 
 
+class LastSteps(Event, frozen=True, tag="steps"):
+    """The parts of the newest steps of a worker that has ended: kind, step, begin and end. psctl's own.
+
+    Times are nanoseconds of the coordinator's clock; `exact`: its host is the coordinator's, so both clocks are one.
+    """
+
+    rank: int
+    host: str
+    spans: list[tuple[str, int, int, int]]
+    exact: bool
+
+
 class GpuState(msgspec.Struct, frozen=True):
     """A GPU: the percent of the time that it is busy (None: not known), and bytes of its memory."""
 
@@ -231,7 +243,8 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
-    | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | Recovering | Recovered | Notice
+    | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
+    | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

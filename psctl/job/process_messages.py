@@ -14,6 +14,10 @@ from psctl.types import Address, Count, Member
 
 Stream = Literal["stdout", "stderr"]
 
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+MOST_SPANS = msgspec.Meta(max_length=400)
+"""Of the parts of steps that an agent sends when a worker has ended."""
+
 
 class Register(JobMessage, frozen=True):
     """First message of an agent on each connection. `running`: the job's processes on its host.
@@ -53,11 +57,17 @@ class ProcessFailure(msgspec.Struct, frozen=True):
 
 
 class ProcessExited(JobMessage, frozen=True):
-    """A process ended. `failure` is None exactly when `status` is 0."""
+    """A process ended. `failure` is None exactly when `status` is 0.
+
+    `spans`: of a worker, the parts of its newest steps: kind, step, begin and end in nanoseconds of the host's clock,
+    which was at `at` then.
+    """
 
     member: Member
     status: int
     failure: ProcessFailure | None = None
+    spans: Annotated[tuple[tuple[types.Name, types.Step, Nanoseconds, Nanoseconds], ...], MOST_SPANS] = ()
+    at: Nanoseconds = 0
 
 
 class OutputLines(JobMessage, frozen=True):

@@ -61,7 +61,7 @@ class PlainLog:
                     self._print_progress()
             case kinds.StateChanged():
                 self._print_state(event)
-            case kinds.HostTraffic() | kinds.HostFlows() | kinds.HostGpus():
+            case kinds.HostTraffic() | kinds.HostFlows() | kinds.HostGpus() | kinds.LastSteps():
                 pass
             case kinds.Finished():
                 self._print_progress()
@@ -137,6 +137,8 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.HostGpus():
             busy = ("-" if each.busy is None else f"{each.busy}%" for each in event.gpus)
             text = f"gpus {event.host} {' '.join(busy)}"
+        case kinds.LastSteps():
+            text = f"steps worker/{event.rank} {event.host} spans={len(event.spans)}"
         case kinds.Log():
             text = f"log {event.rank} {event.text}"
         case kinds.Finished():

@@ -10,7 +10,7 @@ import msgspec
 from psctl.coordinator.state import checkpoints
 from psctl.job import events
 from psctl.job.activity import PARTS
-from psctl.job.process_messages import HostSample, OutputLines
+from psctl.job.process_messages import HostSample, OutputLines, ProcessExited
 from psctl.job.training_messages import Heartbeat, WorkerReport
 from psctl.types import Member, PeerBytes
 
@@ -386,6 +386,18 @@ def on_output(job: JobState, host: str, message: OutputLines) -> None:
             f"the disk of {host} is full: the output of {name} and others there is not kept until there is space; "
             "training continues. Free space there, or lower `logs: {max}` in the job file",
         )
+
+
+def append_last_steps(job: JobState, rank: Rank, message: ProcessExited) -> None:
+    """Append the parts of the last steps of a worker that has ended."""
+    if not message.spans:
+        return
+    exact = rank.host == job.head  # all processes of a host share this clock
+    offset = 0 if exact else round(job.now * 1e9) - message.at
+    spans = [(kind, step, begin + offset, end + offset) for kind, step, begin, end in message.spans]
+    job.append_event(
+        events.LastSteps(time=job.time, rank=rank.member.rank, host=job.host_name(rank), spans=spans, exact=exact)
+    )
 
 
 def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
