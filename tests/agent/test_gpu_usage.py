@@ -81,6 +81,8 @@ def test_a_host_without_gpus_is_asked_once():
     calls = []
     sampler = GpuSampler(0.001, lambda arguments: calls.append(arguments))
     sampler.start()
-    sampler._thread.join(10)
+    for thread in threading.enumerate():
+        if thread.name == "psctl gpus":
+            thread.join(10)
     assert calls == [GPUS]
     assert sampler.newest() == ([], [])
