@@ -36,7 +36,7 @@ from __future__ import annotations
 
 
 class PsctlError(Exception):
-    """An error with a code, an exit status and a remedy.
+    """An error of psctl, with a code, an exit status and a remedy; by itself, one that psctl did not expect.
 
     Args:
         message: one line: the problem, its place, and its cause.
@@ -86,10 +86,10 @@ class InvalidFile(PsctlError, ValueError):
 
 
 class NotInThisVersion(UsageError):
-    """A promised command, option, key or value is not built yet; it is refused, never ignored.
+    """Something that psctl does not support yet, such as a sparse gradient; it is refused, never ignored.
 
     Args:
-        what: the command, option, key or value, as the user wrote it.
+        what: the command, option, key, value or kind of tensor, as the user wrote it.
         where: file:line:column for an entry of a file; the code is then invalid-file.
     """
 
@@ -128,62 +128,71 @@ class AuthFailed(PsctlError):
 
 
 class PythonMissing(PsctlError):
-    """A host has no usable Python, or lacks packages that psctl needs and may not install."""
+    """A host has no usable Python, or lacks packages that psctl or the job file needs and psctl may not install."""
 
     code, exit = "python-missing", 4
     cure = (
         "Install Python 3.11 or newer there, name it under `runtime: {python:}`, or let psctl install "
-        "packages by `environment: managed`."
+        "packages by `environment: managed`; packages of your own are named by `runtime: {requirements:}`."
     )
 
 
 class DiskFull(PsctlError):
-    """A host's disk has no space for the files that must be written."""
+    """A disk has no space for the files that must be written: of a host, or of this machine for what is fetched."""
 
     code, exit = "disk-full", 4
     cure = "Free space there, or put `runtime: {workdir:}` on another disk."
 
 
 class VersionMismatch(PsctlError):
-    """Two hosts have versions (Python, torch, psctl) that do not work together."""
+    """Versions (of Python, torch, psctl, a driver, a checkpoint's format) do not work together, or a clock differs."""
 
     code, exit = "version-mismatch", 4
-    cure = "`psctl up` brings hosts to one version; `runtime: {torch:}` in the cluster file pins torch."
+    cure = (
+        "`psctl up` brings hosts to one version; `runtime: {torch:}` in the cluster file pins torch. For clocks, "
+        "drivers and checkpoints the hint says what to install."
+    )
 
 
 class TimedOut(PsctlError):
-    """A deadline passed; the message names the process that did not answer."""
+    """A deadline passed; the message names the process or host that did not answer."""
 
     code, exit = "timed-out", 5
     cure = (
-        "`psctl stacks JOB` and `psctl logs JOB` show what the process does; `timeouts:` in the job file "
-        "gives it more time."
+        "Of a job: `psctl stacks JOB` and `psctl logs JOB` show what the process does, and `timeouts:` in the job file "
+        "gives it more time. Of a host: it is busy or its link is slow; try again, or see `psctl doctor`."
     )
 
 
 class NoSuchCluster(PsctlError):
-    """No cluster of that name was seen by `up`."""
+    """No cluster of that name was seen by `up`, no cluster file is at that path, or `kind: slurm` has no allocation."""
 
     code, exit = "no-such-cluster", 6
-    cure = "`psctl clusters` lists the known ones; `psctl up FILE` makes one known."
+    cure = "`psctl clusters` lists the known ones; `psctl up FILE` makes one known, `psctl init` writes a file."
 
 
 class NoSuchJob(PsctlError):
-    """No job of that name is known on this machine."""
+    """No job of that name is known on this machine, or it has ended and the command needs one that runs."""
 
     code, exit = "no-such-job", 6
-    cure = "`psctl jobs` lists the jobs that were started from this machine."
+    cure = (
+        "`psctl jobs` lists the jobs that were started from this machine, and their states; `logs`, `report` and "
+        "`checkpoint` work on jobs that have ended."
+    )
 
 
 class NoSuchCheckpoint(PsctlError):
-    """The job has no such checkpoint."""
+    """The job, folder or URL has no such checkpoint, or the code of its job is no longer on the host."""
 
     code, exit = "no-such-checkpoint", 6
-    cure = "`psctl checkpoint list JOB` lists those that exist."
+    cure = (
+        "`psctl checkpoint list JOB|URL` lists those that exist; `psctl checkpoint restore ... --job JOB.yaml` brings "
+        "the code again."
+    )
 
 
 class JobRunning(PsctlError):
-    """A running job holds slots, hosts or files that are needed."""
+    """A running job holds slots or hosts that are needed, or another psctl starts this job now."""
 
     code, exit = "job-running", 7
     cure = "`psctl status` shows the job that holds the slots; wait, or `psctl stop JOB`."
@@ -193,14 +202,20 @@ class PortTaken(PsctlError):
     """No free port in the range that the cluster file allows; the message names the holder where it can be seen."""
 
     code, exit = "port-taken", 7
-    cure = "End the process that holds the port, or name others by `network: {ports:}` (`psctl ui --port`)."
+    cure = (
+        "End the process that holds the port, or name others: `network: {ports:}`, `psctl ui --port`, "
+        "`metrics: {prometheus:}`."
+    )
 
 
 class HostKeyUnknown(PsctlError):
-    """A host (or jump host) is not in known_hosts and the policy is strict."""
+    """A host (or jump host) is not in known_hosts and the policy is strict, or known_hosts cannot be written."""
 
     code, exit = "host-key-unknown", 8
-    cure = "Log in once by `ssh HOST` and compare the key, or set `ssh: {host_key_policy: accept-new}`."
+    cure = (
+        "Log in once by `ssh HOST` and compare the key, or set `ssh: {host_key_policy: accept-new}`; known_hosts must "
+        "be writable then."
+    )
 
 
 class HostKeyChanged(PsctlError):
@@ -214,7 +229,7 @@ class HostKeyChanged(PsctlError):
 
 
 class CheckpointIncomplete(PsctlError):
-    """A checkpoint lacks its manifest or a file that the manifest names."""
+    """A checkpoint lacks its manifest or a file that the manifest names, or could not be written whole."""
 
     code, exit = "checkpoint-incomplete", 9
     cure = (

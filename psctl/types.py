@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NewType, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
 
@@ -44,6 +44,28 @@ Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_LISTED)]
 Step = Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """Fields with these types are checked when a message or file is decoded, before memory is taken for them."""
+
+
+class PeerBytes(NamedTuple):
+    """Bytes that a process sent to a peer, and received from it."""
+
+    sent: int
+    received: int
+
+
+NO_PEERS: Mapping[str, PeerBytes] = {}
+"""What a process that has no peers moves."""
+
+
+def sum_of_bytes(*counts: Mapping[str, PeerBytes]) -> dict[str, PeerBytes]:
+    """Return the bytes by peer of all these counts together."""
+    found: dict[str, PeerBytes] = {}
+    for each in counts:
+        for peer, (sent, received) in each.items():
+            before = found.get(peer, (0, 0))
+            found[peer] = PeerBytes(before[0] + sent, before[1] + received)
+    return found
+
 
 HostName = NewType("HostName", str)
 """The `name:` of a host in the cluster file, unique in the file."""

@@ -17,6 +17,7 @@ control_socket: the commands of psctl, and the answers to them
 control_client: the other end of the control socket, run on the host over SSH
 log_pump: the output of all processes: masked, written to log files, passed on
 log_files: the log files of one rank, within a limit
+gpu_usage: GPUs, and what processes use of them
 resource_usage: busy processes, and evidence of kills for lack of memory
 shm_broker: the agent's side of shared memory
 stack_requests: stack dumps of its processes

@@ -41,10 +41,11 @@ from psctl.agent.coordinator_link import (
     LinkSilent,
 )
 from psctl.agent.elections import Elected, Elections, LeaderFound, first_configuration
+from psctl.agent.gpu_usage import NO_GPUS, GpuSampler, usage_of
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
-from psctl.agent.resource_usage import CpuUsage, NetworkUsage, memory_bytes
+from psctl.agent.resource_usage import CpuUsage, NetworkUsage, memory_bytes, session_of
 from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
@@ -133,6 +134,7 @@ class Agent:
         self._segments = SegmentBroker()
         self._cpu_usage = CpuUsage()
         self._network_usage = NetworkUsage(self.host.interface)
+        self._gpus = GpuSampler(SAMPLE_EVERY)
         self._stacks = StackDumps(orders.code_dir, self._secrets)
         self._rings = StepRings()
         self._kill_times: dict[AgentChild, float] = {}  # when a child that was ordered to end is killed
@@ -184,6 +186,7 @@ class Agent:
                 self._link.start(self._coordinator)
         except (PsctlError, OSError) as error:
             self._fail(error)
+        self._gpus.start()
         sample_at = time.monotonic()
         while not self._finished:
             with contextlib.suppress(queue.Empty):
@@ -328,12 +331,13 @@ class Agent:
             return
         member = self._members.pop(child)
         self._kill_times.pop(child, None)
+        spans = tuple((each.kind, each.step, each.begin, each.end) for each in self._rings.newest(member))
         self._release(member)
         tail = self._pump.drain(member)
         failure = None
         if status:
             failure = spawn.account(self.files, member, self.host.name, child, tail, self._secrets)
-        self._link.send(ProcessExited(member, status, failure))
+        self._link.send(ProcessExited(member, status, failure, spans, time.monotonic_ns()))
         self._processes.end_family(child)  # before a start of the same rank: events are handled in order
         self._pump.close(member)
         self._finish_if_idle()
@@ -486,6 +490,7 @@ class Agent:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
+        self._gpus.end()
         self._processes.end_all(but=self._head.exporters)
         self._link.close(1.0)
         self._copies.discard()
@@ -537,13 +542,21 @@ class Agent:
         busy = self._cpu_usage.busy_sessions(child.pid for child in self._members)
         members = [member for child, member in self._members.items() if child.pid in busy]
         memory = memory_bytes({child.pid for child in self._members})
+        gpus, on_gpus = self._gpus.newest()
+        of_gpus = usage_of(gpus, on_gpus, session_of)
         usage = [
             ProcessUsage(
-                member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0), self._rings.parts(member)
+                member, self._cpu_usage.percent.get(child.pid, 0), memory.get(child.pid, 0), self._rings.parts(member),
+                *of_gpus.get(child.pid, NO_GPUS),
             )
             for child, member in self._members.items()
-        ]
-        self._link.send(HostSample(psutil.virtual_memory().percent / 100, members, usage, *self._network_usage.rates()))
+        ]  # fmt: skip
+        self._link.send(
+            HostSample(
+                psutil.virtual_memory().percent / 100, members, usage, *self._network_usage.rates(),
+                tuple((gpu.name, gpu.busy, gpu.used, gpu.memory) for gpu in gpus),
+            )
+        )  # fmt: skip
 
     def _log(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.mask_text(text)}"

@@ -74,6 +74,14 @@ def memory_bytes(sessions: set[int]) -> dict[int, int]:
     return found
 
 
+def session_of(pid: int) -> int | None:
+    """Return the session of a process; None when there is no such process."""
+    try:
+        return int(stat_fields(pid)[3])
+    except OSError:
+        return None
+
+
 class NetworkUsage:
     """Rates of a host's network interface, from the kernel's counters.
 

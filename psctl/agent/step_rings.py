@@ -14,6 +14,10 @@ from psctl.job.control_answers import RankSpans
 from psctl.process import step_ring
 from psctl.types import Member
 
+KEPT_STEPS = 10
+KEPT_SPANS = 400
+"""Of the steps of a worker that has ended."""
+
 
 @dataclass
 class _TimeOfSteps:
@@ -73,6 +77,14 @@ class StepRings:
                     )
                 )  # fmt: skip
         return found
+
+    def newest(self, member: Member) -> tuple[step_ring.StepSpan, ...]:
+        """Return the parts of the last KEPT_STEPS steps that a worker has finished; none of other processes."""
+        with self._lock:
+            descriptor = self._memory.get(member)
+            spans = step_ring.read_spans(descriptor) if descriptor is not None and member.role == "worker" else []
+        last = max((span.step for span in spans if span.kind == "step"), default=0)
+        return tuple(span for span in spans if last - KEPT_STEPS < span.step <= last)[-KEPT_SPANS:]
 
     def parts(self, member: Member) -> tuple[int, ...]:
         """Return the percent of a worker's time in each of `activity.PARTS`, between the last two calls with new spans.

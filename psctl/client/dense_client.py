@@ -51,7 +51,7 @@ from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Push, WaitQuery
 from psctl.ps.outputs import ToServer
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Member, Number, ServerAt
+from psctl.types import Member, Number, PeerBytes, ServerAt
 
 FLUSH = 1.0
 """Seconds to send what is queued when the client closes."""
@@ -263,9 +263,14 @@ class ParameterClient:
         return self._in_flight.seconds
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes sent and received so far."""
-        return self._servers.bytes_moved
+    def answered_at(self) -> float:
+        """When the values of the newest pull had arrived, in seconds of the clock."""
+        return self._in_flight.ended_at
+
+    @property
+    def bytes_by_peer(self) -> dict[str, PeerBytes]:
+        """Bytes sent to each server and received from it so far."""
+        return self._servers.bytes_by_peer
 
     @property
     def activity(self) -> str:

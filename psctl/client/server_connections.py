@@ -17,7 +17,7 @@ from functools import partial
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
 from psctl.permits import WireMessage
 from psctl.transport.peer_connection import AnyHandler, PeerConnection
-from psctl.types import Address, Member, ServerAt
+from psctl.types import Address, Member, PeerBytes, ServerAt, sum_of_bytes
 
 FIRST_PAUSE = 0.05
 """Seconds between the first two attempts to reach a server; each further pause is twice as long."""
@@ -57,7 +57,7 @@ class ServerConnections:
         self._used_since: dict[ServerAt, float] = {}  # monotonic time at which its connection was taken into use
         self._pauses: dict[ServerAt, float] = {}  # seconds before the next attempt, after attempts that failed
         self._open: set[PeerConnection] = set()  # those in use, and those that are being closed
-        self._closed_bytes = 0  # moved by connections that are closed
+        self._closed_bytes: dict[str, PeerBytes] = {}  # of connections that are closed
         self._closed = False
 
     def assign(self, servers: Sequence[ServerAt]) -> None:
@@ -117,10 +117,10 @@ class ServerConnections:
         return f"server/{server} at {at.address}" if at is not None else f"server/{server}"
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes sent and received so far; never less than before."""
+    def bytes_by_peer(self) -> dict[str, PeerBytes]:
+        """Bytes sent to each server and received from it so far; never less than before."""
         with self._changed:
-            return self._closed_bytes + sum(peer.bytes_sent + peer.bytes_received for peer in self._open)
+            return sum_of_bytes(self._closed_bytes, *map(_bytes_of, self._open))
 
     def flush(self, patience: float) -> None:
         """Wait until all that was queued has been sent, for at most `patience` seconds."""
@@ -172,7 +172,7 @@ class ServerConnections:
         rank = peer.member.rank
         with self._changed:
             self._open.discard(peer)
-            self._closed_bytes += peer.bytes_sent + peer.bytes_received
+            self._closed_bytes = sum_of_bytes(self._closed_bytes, _bytes_of(peer))
             if self.in_use.get(rank) is not peer:
                 return
             del self.in_use[rank]
@@ -226,3 +226,7 @@ class ServerConnections:
 
     def _is_settled(self, at: ServerAt) -> bool:
         return self._closed or self._wanted.get(at.rank) != at or at.rank in self.in_use
+
+
+def _bytes_of(peer: PeerConnection) -> dict[str, PeerBytes]:
+    return {str(peer.member): PeerBytes(peer.bytes_sent, peer.bytes_received)}

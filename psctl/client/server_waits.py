@@ -33,6 +33,8 @@ class InFlightTimer:
         self._since: float | None = None
         self.seconds = 0.0
         """Seconds so far, of the periods that have ended."""
+        self.ended_at = 0.0
+        """When the last period ended."""
 
     def start(self) -> None:
         """Note that a request is sent; a period starts unless one is open."""
@@ -42,7 +44,8 @@ class InFlightTimer:
     def stop(self) -> None:
         """Note that all requests are answered: the open period ends."""
         if self._since is not None:
-            self.seconds += self._clock.now() - self._since
+            self.ended_at = self._clock.now()
+            self.seconds += self.ended_at - self._since
             self._since = None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from psctl.collectives.channel import BatchChannel, Channel, EngineChannel, Loca
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.schedule.schedule import Schedule
+from psctl.types import PeerBytes
 
 SHORT = 64 << 10
 """Bytes of a vector whose sum takes less time than to wake another thread."""
@@ -26,6 +27,9 @@ BROADCAST = 8 << 20
 """Bytes of tensors that `broadcast` sends together."""
 
 HOST = torch.device("cpu")
+
+UNKNOWN_PEER = ""
+"""The name of the peers of bytes that the engine moves: it does not report them."""
 
 
 class PendingSum(Protocol):
@@ -50,8 +54,9 @@ class AllReduceBackend(Protocol):
         """Begin to sum a vector."""
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes that this rank sent and received: counted where they are psctl's own, else those of the schedule."""
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        """Bytes that this rank sent to each process and received from it: counted where psctl sends them, else those of
+        the schedule, of a peer named ""."""
 
     @property
     def waits_for(self) -> tuple[int, ...]:
@@ -71,7 +76,7 @@ class EngineAllReduce:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.world = dist.get_world_size(group)
-        self.bytes_moved = 0
+        self._sent = 0
         self.waits_for: tuple[int, ...] = ()  # the engine does not report it
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -82,8 +87,12 @@ class EngineAllReduce:
 
     def put(self, vector: torch.Tensor) -> PendingSum:
         work: PendingSum = dist.all_reduce(vector, group=self._group, async_op=True)
-        self.bytes_moved += 2 * (2 * vector.nbytes * (self.world - 1) // self.world)  # the engine's ring
+        self._sent += 2 * vector.nbytes * (self.world - 1) // self.world  # the engine's ring
         return work
+
+    @property
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return {UNKNOWN_PEER: PeerBytes(self._sent, self._sent)}
 
     def close(self) -> None:
         return
@@ -171,7 +180,7 @@ class ScheduleAllReduce:
     ) -> None:  # fmt: skip
         self._schedule, self._plane, self._shared = schedule, plane, shared
         self._buffers: list[torch.Tensor] = []
-        self._moved = 0
+        self._sent = 0
         on_host = device.type == "cpu"
         self._spare: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         if plane is None:
@@ -199,12 +208,14 @@ class ScheduleAllReduce:
 
     def put(self, vector: torch.Tensor) -> PendingSum:
         if self._plane is None:
-            self._moved += 2 * int(self._schedule.sent(vector.nbytes)[self._rank])
+            self._sent += int(self._schedule.sent(vector.nbytes)[self._rank])
         return self._own.put(vector)
 
     @property
-    def bytes_moved(self) -> int:
-        return self._moved if self._plane is None else self._plane.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        if self._plane is None:
+            return {UNKNOWN_PEER: PeerBytes(self._sent, self._sent)}
+        return self._plane.bytes_by_peer
 
     @property
     def waits_for(self) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from psctl.errors import PeerLost, ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_memory import SharedAllocator
 from psctl.transport.unix_channel import BYE, DONE, PIECE, SHARED, Record, UnixChannel
-from psctl.types import Member
+from psctl.types import Member, PeerBytes
 
 INLINE = 64 << 10
 """Bytes of a piece up to which it is sent inside its record. Recursive doubling of 64 KB by four ranks: 0.12 ms, and
@@ -299,10 +299,14 @@ class DataPlane:
         os.close(self._wake)
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes sent and received over streams, and sent over channels; pieces that are read in place do not count."""
-        streams = self._sealed.bytes_moved if self._sealed is not None else 0
-        return streams + sum(channel.bytes_sent for channel in self._channels.values())
+    def bytes_by_peer(self) -> dict[str, PeerBytes]:
+        """Bytes over streams and channels, by worker; pieces that are read in place do not count."""
+        streams = self._sealed.bytes_by_peer if self._sealed is not None else {}
+        channels = {
+            f"worker/{rank}": PeerBytes(channel.bytes_sent, channel.bytes_received)
+            for rank, channel in self._channels.items()
+        }
+        return {**streams, **channels}
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 

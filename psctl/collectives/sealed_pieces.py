@@ -19,6 +19,7 @@ import msgspec
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
 from psctl.permits import WireMessage
 from psctl.transport.peer_connection import PeerConnection
+from psctl.types import PeerBytes
 
 PART = 512 * 1024
 """Bytes of a piece that one message has."""
@@ -121,9 +122,10 @@ class SealedStreams:
         return self._ended.get(peer, "")
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes that were sent and received."""
-        return sum(peer.bytes_sent + peer.bytes_received for peer in list(self.peers.values()))
+    def bytes_by_peer(self) -> dict[str, PeerBytes]:
+        """Bytes that were sent to each worker and received from it."""
+        found = list(self.peers.items())
+        return {f"worker/{rank}": PeerBytes(peer.bytes_sent, peer.bytes_received) for rank, peer in found}
 
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 

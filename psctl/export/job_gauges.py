@@ -114,13 +114,25 @@ class JobGauges:
             "cpu": ("Processor time that a process uses, 1: one core.", 100),
             "memory": ("Bytes of memory that a process holds.", 1),
             "sync": ("Share of its time that a worker waits for synchronization.", 100),
+            "staleness": ("Clocks that are missing from the values of a worker's last step.", 1),
+            "sends": ("Bytes per second that a worker sends to other processes.", 1),
+            "receives": ("Bytes per second that a worker receives from other processes.", 1),
+            "gpu": ("Share of the time that the GPUs of a process are busy.", 100),
+            "gpu_memory": ("Bytes of GPUs that a process holds.", 1),
         }
-        names = {"cpu": "psctl_rank_cpu_cores", "memory": "psctl_rank_memory_bytes", "sync": "psctl_rank_sync_ratio"}
+        names = {
+            "cpu": "psctl_rank_cpu_cores", "memory": "psctl_rank_memory_bytes", "sync": "psctl_rank_sync_ratio",
+            "sends": "psctl_rank_sent_bytes_per_second", "receives": "psctl_rank_received_bytes_per_second",
+            "gpu": "psctl_rank_gpu_ratio", "gpu_memory": "psctl_rank_gpu_memory_bytes",
+        }  # fmt: skip
+        of_workers = ("sync", "staleness", "sends", "receives")
         for key, (text, scale) in values.items():
             samples = tuple(
                 Sample((each.role, str(each.rank), plain_name(each.host)), getattr(each, key) / scale)
                 for each in ranks
-                if each.state in LIVE and each.role in (("worker",) if key == "sync" else ("worker", "server"))
+                if each.state in LIVE
+                and each.role in (("worker",) if key in of_workers else ("worker", "server"))
+                and (each.gpu_memory or not key.startswith("gpu"))
             )
             gauges.append(Gauge(names.get(key, f"psctl_rank_{key}"), text, ("role", "rank", "host"), samples))
         return gauges

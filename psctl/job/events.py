@@ -162,8 +162,11 @@ class StateChanged(Event, frozen=True, tag="state"):
     cpu: int = 0  # percent of one core
     memory: int = 0  # bytes that the process and its children hold
     sync: int = 0  # percent of a worker's time that it waits for synchronization
-    traffic: float = 0.0  # bytes a second that a worker sends and receives
+    sends: float = 0.0  # bytes a second that a worker sends to other processes
+    receives: float = 0.0  # bytes a second that a worker receives from other processes
     parts: dict[str, int] = {}  # percent of a worker's time by `activity.PARTS`; the rest is outside of steps
+    gpu: int = 0  # percent of the time that its GPUs are busy, with other processes' work too
+    gpu_memory: int = 0  # bytes of GPUs that it holds; 0: it uses none, or it is not known
 
 
 class HostTraffic(Event, frozen=True, tag="traffic"):
@@ -173,6 +176,51 @@ class HostTraffic(Event, frozen=True, tag="traffic"):
     sent: float
     received: float
     capacity: float = 0.0  # bytes/s in one direction, measured or nominal; 0: unknown
+
+
+class HostFlow(msgspec.Struct, frozen=True):
+    """Bytes a second from one host of the job to another."""
+
+    source: str
+    target: str
+    rate: float
+
+
+class HostFlows(Event, frozen=True, tag="flows"):
+    """What workers sent to and received from processes of other hosts, by pair of hosts. psctl's own.
+
+    What servers send each other, and what torch.distributed moves, does not count.
+    """
+
+    flows: list[HostFlow]
+
+
+class LastSteps(Event, frozen=True, tag="steps"):
+    """The parts of the newest steps of a worker that has ended: kind, step, begin and end. psctl's own.
+
+    Times are nanoseconds of the coordinator's clock; `exact`: its host is the coordinator's, so both clocks are one.
+    """
+
+    rank: int
+    host: str
+    spans: list[tuple[str, int, int, int]]
+    exact: bool
+
+
+class GpuState(msgspec.Struct, frozen=True):
+    """A GPU: the percent of the time that it is busy (None: not known), and bytes of its memory."""
+
+    name: str
+    busy: int | None
+    used: int
+    memory: int
+
+
+class HostGpus(Event, frozen=True, tag="gpus"):
+    """The GPUs of a host, of all programs. psctl's own."""
+
+    host: str
+    gpus: list[GpuState]
 
 
 class Recovering(Event, frozen=True, tag="recovering"):
@@ -195,7 +243,8 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
-    | Restored | Log | Finished | StateChanged | HostTraffic | Recovering | Recovered | Notice
+    | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
+    | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

@@ -14,6 +14,10 @@ from psctl.types import Address, Count, Member
 
 Stream = Literal["stdout", "stderr"]
 
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+MOST_SPANS = msgspec.Meta(max_length=400)
+"""Of the parts of steps that an agent sends when a worker has ended."""
+
 
 class Register(JobMessage, frozen=True):
     """First message of an agent on each connection. `running`: the job's processes on its host.
@@ -53,11 +57,17 @@ class ProcessFailure(msgspec.Struct, frozen=True):
 
 
 class ProcessExited(JobMessage, frozen=True):
-    """A process ended. `failure` is None exactly when `status` is 0."""
+    """A process ended. `failure` is None exactly when `status` is 0.
+
+    `spans`: of a worker, the parts of its newest steps: kind, step, begin and end in nanoseconds of the host's clock,
+    which was at `at` then.
+    """
 
     member: Member
     status: int
     failure: ProcessFailure | None = None
+    spans: Annotated[tuple[tuple[types.Name, types.Step, Nanoseconds, Nanoseconds], ...], MOST_SPANS] = ()
+    at: Nanoseconds = 0
 
 
 class OutputLines(JobMessage, frozen=True):
@@ -84,12 +94,15 @@ class Stacks(JobMessage, frozen=True):
 
 class ProcessUsage(msgspec.Struct, frozen=True):
     """What a process and its children used: percent of one core since the last sample, and bytes of memory now; of a
-    worker the percent of its time in each of `activity.PARTS`."""
+    worker the percent of its time in each of `activity.PARTS`; of GPUs the percent of the time that those it uses are
+    busy, and the bytes of them that it holds."""
 
     member: Member
     cpu: types.Size
     memory: types.Size
     parts: Annotated[tuple[types.Percent, ...], msgspec.Meta(max_length=len(PARTS))] = ()
+    gpu: types.Percent = 0
+    gpu_memory: types.Size = 0
 
 
 class ClockWanted(JobMessage, frozen=True):
@@ -107,13 +120,17 @@ class ClockIs(JobMessage, frozen=True):
 
 class HostSample(JobMessage, frozen=True):
     """The load of a host: the share of its memory that is used, 0..1, the processes that used the processor since the
-    last sample, and the bytes/s of its network interface since then."""
+    last sample, the bytes/s of its network interface since then, and its GPUs: name, percent of the time that they are
+    busy (None: not known), bytes used and in all."""
 
     memory: float
     busy: list[Member]
     usage: list[ProcessUsage] = msgspec.field(default_factory=list)
     sent: float = 0.0
     received: float = 0.0
+    gpus: Annotated[
+        tuple[tuple[types.Name, types.Percent | None, types.Size, types.Size], ...], msgspec.Meta(max_length=256)
+    ] = ()
 
 
 class AgentNotice(JobMessage, frozen=True):

@@ -14,6 +14,9 @@ from psctl import types
 from psctl.job.message import JobMessage
 from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
+MOST_PEERS = 1 << 14
+"""Peers of which a worker reports bytes at once; those with the fewest bytes are left out beyond it."""
+
 
 class Join(JobMessage, frozen=True):
     """First message of a worker (sent by psctl.init) or server; its certificate names the member."""
@@ -54,7 +57,10 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(JobMessage, frozen=True):
-    """Progress of a worker since its last report; seconds and bytes are sums over that time."""
+    """Progress of a worker since its last report; seconds and bytes are sums over that time.
+
+    `moved`: a peer's name ("server/0"; "": not known), bytes sent to it and received from it.
+    """
 
     step: types.Step  # last finished
     epoch: types.Step
@@ -62,7 +68,7 @@ class WorkerReport(JobMessage, frozen=True):
     examples: float
     compute_seconds: float
     sync_seconds: float
-    bytes_moved: types.Size
+    moved: Annotated[tuple[tuple[types.Name, types.Size, types.Size], ...], msgspec.Meta(max_length=MOST_PEERS)] = ()
     staleness: int = 0  # clocks that were missing from the values of the last step
     hidden_seconds: float = 0.0  # of compute_seconds: gradients or values were being sent, and the worker did not wait
     rested: int = 0  # the last step whose numbers are final: the loop is past its wait point

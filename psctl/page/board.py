@@ -58,12 +58,12 @@ class Board:
     def document(self) -> tuple[int, Document]:
         """Return the number of the newest change, and all that the page shows."""
         with self._changed:
-            jobs = {
-                name: {
-                    **history.document(), "problem": self._problems.get(name, ""), "steps": self._steps.get(name),
-                }
-                for name, history in self._histories.items()
-            }  # fmt: skip
+            jobs = {}
+            for name, history in self._histories.items():
+                found = history.document()
+                last, asked = found["steps"], self._steps.get(name)
+                steps = (asked or last) if found["state"] == "running" else (last or asked)
+                jobs[name] = {**found, "problem": self._problems.get(name, ""), "steps": steps}
             return self._version, {"jobs": jobs, "known": list(self._known)}
 
     def wait(self, seen: int, timeout: float) -> bool:

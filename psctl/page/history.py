@@ -10,6 +10,7 @@ import msgspec
 from psctl.job import events as kinds
 from psctl.job.activity import PARTS
 from psctl.launch.jobs.step_trace import SECOND, Span, critical_paths
+from psctl.process.step_ring import KINDS
 from psctl.types import Document
 from psctl.view.job_view import JobView
 from psctl.view.run_summary import RunSummary
@@ -74,6 +75,9 @@ class JobHistory:
         self._rates: dict[str, Series] = {}
         self._spans: dict[str, list[tuple[float, str, tuple[int, ...]]]] = {}
         self._traffic: dict[str, HostRates] = {}
+        self._last_steps: dict[int, kinds.LastSteps] = {}
+        self._flows: kinds.HostFlows | None = None
+        self._gpus: dict[str, list[kinds.GpuState]] = {}
         self._checkpoints: list[kinds.CheckpointWritten] = []
         self._lines: list[tuple[float, str, str, str]] = []
         self._dropped = 0
@@ -86,6 +90,7 @@ class JobHistory:
             case kinds.Progress():
                 self._on_progress(event)
             case kinds.Restored():
+                self._last_steps.clear()  # of workers before the loss
                 for series in (*self._metrics.values(), *self._rates.values()):
                     series.cut(event.step)
             case kinds.CheckpointWritten():
@@ -96,6 +101,12 @@ class JobHistory:
                 host = one_line(event.host)
                 self._traffic[host] = self._traffic.get(host) or HostRates()
                 self._traffic[host].add(event, self._view.started)
+            case kinds.LastSteps():
+                self._last_steps[event.rank] = event
+            case kinds.HostFlows():
+                self._flows = event
+            case kinds.HostGpus():
+                self._gpus[one_line(event.host)] = event.gpus
             case kinds.WorkerLost():
                 self._add_span(f"worker/{event.rank}", event.time, "lost", ())
             case kinds.ServerLost():
@@ -128,6 +139,15 @@ class JobHistory:
             "rates": {name: series_document(series, began) for name, series in self._rates.items()},
             "ranks": {rank.name: self._rank(rank.name, began) for rank in view.ranks.values()},
             "traffic": {name: rates.document(began) for name, rates in self._traffic.items()},
+            "flows": [
+                [one_line(each.source), one_line(each.target), each.rate]
+                for each in (self._flows.flows if self._flows is not None else ())
+            ],
+            "gpus": {
+                host: [[one_line(each.name), each.busy, each.used, each.memory] for each in found]
+                for host, found in self._gpus.items()
+            },
+            "steps": self._steps(),
             "plan": self._plan(),
             "checkpoints": [
                 {"step": each.step, "at": round(each.time - began, 3), "bytes": each.bytes, "seconds": each.seconds,
@@ -149,10 +169,21 @@ class JobHistory:
         rank, view = self._view.ranks[role, int(index)], self._view
         return {
             "host": rank.host, "state": one_line(rank.state), "step": view.step_of(rank), "rate": view.rate_of(rank),
-            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "traffic": rank.traffic,
+            "cpu": rank.cpu, "memory": rank.memory, "sync": rank.sync, "sends": rank.sends,
+            "receives": rank.receives, "gpu": rank.gpu, "gpu_memory": rank.gpu_memory,
             "error": rank.last_error,
             "spans": [[round(time - began, 3), state, parts] for time, state, parts in self._spans.get(name, [])],
         }  # fmt: skip
+
+    def _steps(self) -> Document | None:
+        """Return the times of the last steps of workers that have ended; None without any."""
+        found = self._last_steps.values()
+        if not found:
+            return None
+        spans = [Span(each.rank, kind, step, begin, end) for each in found for kind, step, begin, end in each.spans]
+        spans = sorted((span for span in spans if span.kind in KINDS), key=lambda span: span.begin)
+        clocks = {each.host: 0.0 if each.exact else None for each in found}
+        return steps_document(spans, clocks, {each.rank: each.host for each in found})
 
     def _plan(self) -> Document | None:
         plan, summary = self._view.plan, self._summary

@@ -94,6 +94,7 @@ class CandidateSearch:
         self._uniform = inputs.network.uniform(inputs.ranks)
         self._few = inputs.world <= SMALL
         self._by_form = inputs.world > LARGE and (self._uniform is not None or inputs.world > HUGE)
+        self._schedules: dict[tuple[str, ScheduleOptions], Schedule] = {}
         self._bounds: dict[str, list[LowerBound]] = {}
         self._steps: dict[tuple[str, ScheduleOptions], tuple[float, float]] = {}
 
@@ -193,7 +194,11 @@ class CandidateSearch:
         return LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low
 
     def _schedule(self, strategy: str, options: ScheduleOptions) -> Schedule:
-        return catalog.build(_built_as(strategy), self._inputs.world, options)
+        built_as = _built_as(strategy)
+        found = self._schedules.get((built_as, options))
+        if found is None:
+            found = self._schedules[built_as, options] = catalog.build(built_as, self._inputs.world, options)
+        return found
 
     def _costs(self, strategy: str) -> Costs:
         return self._inputs.costs.get(self._inputs.engine if strategy == "native" else "psctl", Costs())

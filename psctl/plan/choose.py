@@ -225,20 +225,23 @@ class Planner:
         """Whether gradients are on GPUs."""
         return self._gpus
 
-    def plan(self, size: int, decided: bool = False, spared: int = 0) -> Plan:
+    def plan(self, size: int, decided: bool = False, spared: int = 0, *, whole: bool = True) -> Plan:
         """Return the plan for a number of bytes.
 
         Args:
             size: bytes of gradients a worker.
             decided: whether this is the run's own decision.
             spared: bytes that collectives need not send, because factors of gradients are sent in their place.
+            whole: predict every strategy; else the times of those that cannot be chosen are estimates.
 
         Raises:
             UsageError: the requested strategy is not possible here.
         """
         ps = self._ps_timing(size)
         summed = size - spared
-        found = self._predicted([name for name in STRATEGIES if self._why_not(name, ps.servers) is None], summed)
+        found = self._predicted(
+            [name for name in STRATEGIES if self._why_not(name, ps.servers) is None], summed, whole=whole
+        )
         rows = [self._candidate(name, found.get(name), summed, ps) for name in STRATEGIES]
         rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
         chosen = self._choose(rows)
@@ -373,17 +376,18 @@ class Planner:
             return None
         return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
-    def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
-        """Return the best prediction of each strategy for the largest bucket; with many ranks those that cannot be
-        chosen are only estimated step by step."""
+    def _predicted(self, names: Sequence[str], size: int, *, whole: bool) -> dict[str, Predicted]:
+        """Return the best prediction of each strategy for the largest bucket; with many ranks, or unless `whole`, those
+        that cannot be chosen are only estimated step by step."""
         part, wanted = max(self._buckets(size)) * self._request.halved, self._request.strategy
-        if not self._search.prunes:
+        if whole and not self._search.prunes:
             return {name: self._search.best(name, part) for name in names if name != "ps"}
         least = {name: self._search.least_seconds(name, part) for name in names if name != "ps"}
         found: dict[str, Predicted] = {}
         limit = math.inf
         for name in sorted(least, key=lambda name: least[name]):
-            timed = least[name] <= limit or name == wanted
+            shown = name == "native" and not self._search.prunes  # reasons name what it waits for
+            timed = least[name] <= limit or name == wanted or shown
             found[name] = self._search.best(name, part) if timed else self._search.estimate(name, part)
             limit = min(limit, TIE * ROUNDING * found[name].seconds) if timed else limit
         return found

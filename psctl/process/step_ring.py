@@ -16,8 +16,15 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-KINDS = ("step", "load", "forward", "backward", "compute", "synchronize", "update", "checkpoint")
-"""The parts of a step, by their numbers in memory; compute: where forward and backward are not told apart."""
+KINDS = ("step", "load", "forward", "backward", "compute", "synchronize", "update", "checkpoint", "push", "pull")
+"""The parts of a step, by their numbers in memory; compute: where forward and backward are not told apart.
+
+push and pull are of parameter servers, and overlap with the others: from the first push of a step until its last one
+was given to the connections, and from the request of the values that a step reads until they have arrived.
+"""
+
+OVERLAPPING = ("push", "pull")
+"""Kinds of spans that other parts of steps hide; a pull may begin before its step."""
 
 MAGIC = b"psctlst1"
 SPANS = 32_000
@@ -159,6 +166,19 @@ class StepRecorder:
         if self._gradient and not self._waited:
             self._waited = begin  # backward is over
         self._add("synchronize", begin, self.now())
+
+    def pushed(self, begin: int) -> None:
+        """The last push of the step was given to the connections; the first one was made at `begin`."""
+        self._add("push", begin, self.now())
+
+    def pulled(self, begin: int, arrived: float) -> None:
+        """The values of the step are there: they were requested at `begin`.
+
+        Args:
+            arrived: seconds of the monotonic clock; before `begin` where it is not known.
+        """
+        end = int(arrived * 1e9)
+        self._add("pull", begin, end if end >= begin else self.now())
 
     def saved(self, begin: int) -> None:
         """The worker gave its part of a checkpoint, since `begin`; it is of the step before."""

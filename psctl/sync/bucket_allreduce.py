@@ -30,7 +30,7 @@ from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
 from psctl.sync.flat_parameters import gradient_of
 from psctl.sync.linear_factors import LinearFactors
-from psctl.types import Layout
+from psctl.types import Layout, PeerBytes
 
 FIRST_BUCKET = 1 << 20
 """Bytes; small, so that it is sent early."""
@@ -176,8 +176,8 @@ class BucketReducer:
         return waiting("the sum of gradients", self._backend.waits_for) if self._finishing else COMPUTE
 
     @property
-    def bytes_moved(self) -> int:
-        return self._backend.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return self._backend.bytes_by_peer
 
     def send(self, bucket: int, weight: float) -> None:
         self._ready[bucket] = weight

@@ -306,7 +306,7 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
     tools.session.listen(client.on_membership)
     _start_values(parts, decision, tools, client, flat)
     if not on_servers:
-        synchronizer = _stepping_on_workers(parts, ServerReducer(client, flat), decision, tools)
+        synchronizer = _stepping_on_workers(parts, ServerReducer(client, flat, tools.spans), decision, tools)
     else:
         assert parts.optimizer is not None, "checked above"
         synchronizer = ParameterServerSync(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from psctl.collectives.allreduce_backends import AllReduceBackend
 from psctl.job.activity import COMPUTE, waiting
 from psctl.sync.bucket_allreduce import EngineGroup
 from psctl.sync.synchronizer import Synchronizer
+from psctl.types import PeerBytes
 
 
 class GradientBucket(Protocol):
@@ -162,8 +163,8 @@ class _BackendWaits:
         self.waits = False
 
     @property
-    def bytes_moved(self) -> int:
-        return self._backend.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return self._backend.bytes_by_peer
 
     @property
     def activity(self) -> str:

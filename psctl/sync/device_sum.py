@@ -7,11 +7,14 @@ of a backend that sums on the host (shared memory, for schedules), and its sum i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.sync.device_copies import CopySpan, CudaCopies
 from psctl.sync.gpu_staging import Staging
+from psctl.types import PeerBytes
 
 
 class StagedAllReduce:
@@ -45,8 +48,8 @@ class StagedAllReduce:
         return pending
 
     @property
-    def bytes_moved(self) -> int:
-        return self._backend.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return self._backend.bytes_by_peer
 
     @property
     def waits_for(self) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from psctl.client.dense_client import ParameterClient
+from psctl.process.step_ring import StepRecorder
 from psctl.ps.pieces import Piece, pieces
-from psctl.types import Layout, Shard
+from psctl.types import Layout, PeerBytes, Shard
 
 
 class FlatParameters:
@@ -139,18 +140,26 @@ def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
 
 
 class ServerReducer:
-    """A reducer over servers that only sum (`update: worker`)."""
+    """A reducer over servers that only sum (`update: worker`).
 
-    def __init__(self, client: ParameterClient, flat: FlatParameters) -> None:
+    Args:
+        client: after `start`.
+        flat: where parameters lie in the client's buffers.
+        spans: records the times of pushes and pulls.
+    """
+
+    def __init__(self, client: ParameterClient, flat: FlatParameters, spans: StepRecorder | None = None) -> None:
         self._client, self._flat = client, flat
+        self._spans = spans or StepRecorder()
+        self._began = 0  # when the first push of the clock was made, and its sums were requested
         self._clock = client.base
         self._pull_sent = False
         self.buckets = flat.members
         client.deliver(flat.read_sums)
 
     @property
-    def bytes_moved(self) -> int:
-        return self._client.bytes_moved
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        return self._client.bytes_by_peer
 
     @property
     def activity(self) -> str:
@@ -158,15 +167,17 @@ class ServerReducer:
 
     def send(self, bucket: int, weight: float) -> None:
         if not self._pull_sent:  # before the pushes, so that sums arrive while later shards are still sent
-            self._pull_sent = True
+            self._pull_sent, self._began = True, self._spans.now()
             self._flat.finish_reads()
             self._client.pull(self._clock + 1)
         self._flat.push(self._client, self._clock, bucket, weight)
 
     def finish(self) -> None:
         self._flat.finish_pushes()
+        self._spans.pushed(self._began)
         self._flat.finish_reads()
         self._client.wait(self._clock + 1)
+        self._spans.pulled(self._began, self._client.answered_at)
         self._pull_sent = False
         self._clock += 1
 

@@ -54,6 +54,7 @@ class PendingParameters:
         self._lock = threading.RLock()
         self._version = client.base
         self._pending: set[int] = set()
+        self._asked = 0  # when this version was pulled
         self.staleness = 0
         """Clocks that the values of the last complete step lacked."""
         self._lacked = 0
@@ -62,11 +63,11 @@ class PendingParameters:
         self._clocks = [client.base] * len(flat.shards)  # the values in the model contain all clocks before it
         client.deliver(self._take)
 
-    def expect(self, version: int) -> None:
-        """Make every parameter pending: all change to `version`, which was pulled."""
+    def expect(self, version: int, asked: int) -> None:
+        """Make every parameter pending: all change to `version`, which was pulled at `asked`."""
         with self._lock:
             self.wait()  # versions that no forward has read are received in order, too
-            self._version = version
+            self._version, self._asked = version, asked
             self.staleness, self._lacked = self._lacked, 0
             self._pending = set(range(len(self._flat.parameters)))
 
@@ -86,6 +87,8 @@ class PendingParameters:
                 self._wanted = None
             self._lacked = max(self._lacked, self._version - min(self._clocks[shard] for shard in shards))
             self._pending = self._pending - wanted
+            if not self._pending:
+                self._spans.pulled(self._asked, self._client.answered_at)
 
     def wait_exact(self) -> None:
         """Return when every parameter holds all clocks before the newest version, whatever the staleness."""
@@ -160,6 +163,7 @@ class ParameterServerSync(Synchronizer):
         self._clock = client.base
         self._scale: float | None = None
         self._pushed: set[int] = set()
+        self._push_began = 0  # when the first of them was
         self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # parameter -> gradient and its version then
         self._members = _members(optimizer)
         self._spans = spans or StepRecorder()
@@ -219,14 +223,16 @@ class ParameterServerSync(Synchronizer):
         self._push_rest()
         self._flat.finish_pushes()
         self._client.step(self._clock, numbers(self._optimizer), self._scale, save)
+        self._spans.pushed(self._push_began)
         self._flat.finish_reads()
+        asked = self._spans.now()
         self._client.pull(self._clock + 1)
         self._clock += 1
         self._scale = None
         self._pushed.clear()
         self._as_pushed.clear()
         self._hooks.next_round()
-        self._pending.expect(self._clock)
+        self._pending.expect(self._clock, asked)
         if self._trace is not None:
             self._trace.flush()
         return None
@@ -264,6 +270,8 @@ class ParameterServerSync(Synchronizer):
         self._as_pushed[index] = (gradient, gradient._version)
 
     def _push(self, shard: int) -> None:
+        if not self._pushed:
+            self._push_began = self._spans.now()
         self._flat.push(self._client, self._clock, shard, self._weight.weight)
         self._pushed.add(shard)
 

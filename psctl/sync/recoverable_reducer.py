@@ -36,6 +36,7 @@ from psctl.schedule.schedule import Schedule
 from psctl.sync.bucket_allreduce import NO_FACTORS, BucketReducer
 from psctl.sync.linear_factors import LinearFactors
 from psctl.sync.replacement_state import ReplacementState
+from psctl.types import NO_PEERS, PeerBytes, sum_of_bytes
 
 HOST = torch.device("cpu")
 
@@ -71,16 +72,17 @@ class RecoverableReducer(BucketReducer):
         self._lacks_state = False  # this process replaces a lost worker, and has no state yet
         self._owes_state = False  # some process has none
         self._recovering = False
-        self._counted = 0, backend  # bytes of former backends, and the one that counts on; one value for all threads
+        self._counted: tuple[Mapping[str, PeerBytes], ScheduleAllReduce] = NO_PEERS, backend
+        """Bytes of former backends, and the one that counts on; one value for all threads."""
 
     @property
     def activity(self) -> str:
         return waiting("a worker that is started again") if self._recovering else super().activity
 
     @property
-    def bytes_moved(self) -> int:
+    def bytes_by_peer(self) -> dict[str, PeerBytes]:
         before, summing = self._counted
-        return before + summing.bytes_moved
+        return sum_of_bytes(before, summing.bytes_by_peer)
 
     def send(self, bucket: int, weight: float) -> None:
         self._weights[bucket] = weight
@@ -141,7 +143,7 @@ class RecoverableReducer(BucketReducer):
             self._count_complete(error.message)
             former, why = self._summing.plane, error.message
             plane = self._connect_again(self._schedule, former, why)
-            moved = self.bytes_moved
+            moved = self.bytes_by_peer
             self._backend = self._summing = ScheduleAllReduce(self._schedule, HOST, plane)
             self._counted = moved, self._summing
             try:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psctl.job.activity import COMPUTE
-from psctl.types import State
+from psctl.types import NO_PEERS, PeerBytes, State
 
 
 class ExampleWeight:
@@ -69,8 +69,8 @@ class ByteMover(Protocol):
     """An object that moves a synchronizer's bytes: a reducer, or the client of parameter servers."""
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes sent and received so far."""
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        """Bytes sent and received so far, by the peer's name ("server/0"); "": peers are not known."""
 
     @property
     def activity(self) -> str:
@@ -80,7 +80,7 @@ class ByteMover(Protocol):
 class NoByteMover:
     """The byte mover of a single worker, which sends nothing."""
 
-    bytes_moved = 0
+    bytes_by_peer = NO_PEERS
     activity = COMPUTE
 
 
@@ -131,9 +131,14 @@ class Synchronizer:
         return 0.0
 
     @property
+    def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
+        """Bytes sent and received so far, by the peer's name ("server/0"); "": peers are not known."""
+        return self._mover.bytes_by_peer
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
-        return self._mover.bytes_moved
+        return sum(sent + received for sent, received in self.bytes_by_peer.values())
 
     @property
     def staleness(self) -> int:

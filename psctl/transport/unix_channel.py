@@ -68,7 +68,7 @@ class UnixChannel:
         """Records that were passed to `send`."""
         self.written = 0
         """Records that the socket has taken."""
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_received = 0
         self._socket = connected
         self._queue: deque[tuple[memoryview, bool]] = deque()  # and whether it is the last of its record
         self._buffer = bytearray(BUFFER)
@@ -150,6 +150,7 @@ class UnixChannel:
             self.ended = self.ended or "its process ended"
             return []
         self._filled += count
+        self.bytes_received += count
         return self._records()
 
     def _receive_long(self, record: Record, rest: memoryview) -> list[Record]:
@@ -157,6 +158,7 @@ class UnixChannel:
         if not count:
             self.ended = self.ended or "its process ended"
             return []
+        self.bytes_received += count
         if count < len(rest):
             self._long = record, rest[count:]
             return []

@@ -39,7 +39,10 @@ class RankView:
     cpu: int = 0  # percent of one core
     memory: int = 0  # bytes
     sync: int = 0  # percent of its time
-    traffic: float = 0.0  # bytes a second
+    sends: float = 0.0  # bytes a second
+    receives: float = 0.0  # bytes a second
+    gpu: int = 0  # percent of the time that its GPUs are busy
+    gpu_memory: int = 0  # bytes
     parts: dict[str, int] = field(default_factory=dict)  # percent of its time
     last_error: str = ""
     step_time: float = math.nan
@@ -253,7 +256,9 @@ class JobView:
         found.prepared = event.state == "waiting" or (found.prepared and event.state != "starting")
         found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
         found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
-        found.cpu, found.memory, found.sync, found.traffic = event.cpu, event.memory, event.sync, event.traffic
+        found.cpu, found.memory, found.sync = event.cpu, event.memory, event.sync
+        found.sends, found.receives = event.sends, event.receives
+        found.gpu, found.gpu_memory = event.gpu, event.gpu_memory
         found.parts = event.parts
         if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
             found.rate = (event.step - found.step) / (event.time - found.step_time)

@@ -250,9 +250,11 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
     """Return the table of ranks, with fewer columns on narrow terminals."""
     errors = any(row.error for row in rows)
     stale = any(row.staleness for row in rows)
-    pids = width >= 80 and any(row.pid for row in rows)
+    pids = width >= (100 if any(row.gpu_memory for row in rows) else 80) and any(row.pid for row in rows)
     usage = width >= 80 and any(row.memory for row in rows)
-    traffic = width >= 100 and any(row.traffic for row in rows)
+    gpus = width >= 80 and any(row.gpu_memory for row in rows)
+    gpu_memory = gpus and width >= 100
+    traffic = width >= (120 if gpus else 100) and any(row.sends or row.receives for row in rows)
     parts = width >= 150 and any(row.parts for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
     table.add_column("rank", no_wrap=True, min_width=9)
@@ -265,8 +267,12 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
     if usage:
         for head in ("cpu", "memory", "sync"):
             table.add_column(head, no_wrap=True, justify="right")
+    if gpus:
+        for head in ("gpu", "gpu memory")[: 1 + gpu_memory]:
+            table.add_column(head, no_wrap=True, justify="right")
     if traffic:
-        table.add_column("traffic", no_wrap=True, justify="right")
+        for head in ("sends", "receives"):
+            table.add_column(head, no_wrap=True, justify="right")
     if parts:
         table.add_column(_parts_head(glyphs), no_wrap=True)
     if pids:
@@ -289,7 +295,10 @@ def ranks_table(rows: list[RankRow], width: int, glyphs: Glyphs) -> Table:
                 Text(format_bytes(row.memory) if row.memory else "-"),
                 Text(f"{row.sync}%" if "worker" in row.rank else "-"),
             ]
-        cells += [Text(format_rate(row.traffic) if row.traffic else "-")] if traffic else []
+        cells += [Text(f"{row.gpu}%" if row.gpu_memory else "-")] if gpus else []
+        cells += [Text(format_bytes(row.gpu_memory) if row.gpu_memory else "-")] if gpu_memory else []
+        if traffic:
+            cells += [Text(format_rate(rate) if rate else "-") for rate in (row.sends, row.receives)]
         cells += [_parts_bar(row.parts, glyphs)] if parts else []
         cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
         cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []

@@ -61,7 +61,7 @@ class PlainLog:
                     self._print_progress()
             case kinds.StateChanged():
                 self._print_state(event)
-            case kinds.HostTraffic():
+            case kinds.HostTraffic() | kinds.HostFlows() | kinds.HostGpus() | kinds.LastSteps():
                 pass
             case kinds.Finished():
                 self._print_progress()
@@ -132,6 +132,13 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"state {event.role}/{event.rank} {event.host} {event.state}"
         case kinds.HostTraffic():
             text = f"traffic {event.host} sent={event.sent:.3g} received={event.received:.3g}"
+        case kinds.HostFlows():
+            text = "flows " + " ".join(f"{each.source}->{each.target}={each.rate:.3g}" for each in event.flows)
+        case kinds.HostGpus():
+            busy = ("-" if each.busy is None else f"{each.busy}%" for each in event.gpus)
+            text = f"gpus {event.host} {' '.join(busy)}"
+        case kinds.LastSteps():
+            text = f"steps worker/{event.rank} {event.host} spans={len(event.spans)}"
         case kinds.Log():
             text = f"log {event.rank} {event.text}"
         case kinds.Finished():

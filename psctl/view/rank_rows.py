@@ -28,7 +28,10 @@ class RankRow:
     cpu: int = 0  # percent of one core; the mean of several
     memory: int = 0  # bytes; the most of several
     sync: int = 0  # percent of the time; the most of several
-    traffic: float = 0.0  # bytes a second; the sum of several
+    sends: float = 0.0  # bytes a second; the sum of several
+    receives: float = 0.0
+    gpu: int = 0  # percent of the time that its GPUs are busy; the mean of several
+    gpu_memory: int = 0  # bytes; the most of several
     parts: Mapping[str, int] = field(default_factory=dict)  # percent of the time; the mean of several
 
 
@@ -58,7 +61,7 @@ def _single(state: JobView, rank: RankView) -> RankRow:
     steps = (step, step)
     return RankRow(
         rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness,
-        rank.cpu, rank.memory, rank.sync, rank.traffic, rank.parts,
+        rank.cpu, rank.memory, rank.sync, rank.sends, rank.receives, rank.gpu, rank.gpu_memory, rank.parts,
     )  # fmt: skip
 
 
@@ -82,7 +85,10 @@ def _group(state: JobView, ranks: list[RankView]) -> RankRow:
         cpu=round(sum(rank.cpu for rank in ranks) / len(ranks)),
         memory=max(rank.memory for rank in ranks),
         sync=max(rank.sync for rank in ranks),
-        traffic=sum(rank.traffic for rank in ranks),
+        sends=sum(rank.sends for rank in ranks),
+        receives=sum(rank.receives for rank in ranks),
+        gpu=round(sum(rank.gpu for rank in ranks) / len(ranks)),
+        gpu_memory=max(rank.gpu_memory for rank in ranks),
         parts={name: sum(rank.parts.get(name, 0) for rank in ranks) // len(ranks) for name in PARTS},
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from psctl.clock import Clock
 from psctl.errors import UsageError
-from psctl.job.training_messages import StepReport, WorkerReport
+from psctl.job.training_messages import MOST_PEERS, StepReport, WorkerReport
 from psctl.sync.synchronizer import Synchronizer
 from psctl.worker.training_progress import TrainingProgress
 
@@ -71,10 +71,20 @@ class ReportInterval:
         self._synchronizer, self._clock = synchronizer, clock
         self._sending = threading.Lock()
         self._last = self._now(0.0)
+        self._moved = dict(synchronizer.bytes_by_peer)
 
-    def _now(self, examples: float) -> tuple[float, float, float, float, int]:
-        sync = self._synchronizer
-        return self._clock.now(), examples, sync.sync_seconds, sync.in_flight_seconds, sync.bytes_moved
+    def _now(self, examples: float) -> tuple[float, float, float, float]:
+        return self._clock.now(), examples, self._synchronizer.sync_seconds, self._synchronizer.in_flight_seconds
+
+    def _newly_moved(self) -> tuple[tuple[str, int, int], ...]:
+        """Return the bytes by peer since the last call, most bytes first."""
+        before, self._moved = self._moved, dict(self._synchronizer.bytes_by_peer)
+        found = []
+        for peer, (sent, received) in self._moved.items():
+            was_sent, was_received = before.get(peer, (0, 0))
+            found.append((peer, max(0, sent - was_sent), max(0, received - was_received)))
+        found.sort(key=lambda each: -each[1] - each[2])
+        return tuple(each for each in found[:MOST_PEERS] if each[1] + each[2])
 
     def send_report(
         self, send: Callable[[WorkerReport], None], progress: TrainingProgress, reports: StepReports
@@ -90,12 +100,12 @@ class ReportInterval:
             checkpoint_step = progress.last_boundary  # read first: then all numbers up to that step are in `reports`
             steps = reports.take()
             before, self._last = self._last, self._now(progress.examples)
-            seconds, done, waited, in_flight, moved = (
+            seconds, done, waited, in_flight = (
                 now - then for now, then in zip(self._last, before, strict=True)
             )  # fmt: skip
             send(
                 WorkerReport(
-                    progress.step, progress.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
+                    progress.step, progress.epoch, steps, done, max(0.0, seconds - waited), waited, self._newly_moved(),
                     self._synchronizer.staleness, max(0.0, in_flight - waited), checkpoint_step,
                     progress.total,
                 )

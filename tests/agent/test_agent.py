@@ -634,7 +634,7 @@ for step in range(first + 1, steps + 1):
     while step == steps - 100 and "HOLD" in os.environ and not os.path.exists(os.environ["HOLD"]):
         time.sleep(0.01)
     numbers = [training_messages.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})]
-    peer.send(training_messages.WorkerReport(step, 0, numbers, 1.0 + rank, 0.01, 0.0, 8, rested=step))
+    peer.send(training_messages.WorkerReport(step, 0, numbers, 1.0 + rank, 0.01, 0.0, (("", 8, 0),), rested=step))
     waiting = False
     while waiting or not received.empty():
         message = received.get()

@@ -9,6 +9,7 @@ import torch
 
 from psctl.collectives import allreduce_backends
 from psctl.collectives.allreduce_backends import broadcast
+from psctl.types import NO_PEERS
 
 LIMIT = 10.0
 
@@ -37,7 +38,7 @@ class Meeting:
 class Sum:
     """One rank's end of a meeting."""
 
-    bytes_moved = 0
+    bytes_by_peer = NO_PEERS
     waits_for: tuple[int, ...] = ()
 
     def __init__(self, meeting: Meeting) -> None:

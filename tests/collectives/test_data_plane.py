@@ -95,9 +95,9 @@ def test_a_host_without_shared_memory_sums_too(name: str) -> None:
 def test_short_vectors_of_one_host_are_exchanged_in_shared_memory(hosts: list[int], there: bool) -> None:
     with DataPlanes(hosts) as cast:
         whole(cast, "one-shot", (5,))
-        before = cast.planes[0].bytes_moved
+        before = cast.planes[0].bytes_by_peer
         whole(cast, "one-shot", (5,))
-        assert (cast.planes[0].bytes_moved == before) == there
+        assert (cast.planes[0].bytes_by_peer == before) == there
 
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])

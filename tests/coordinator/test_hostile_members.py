@@ -48,6 +48,8 @@ def of_type(found: Any) -> st.SearchStrategy[Any]:
             return st.lists(of_type(item), max_size=2)
         case msgspec.inspect.VarTupleType(item_type=item):
             return st.lists(of_type(item), max_size=2).map(tuple)
+        case msgspec.inspect.TupleType(item_types=items):
+            return st.tuples(*map(of_type, items))
         case msgspec.inspect.AnyType():
             return st.none() | st.integers() | st.text(max_size=3)
     raise AssertionError(f"no values for {found}")

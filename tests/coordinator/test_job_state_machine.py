@@ -322,17 +322,47 @@ def test_the_traffic_of_hosts_is_logged_when_it_changes() -> None:
     assert appended(job.wait(6), events.HostTraffic) == [], "the same to three digits"
 
 
+def test_what_workers_move_between_hosts_is_logged_by_pair() -> None:
+    job = DrivenJob().training()
+    job.wait(6)
+    job.instructions.clear()
+    moved = (("worker/1", 6000, 999), ("worker/0", 5, 5), ("", 7, 7), ("worker/9", 7, 7), ("agent/1", 7, 7))
+    job.receive(W0, WorkerReport(1, 0, [], 8.0, 3.0, 1.0, moved))
+    job.receive(W1, WorkerReport(1, 0, [], 8.0, 3.0, 1.0, (("worker/0", 600, 6000),)))
+    (found,) = appended(job.wait(6), events.HostFlows)
+    assert [(each.source, each.target) for each in found.flows] == [("h0", "h1"), ("h1", "h0")]
+    assert [each.rate for each in found.flows] == pytest.approx([6000 / 5.1, 600 / 5.1], rel=0.05)
+    assert [each.flows for each in appended(job.wait(6), events.HostFlows)] == [[]], "nothing moves any more"
+    assert appended(job.wait(6), events.HostFlows) == []
+
+
+def test_the_gpus_of_hosts_and_their_processes_are_logged_when_they_change() -> None:
+    job = DrivenJob().training()
+    sample = HostSample(
+        0.1, [], [ProcessUsage(W0, 1, 1, (), 97, 61 << 30)], gpus=(("NVIDIA H100", 97, 62 << 30, 80 << 30),)
+    )
+    job.receive(A0, sample)
+    (found,) = appended(job.wait(6), events.HostGpus)
+    assert (found.host, found.gpus) == ("h0", [events.GpuState("NVIDIA H100", 97, 62 << 30, 80 << 30)])
+    job.receive(A0, sample)
+    assert appended(job.wait(6), events.HostGpus) == []
+    logged = [each.event for each in job.instructions if isinstance(each, AppendEvent)]
+    states = [each for each in logged if isinstance(each, events.StateChanged)]
+    used = [each for each in states if (each.role, each.rank) == ("worker", 0)]
+    assert (used[-1].gpu, used[-1].gpu_memory) == (97, 61 << 30)
+
+
 def test_what_a_process_uses_is_in_its_next_state() -> None:
     job = DrivenJob().training()
     job.receive(A0, HostSample(0.1, [W0], [ProcessUsage(W0, 150, 10**9), ProcessUsage(W1, 7, 7)]))  # W1: another host
-    report = WorkerReport(1, 0, [], 8.0, 3.0, 1.0, 100)
+    report = WorkerReport(1, 0, [], 8.0, 3.0, 1.0, (("worker/1", 60, 40), ("", 20, 0)))
     job.receive(W0, report)
     job.receive(W1, replace(report, sync_seconds=float("nan")))
     job.wait(30)
     found = [each.event for each in job.instructions if isinstance(each, AppendEvent)]
     states = {each.rank: each for each in found if isinstance(each, events.StateChanged) and each.role == "worker"}
     assert (states[0].cpu, states[0].memory, states[0].sync) == (150, 10**9, 25)
-    assert states[0].traffic == 25.0, "100 bytes in 4 seconds"
+    assert (states[0].sends, states[0].receives) == (20.0, 10.0), "80 and 40 bytes in 4 seconds"
     assert (states[1].cpu, states[1].memory, states[1].sync) == (0, 0, 0)
 
 

@@ -11,7 +11,7 @@ from psctl.job.training_messages import StepReport, WorkerReport
 
 
 def report(step: int, *steps: StepReport) -> WorkerReport:
-    return WorkerReport(step, 0, list(steps), 10.0, 0.2, 0.1, 1000, hidden_seconds=0.04)
+    return WorkerReport(step, 0, list(steps), 10.0, 0.2, 0.1, (("", 600, 400),), hidden_seconds=0.04)
 
 
 def test_a_value_is_the_mean_weighted_by_examples_over_the_ranks_that_reported_it() -> None:

@@ -93,7 +93,7 @@ def test_a_servers_report_on_a_worker_is_one_event_and_ends_the_worker() -> None
         (S[0], ProtocolViolation(S[1], "x"), "a complaint about server/1"),
         (
             W0,
-            WorkerReport(1, 0, [StepReport(step, 0, 1.0, {}) for step in range((1 << 17) + 1)], 1, 1, 1, 0),
+            WorkerReport(1, 0, [StepReport(step, 0, 1.0, {}) for step in range((1 << 17) + 1)], 1, 1, 1),
             "numbers of 131073 steps",
         ),
     ],

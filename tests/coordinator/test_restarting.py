@@ -101,7 +101,7 @@ def test_a_lost_incarnation_is_let_in_nowhere() -> None:
     job.handle(RestorableFound(AT_500))
     assert job.machine.why_not_expected(W1) == "worker/1 is of incarnation 0, 1 was started"
     assert job.machine.why_not_expected(again(W1)) == ""
-    assert job.receive(W1, WorkerReport(900, 0, [], 1.0, 0.1, 0.1, 1)) == []
+    assert job.receive(W1, WorkerReport(900, 0, [], 1.0, 0.1, 0.1)) == []
     assert job.handle(Connected(W1)) == []
 
 

@@ -25,8 +25,22 @@ def test_everything_that_events_tell() -> None:
         events.StateChanged(time=1.0, role="job", rank=0, host="h", state="running"),
         events.StateChanged(time=1.0, role="coordinator", rank=0, host="h", state="running"),
         events.StateChanged(
-            time=1.0, role="worker", rank=0, host="h", state="running", step=9, cpu=150, memory=7, sync=25
+            time=1.0,
+            role="worker",
+            rank=0,
+            host="h",
+            state="running",
+            step=9,
+            cpu=150,
+            memory=7,
+            sync=25,
+            sends=8e6,
+            receives=2e6,
+            staleness=3,
+            gpu=50,
+            gpu_memory=1 << 30,
         ),
+        events.StateChanged(time=1.0, role="server", rank=0, host="h", state="running", cpu=10, memory=7),
         events.StateChanged(time=1.0, role="worker", rank=1, host="h", state="lost", step=3),
         PROGRESS,
         events.CheckpointWritten(time=6.0, step=10, path="/c", bytes=5, seconds=0.2),
@@ -40,10 +54,15 @@ def test_everything_that_events_tell() -> None:
     assert found["psctl_total_steps"] == {(): 40}
     assert found["psctl_metric"] == {("loss",): 0.5}
     assert found["psctl_processes"] == {
-        ("coordinator", "running"): 1, ("worker", "running"): 1, ("worker", "lost"): 1,
+        ("coordinator", "running"): 1, ("worker", "running"): 1, ("worker", "lost"): 1, ("server", "running"): 1,
     }  # fmt: skip
-    assert found["psctl_rank_step"] == {("worker", "0", "h"): 9}
-    assert found["psctl_rank_cpu_cores"] == {("worker", "0", "h"): 1.5}
+    assert found["psctl_rank_step"] == {("worker", "0", "h"): 9, ("server", "0", "h"): 0}
+    assert found["psctl_rank_cpu_cores"] == {("worker", "0", "h"): 1.5, ("server", "0", "h"): 0.1}
+    for name, value in (
+        ("staleness", 3), ("sent_bytes_per_second", 8e6), ("received_bytes_per_second", 2e6), ("gpu_ratio", 0.5),
+        ("gpu_memory_bytes", 1 << 30),
+    ):  # fmt: skip
+        assert found[f"psctl_rank_{name}"] == {("worker", "0", "h"): value}, name
     assert found["psctl_rank_sync_ratio"] == {("worker", "0", "h"): 0.25}
     assert found["psctl_checkpoint_age_seconds"] == {(): 14.0}
     assert found["psctl_losses"] == {("worker",): 1, ("server",): 0}

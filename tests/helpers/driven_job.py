@@ -130,7 +130,7 @@ class DrivenJob(StateMachineDriver):
 
     def report(self, member: Member, step: int, *, rested: int = 0, **metrics: float) -> list[Instruction]:
         steps = [StepReport(step, 0, 1.0, metrics)] if metrics else []
-        return self.receive(member, WorkerReport(step, 0, steps, 10.0, 0.1, 0.1, 100, rested=rested))
+        return self.receive(member, WorkerReport(step, 0, steps, 10.0, 0.1, 0.1, (("", 100, 0),), rested=rested))
 
     def saves(self, step: int) -> list[CommitCheckpoint]:
         """Let all senders send their parts of a checkpoint; return the resulting commits."""

@@ -57,6 +57,17 @@ def test_the_file_has_every_worker_and_the_critical_path_in_microseconds() -> No
     assert document["otherData"] == {"job": "mine-1", "clock_error_seconds": {"h0": 0.0, "h1": None}}
 
 
+def test_pushes_and_pulls_have_lanes_of_their_own_and_change_no_path() -> None:
+    plain = worker(0, 7, 10, 1, 2, 10, 9, 1) + worker(1, 7, 11, 2, 3, 15, 1, 1)
+    spans = [*plain, Span(0, "pull", 7, 2 * MS, 13 * MS), Span(0, "push", 7, 15 * MS, 40 * MS)]
+    paths = critical_paths(plain)
+    assert critical_paths(spans) == paths
+    events = trace_file("mine-1", spans, paths, {0: "h0", 1: "h1"}, {"h0": 0.0, "h1": 0.0})["traceEvents"]
+    lanes = {each["name"]: (each["tid"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"}
+    assert (lanes["pull"], lanes["push"]) == ((3, 0, 11_000), (2, 13_000, 25_000))
+    assert next(each for each in events if each["pid"] == CRITICAL and each["ph"] == "X")["ts"] == 8_000
+
+
 def test_steps_are_a_range() -> None:
     assert parse_steps("100:110") == (100, 110)
     assert parse_steps("7") == (7, 7)

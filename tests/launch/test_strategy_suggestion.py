@@ -11,13 +11,16 @@ import pytest
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.launch.placement import job_planning
-from psctl.plan.choose import UNKNOWN
+from psctl.plan.choose import UNKNOWN, planner_for_cluster
+from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
+from psctl.plan.simulation.cost_model import FREE
 from psctl.topology.algorithms.direct_links import direct_links
 from psctl.topology.algorithms.rings import rings
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Suggestion
 from psctl.types import STRATEGIES
 from tests.topology.fabrics import behind_switch, dgx1v, named, nvswitch
 
+CAPTURED = Path(__file__).parents[1] / "captured" / "topo-m"
 PRESETS = sorted((Path(__file__).parents[2] / "clusters").glob("*.json"))
 
 
@@ -148,3 +151,18 @@ def test_sixteen_gpus_take_no_time() -> None:
     start = time.process_time()
     assert sound(on_network([nvswitch(8)] * 2, 50e9)).name in STRATEGIES
     assert time.process_time() - start < 4.0  # half a second on an idle machine
+
+
+@pytest.mark.parametrize(
+    "name", ["a100pcie-x4-nvlink-pairs-azure-nc96-old", "a6000x3-nv4-pair-node", "gpu4-nv4-pairs-sys-1nic"]
+)
+def test_leaving_out_strategies_that_cannot_win_changes_no_suggestion(name: str) -> None:
+    saved = read_saved(str(CAPTURED / f"{name}.txt")).cluster
+    planner = planner_for_cluster(plan_input_of_cluster(saved, costs=FREE), PlanRequest(bucketed=False))
+    quick, whole = planner.plan(UNKNOWN, whole=False), planner.plan(UNKNOWN)
+    assert (quick.chosen, quick.reason, quick.options) == (whole.chosen, whole.reason, whole.options)
+    rows, expected = ({row.strategy: row for row in each.candidates} for each in (quick, whole))
+    assert rows[quick.chosen] == expected[quick.chosen]
+    estimated = [strategy for strategy, row in rows.items() if row != expected[strategy]]
+    assert estimated, "none was left out"
+    assert not {quick.chosen, "native"} & set(estimated), "these the reason names"

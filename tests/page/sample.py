@@ -41,6 +41,15 @@ def job_events(name: str, steps: int = 40, began: float = 1_700_000_000.0, *, ho
                 time=began + second, host=host, sent=5e6 * second, received=1e6 * second, capacity=capacity
             )
             found.append(traffic)
+    gpus = [events.GpuState("NVIDIA H100 80GB HBM3", 97, 61 << 30, 80 << 30)] * 2
+    flows = [
+        events.HostFlow("node-0", "node-1" + hostile, 4e6),
+        events.HostFlow("node-1" + hostile, "node-0", 3e6),
+    ]
+    found += [
+        events.HostGpus(time=began + 10, host="node-0", gpus=gpus),
+        events.HostFlows(time=began + 10, flows=flows),
+    ]
     for step in range(1, steps + 1):
         time = began + 3 + step
         found.append(

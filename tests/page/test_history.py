@@ -102,3 +102,29 @@ def test_the_newest_steps_have_the_parts_of_each_worker_and_the_critical_path() 
     assert path["last"] == "worker/1 on node-1"
     assert round(path["behind"] * 1e6) == 30
     assert document["clock_error"] == 20e-6
+
+
+def test_a_job_that_has_ended_shows_the_last_steps_of_its_workers() -> None:
+    history = JobHistory("mine-1", "lab")
+    for event in job_events("mine-1", 40):
+        history.apply(event)
+    assert history.document()["steps"] is None
+    spans = [("push", 40, 90, 140), ("step", 40, 0, 150), ("teapot", 40, 0, 1)]
+    for rank, exact in ((0, True), (1, False)):
+        last = events.LastSteps(time=1.0, rank=rank, host=f"node-{rank}", spans=spans, exact=exact)
+        history.apply(last)
+    steps = history.document()["steps"]
+    assert steps["lanes"] == {f"worker/{rank}": [["push", 40, 0.0, 0.0]] for rank in range(2)}
+    assert [path["step"] for path in steps["paths"]] == [40]
+    assert steps["clock_error"] is None, "of node-1 it is not known"
+    history.apply(events.Restored(time=2.0, checkpoint="mine-1@30", step=30))
+    assert history.document()["steps"] is None
+
+
+def test_the_flows_between_hosts_and_the_gpus_are_shown() -> None:
+    history = JobHistory("mine-1", "lab")
+    for event in job_events("mine-1", 3):
+        history.apply(event)
+    document = history.document()
+    assert document["flows"] == [["node-0", "node-1", 4e6], ["node-1", "node-0", 3e6]]
+    assert document["gpus"] == {"node-0": [["NVIDIA H100 80GB HBM3", 97, 61 << 30, 80 << 30]] * 2}

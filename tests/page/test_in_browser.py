@@ -63,7 +63,9 @@ def test_everything_is_drawn_and_hostile_text_stays_text(browser: Browser, tmp_p
     assert browser.value("document.querySelectorAll('.uplot').length") == 2 + 2 + 2 + 4, (
         "metrics, rates, seconds of a step, traffic"
     )
-    assert browser.value("document.querySelectorAll('svg.network .host').length") == 4
+    assert browser.value("document.querySelectorAll('svg.network > .host').length") == 4
+    assert browser.value("document.querySelectorAll('svg.network .gpu').length") == 4
+    assert browser.value("document.querySelectorAll('svg.network .flow').length") == 4
     assert browser.value("document.querySelectorAll('svg.network .link.full').length") == 0
     assert browser.value("document.querySelectorAll('canvas.lanes').length") == 2
     sections = browser.value("[...document.querySelectorAll('section')].map((each) => each.id)")
@@ -116,6 +118,27 @@ def test_every_control_is_reached_and_used_by_keys(browser: Browser, tmp_path: P
             assert browser.value("document.querySelector('input[type=checkbox]').checked") != before
     assert {"A #overview", "INPUT radio", "INPUT checkbox", "INPUT text", "DIV printed lines"} <= seen, seen
     assert "DIV processes of mine-2" in seen
+
+
+def test_the_last_steps_of_a_job_that_has_ended_show_pushes_and_pulls(browser: Browser, tmp_path: Path) -> None:
+    board, history = Board(), JobHistory("mine-1", "lab")
+    for event in job_events("mine-1"):
+        history.apply(event)
+    spans = [
+        ("forward", 40, 0, 50_000), ("synchronize", 40, 5_000, 20_000), ("pull", 40, 0, 20_000),
+        ("push", 40, 60_000, 70_000), ("backward", 40, 50_000, 90_000), ("step", 40, 0, 90_000),
+    ]  # fmt: skip
+    history.apply(events.LastSteps(time=1.0, rank=0, host="node-0", spans=spans, exact=True))
+    board.add(history)
+    (tmp_path / "page.html").write_text(render(board.document()[1], title="psctl", live=False))
+    browser.open(f"file://{tmp_path}/page.html", width=400)
+    kinds = browser.value("[...document.querySelectorAll('svg.steps rect')].map((each) => each.className.baseVal)")
+    assert "part-compute" in kinds and kinds.index("part-sync") < kinds.index("part-compute backward")
+    assert {"part-push", "part-pull"} < set(kinds)
+    assert "all times are of one clock" in browser.value("document.querySelector('#steps').textContent")
+    assert browser.value("document.documentElement.scrollWidth") <= 400
+    box = "document.querySelector('svg.steps').parentNode"
+    assert browser.value(f"{box}.scrollWidth > {box}.clientWidth"), "it scrolls within its card"
 
 
 def test_lines_are_filtered(browser: Browser, tmp_path: Path) -> None:

@@ -118,6 +118,17 @@ def test_a_wait_within_the_forward_does_not_end_the_backward(memory: int) -> Non
     assert kinds["backward"] == (40, 50)
 
 
+def test_pushes_and_pulls_are_spans_of_their_own(memory: int) -> None:
+    recorder = ManualRecorder(StepRing(os.dup(memory)))
+    recorder.pushed(recorder.now())  # 10, 20
+    recorder.continue_after(1)
+    recorder.pulled(5, 0.5)
+    recorder.pulled(30, 15e-9)  # not known: until now, 30
+    assert read_spans(memory) == [
+        StepSpan("push", 1, 10, 20), StepSpan("pull", 2, 5, 500_000_000), StepSpan("pull", 2, 30, 30)
+    ]  # fmt: skip
+
+
 def test_a_recorder_without_memory_does_nothing() -> None:
     recorder = StepRecorder()
     recorder.forward()

@@ -292,7 +292,7 @@ class TakeoverRun:
         self.step += 1
         match member.member.role:
             case "worker":
-                numbers = WorkerReport(self.step, 0, [], 1.0, 0.1, 0.1, 8)
+                numbers = WorkerReport(self.step, 0, [], 1.0, 0.1, 0.1, (("", 8, 0),))
                 member.send(self.chance.choice([numbers, numbers, Heartbeat(self.step, "")]))
             case "server":
                 ranks = range(3)

@@ -21,7 +21,7 @@ from psctl.sync.flat_parameters import FlatParameters, ServerReducer
 from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.synchronizer import ExampleWeight
-from psctl.types import Layout
+from psctl.types import NO_PEERS, Layout
 from tests.helpers.device import Device, FreedMemoryRead, NeverRecorded, Stream
 from tests.helpers.ps_world import World
 
@@ -47,7 +47,7 @@ class Client:
     A second worker is played: its gradient is 1 everywhere at odd clocks.
     """
 
-    base, bytes_moved, doing, seconds_waiting = 0, 0, "", 0.0
+    base, bytes_by_peer, doing, seconds_waiting = 0, NO_PEERS, "", 0.0
 
     def __init__(self, layout: Layout, shards, update: str, chance: random.Random) -> None:
         self._layout, self.shards, self._update, self._random = layout, shards, update, chance

@@ -14,14 +14,14 @@ from psctl.collectives.schedule_chunks import VectorChunks
 from psctl.schedule.algorithms import catalog
 from psctl.sync.bucket_allreduce import BucketReducer
 from psctl.sync.build_synchronizer import residual_tensors
-from psctl.types import Layout, ParameterInfo
+from psctl.types import NO_PEERS, Layout, ParameterInfo
 
 
 class WithOther:
     """Sums with a rank that has the same gradients twice."""
 
     world = 2
-    bytes_moved = 0
+    bytes_by_peer = NO_PEERS
 
     def __init__(self) -> None:
         self.put_in: list[torch.Tensor] = []

@@ -77,13 +77,22 @@ def test_the_table_has_the_staleness_of_a_workers_values_where_workers_are_apart
 def test_the_table_has_processor_memory_and_share_of_synchronization_where_there_is_room():
     used = kinds.StateChanged(
         time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, cpu=187,
-        memory=2_100_000_000, sync=23, traffic=62.5e6,
+        memory=2_100_000_000, sync=23, sends=62.5e6, receives=1.5e6, gpu=87, gpu_memory=61_000_000_000,
     )  # fmt: skip
     lines = drawn([*RUN, used], 100, 30)
     head = next(line for line in lines if line.startswith("rank"))
     row = next(line for line in lines if line.startswith("worker/1"))
-    assert head.split()[5:9] == ["cpu", "memory", "sync", "traffic"]
-    assert "62.5 MB/s" in row
+    assert head.split()[5:9] == ["cpu", "memory", "sync", "gpu"]
+    assert " 87%" in row and "61 GB" in row
+    assert "62.5 MB/s" not in row, "there is no room for it"
+    narrow = drawn([*RUN, used], 80, 30)
+    assert max(map(len, narrow)) <= 80
+    assert next(line for line in narrow if line.startswith("rank")).split()[5:] == ["cpu", "memory", "sync", "gpu"]
+    wide = drawn([*RUN, used], 120, 30)
+    columns = next(line for line in wide if line.startswith("rank")).split()
+    assert columns[8:12] == ["gpu", "gpu", "memory", "sends"] and columns[12] == "receives"
+    assert "62.5 MB/s" in (found := next(line for line in wide if line.startswith("worker/1"))) and "1.5 MB/s" in found
+    assert not any(" gpu " in line for line in drawn(RUN, 120, 30)), "no process uses one"
     assert " 187%" in row and "2.1 GB" in row and " 23%" in row
     assert not any(" cpu " in line for line in drawn([*RUN, used], 60, 30))
 

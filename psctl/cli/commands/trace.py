@@ -24,9 +24,9 @@ def trace(
     """Write the times of some steps of all workers to a file.
 
     The file shows in chrome://tracing and Perfetto, for every worker on one clock, when it loaded its batch, computed,
-    synchronized, updated and saved. The printed table has the critical path of each step: the worker that was ready
-    last, and where its time went. Steps that are over are taken from memory; for later ones psctl waits. (-o is the
-    file here; --output json prints the result as JSON.)
+    synchronized, updated and saved, and under ps when its pushes and pulls were in flight. The printed table has the
+    critical path of each step: the worker that was ready last, and where its time went. Steps that are over are taken
+    from memory; for later ones psctl waits. (-o is the file here; --output json prints the result as JSON.)
 
     \b
     Examples:

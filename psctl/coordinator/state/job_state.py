@@ -56,15 +56,23 @@ class Rank(msgspec.Struct):
     """Percent of a worker's time by `activity.PARTS`, at the last sample of its host."""
     sync: int = 0
     """Percent of its time before its last appended state that it waited for synchronization."""
-    traffic: float = 0.0
-    """Bytes a second that it sent and received before its last appended state."""
+    sends: float = 0.0
+    """Bytes a second that it sent to other processes before its last appended state."""
+    receives: float = 0.0
+    """Bytes a second that it received from other processes before its last appended state."""
+    gpu: int = 0
+    """Percent of its GPUs' time that they were busy, at the last sample of its host."""
+    gpu_memory: int = 0
+    """Bytes of its GPUs that it holds, at the last sample of its host."""
     computed: float = 0.0
     """Seconds since its last appended state."""
     waited: float = 0.0
     """For synchronization, seconds since its last appended state."""
-    bytes_moved: int = 0
-    appended_usage: tuple[int, int] = (0, 0)  # cpu and memory, as the log has them
-    """Since its last appended state."""
+    sent: int = 0
+    """Bytes since its last appended state."""
+    received: int = 0
+    """Bytes since its last appended state."""
+    appended_usage: tuple[int, int, int] = (0, 0, 0)  # cpu, memory and GPU, as the log has them
     moved_at: float = 0.0  # when its step last changed
     last_message_at: float = 0.0
     active_at: float = 0.0  # when it last printed a line or used the processor
@@ -328,16 +336,18 @@ class JobState:
 
     def append_state(self, rank: Rank, error: str = "") -> None:
         """Append a rank's state, with its step, to the log."""
-        rank.appended_step, rank.appended_usage = rank.step, (rank.cpu, rank.memory)
+        rank.appended_step, rank.appended_usage = rank.step, (rank.cpu, rank.memory, rank.gpu)
         if rank.computed + rank.waited > 0:
             rank.sync = round(100 * rank.waited / (rank.computed + rank.waited))
-            rank.traffic = rank.bytes_moved / (rank.computed + rank.waited)
-            rank.computed, rank.waited, rank.bytes_moved = 0.0, 0.0, 0
+            rank.sends, rank.receives = (
+                float(f"{moved / (rank.computed + rank.waited):.3g}") for moved in (rank.sent, rank.received)
+            )
+            rank.computed, rank.waited, rank.sent, rank.received = 0.0, 0.0, 0, 0
         self.append_event(
             events.StateChanged(
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
                 state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
                 cpu=rank.cpu, memory=rank.memory, sync=rank.sync,
-                traffic=rank.traffic, parts=rank.parts,
+                sends=rank.sends, receives=rank.receives, parts=rank.parts, gpu=rank.gpu, gpu_memory=rank.gpu_memory,
             )
         )  # fmt: skip

@@ -273,6 +273,7 @@ class JobStateMachine:
             case ProcessStarted(member=member, pid=pid) if self._is_on_host(agent, member):
                 startup.on_started(job, job.ranks[member], pid)
             case ProcessExited(member=member) if self._is_on_host(agent, member):
+                progress.append_last_steps(job, job.ranks[member], message)
                 takeover.on_exited(job, job.ranks[member])
                 losses.on_exited(job, job.ranks[member], message)
             case OutputLines(member=member) if self._was_on_host(agent, member):

@@ -10,9 +10,9 @@ import msgspec
 from psctl.coordinator.state import checkpoints
 from psctl.job import events
 from psctl.job.activity import PARTS
-from psctl.job.process_messages import HostSample, OutputLines
+from psctl.job.process_messages import HostSample, OutputLines, ProcessExited
 from psctl.job.training_messages import Heartbeat, WorkerReport
-from psctl.types import Member
+from psctl.types import Member, PeerBytes
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
@@ -91,7 +91,7 @@ class RankReports:
         tally.compute += report.compute_seconds
         tally.sync += report.sync_seconds
         tally.hidden += report.hidden_seconds
-        tally.bytes += report.bytes_moved
+        tally.bytes += sum(sent + received for _, sent, received in report.moved)
 
     def rewind(self, step: int, now: float) -> None:
         """Forget the reports of later steps: all ranks begin again after `step`."""
@@ -196,6 +196,10 @@ class JobProgress:
         self._appended: tuple[int, dict[str, float]] = (first_step, {})
         self.traffic: dict[int, tuple[float, float]] = {}  # by host: bytes/s sent and received, since the last states
         self.appended_traffic: dict[int, tuple[float, float]] = {}
+        self.moved: dict[tuple[int, str], PeerBytes] = {}  # by a worker's host and its peer, since the last states
+        self.has_flows = False  # the last event of flows has some
+        self.gpus: dict[int, tuple[events.GpuState, ...]] = {}  # by host, at its last sample
+        self.appended_gpus: dict[int, tuple[events.GpuState, ...]] = {}
         self._appended_names: dict[str, int] = {}  # by name of a number: the step of its value in the log
 
     def rewind(self, job: JobState, step: int) -> None:
@@ -271,7 +275,8 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 def append_states(job: JobState) -> None:
     """Append the states of ranks whose step has changed and the traffic of hosts, every few seconds."""
-    if job.now - job.progress.states_at < STATES_EVERY:
+    since = job.now - job.progress.states_at
+    if since < STATES_EVERY:
         return
     job.progress.states_at = job.now
     for rank in job.ranks.values():
@@ -285,12 +290,50 @@ def append_states(job: JobState) -> None:
                 events.HostTraffic(time=job.time, host=host.name, sent=rates[0], received=rates[1], capacity=host.rate)
             )
     job.progress.traffic.clear()
+    _append_flows(job, since)
+    for index, gpus in sorted(job.progress.gpus.items()):
+        if gpus != job.progress.appended_gpus.get(index):
+            job.progress.appended_gpus[index] = gpus
+            job.append_event(events.HostGpus(time=job.time, host=job.order.hosts[index].name, gpus=list(gpus)))
+
+
+def _append_flows(job: JobState, seconds: float) -> None:
+    """Append what workers moved between hosts in the last seconds, and once when that has become nothing."""
+    moved, job.progress.moved = job.progress.moved, {}
+    hosts = {str(rank.member): rank.host for rank in job.ranks.values()}
+    sums: dict[tuple[int, int], int] = {}
+    for (host, peer), (sent, received) in moved.items():
+        other = hosts.get(peer)
+        if other is None or other == host:
+            continue
+        sums[host, other] = sums.get((host, other), 0) + sent
+        if peer.startswith("server/"):  # another worker reports itself what it sends
+            sums[other, host] = sums.get((other, host), 0) + received
+    names = [host.name for host in job.order.hosts]
+    flows = [
+        events.HostFlow(names[source], names[target], float(f"{moved / seconds:.3g}"))
+        for (source, target), moved in sorted(sums.items())
+        if moved
+    ]
+    if flows or job.progress.has_flows:
+        job.append_event(events.HostFlows(time=job.time, flows=flows))
+    job.progress.has_flows = bool(flows)
+
+
+def _add_moved(job: JobState, rank: Rank, message: WorkerReport) -> None:
+    """Count the bytes of a worker's report."""
+    found = {peer: PeerBytes(sent, received) for peer, sent, received in message.moved}
+    rank.sent += sum(each.sent for each in found.values())
+    rank.received += sum(each.received for each in found.values())
+    for peer, each in found.items():
+        before = job.progress.moved.get((rank.host, peer), (0, 0))
+        job.progress.moved[rank.host, peer] = PeerBytes(before[0] + each.sent, before[1] + each.received)
 
 
 def _usage_changed(rank: Rank) -> bool:
     """Whether a process uses clearly more or less than the log has: all that is known of one that reports no steps."""
-    cpu, memory = rank.appended_usage
-    return abs(rank.cpu - cpu) >= 10 or abs(rank.memory - memory) > 0.1 * memory
+    cpu, memory, gpu = rank.appended_usage
+    return abs(rank.cpu - cpu) >= 10 or abs(rank.memory - memory) > 0.1 * memory or abs(rank.gpu - gpu) >= 10
 
 
 def record_step(job: JobState, rank: Rank, step: int) -> None:
@@ -307,7 +350,7 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     if math.isfinite(message.compute_seconds + message.sync_seconds):
         rank.computed += max(0.0, message.compute_seconds)
         rank.waited += max(0.0, message.sync_seconds)
-        rank.bytes_moved += message.bytes_moved
+        _add_moved(job, rank, message)
     job.progress.reports.add(rank.member.rank, message)
 
 
@@ -345,6 +388,18 @@ def on_output(job: JobState, host: str, message: OutputLines) -> None:
         )
 
 
+def append_last_steps(job: JobState, rank: Rank, message: ProcessExited) -> None:
+    """Append the parts of the last steps of a worker that has ended."""
+    if not message.spans:
+        return
+    exact = rank.host == job.head  # all processes of a host share this clock
+    offset = 0 if exact else round(job.now * 1e9) - message.at
+    spans = [(kind, step, begin + offset, end + offset) for kind, step, begin, end in message.spans]
+    job.append_event(
+        events.LastSteps(time=job.time, rank=rank.member.rank, host=job.host_name(rank), spans=spans, exact=exact)
+    )
+
+
 def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
     """Take the load of an agent's host and which of its processes used the processor."""
     for member in message.busy:
@@ -354,11 +409,13 @@ def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
     for usage in message.usage:
         rank = job.ranks.get(usage.member)
         if rank is not None and rank.host == agent.rank:
-            rank.cpu, rank.memory = usage.cpu, usage.memory
+            rank.cpu, rank.memory, rank.gpu, rank.gpu_memory = usage.cpu, usage.memory, usage.gpu, usage.gpu_memory
             rank.parts = {name: share for name, share in zip(PARTS, usage.parts, strict=False) if share}
     if math.isfinite(message.sent + message.received) and min(message.sent, message.received) >= 0:
         sent, received = (float(f"{rate:.3g}") for rate in (message.sent, message.received))
         job.progress.traffic[agent.rank] = (sent, received)
+    if message.gpus:
+        job.progress.gpus[agent.rank] = tuple(events.GpuState(*each) for each in message.gpus)
     if message.memory >= MEMORY_FULL:
         name = job.order.hosts[agent.rank].name
         job.notice_once(("memory", name), f"{name}: {message.memory:.0%} of the memory is used")

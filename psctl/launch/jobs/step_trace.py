@@ -11,12 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from psctl.process.step_ring import OVERLAPPING
 from psctl.types import JsonObject
 
 CRITICAL = 1_000_000
 """The process number of the critical path in the trace file, below all workers."""
 
 SECOND = 1e9
+
+_OUTSIDE = ("checkpoint", *OVERLAPPING)
+"""Kinds of spans that may lie outside of their step, or beside its other parts."""
+
+_LANES = {"step": 0, "push": 2, "pull": 3}
+"""By kind: the thread number in the trace file, if it is not 1."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -57,7 +64,7 @@ def critical_paths(spans: Iterable[Span]) -> list[CriticalPath]:
     """Return the critical path of every step that at least one worker has finished, by step."""
     steps: dict[int, dict[int, list[Span]]] = {}
     for span in spans:
-        if span.kind != "checkpoint":  # between two steps
+        if span.kind not in _OUTSIDE:
             steps.setdefault(span.step, {}).setdefault(span.rank, []).append(span)
     return [
         _path(step, ranks)
@@ -111,10 +118,11 @@ def trace_file(
         events.append(_named("process_sort_index", rank, {"sort_index": rank}))
     events.append(_named("process_name", CRITICAL, {"name": "critical path"}))
     for span in spans:
-        lane = 0 if span.kind == "step" else 1
+        lane = _LANES.get(span.kind, 1)
         name = f"step {span.step}" if span.kind == "step" else span.kind
         events.append(_complete(name, span.rank, lane, span.begin - start, span.end - span.begin, {"step": span.step}))
-    begins = {step: min(span.begin for span in spans if span.step == step) for step in {span.step for span in spans}}
+    inside = [span for span in spans if span.kind not in _OUTSIDE]
+    begins = {step: min(span.begin for span in inside if span.step == step) for step in {span.step for span in inside}}
     for path in paths:
         begin, after = begins[path.step] - start, round(path.after * SECOND)
         before = round(path.seconds * SECOND) - after

@@ -41,7 +41,7 @@ def suggest(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] |
         return Suggestion("native", _UNLINKED)
     if any(_unlinked(host) for host in cluster.hosts):
         return Suggestion("native", _UNLINKED)
-    plan = planner_for_cluster(inputs, PlanRequest(bucketed=measured is not None)).plan(UNKNOWN)
+    plan = planner_for_cluster(inputs, PlanRequest(bucketed=measured is not None)).plan(UNKNOWN, whole=False)
     groups, shares, trees = _groups(plan, inputs)
     reason = plan.reason if plan.reason == ONE_WORKER else f"{format_bytes(UNKNOWN)} of gradients: {plan.reason}"
     return Suggestion(plan.chosen, reason + _unknown(inputs), groups, shares, trees)

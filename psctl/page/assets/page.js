@@ -257,11 +257,13 @@
       if (!laneBoxes.has(job.job)) laneBoxes.set(job.job, el("div", {}));
       const rows = Object.entries(job.ranks).map(([name, rank]) => ({cells: [name, rank.host, rank.state, count(rank.step),
         rank.rate ? count(rank.rate) : "-", rank.memory ? rank.cpu + "%" : "-", rank.memory ? bytes(rank.memory) : "-",
-        name.startsWith("worker") ? rank.sync + "%" : "-", rank.traffic ? bytes(rank.traffic) + "/s" : "-", rank.error]}));
+        name.startsWith("worker") ? rank.sync + "%" : "-", rank.sends ? bytes(rank.sends) + "/s" : "-",
+        rank.receives ? bytes(rank.receives) + "/s" : "-", rank.gpu_memory ? rank.gpu + "%" : "-",
+        rank.gpu_memory ? bytes(rank.gpu_memory) : "-", rank.error]}));
       return titled(job, el("figcaption", {}, key("compute", "running, computing"), key("sync", "synchronization"),
         key("load", "loading"), key("update", "update"), key("checkpoint", "saving"), key("idle", "starting, waiting, outside of steps"), key("lost", "lost or failed"), key("ink", "checkpoint")),
         laneBoxes.get(job.job),
-        table({title: `processes of ${job.job}`, columns: columns("process", "host", "state", "#step", "#steps/s", "#cpu", "#memory", "#sync", "#traffic", "*")}, rows));
+        table({title: `processes of ${job.job}`, columns: columns("process", "host", "state", "#step", "#steps/s", "#cpu", "#memory", "#sync", "#sends", "#receives", "#gpu", "#gpu memory", "*")}, rows));
     });
   }
 
@@ -286,7 +288,7 @@
   // ---- the newest steps -----------------------------------------------------------------------------------------------
 
   const kinds = {load: "load", forward: "compute", backward: "compute", compute: "compute", synchronize: "sync", update: "update",
-    checkpoint: "checkpoint"};
+    checkpoint: "checkpoint", push: "push", pull: "pull"};
   const asked = new Map();
 
   function ask(job) {
@@ -305,26 +307,30 @@
   }
   function stepTimes(job) {
     const {lanes, seconds: whole, paths, clock_error: error} = job.steps, names = Object.keys(lanes), wide = 1200, left = 90;
-    const image = shape("svg", {viewBox: `0 0 ${wide} ${names.length * 26 + 24}`, class: "steps", role: "img",
+    const strips = {synchronize: [8, 12], push: [22, 4], pull: [27, 4]}, tall = 36;
+    const image = shape("svg", {viewBox: `0 0 ${wide} ${names.length * tall + 24}`, class: "steps", role: "img",
       "aria-label": `parts of the newest ${paths.length} steps of ${names.length} workers; the table below has the critical path of each`});
     const place = (at) => left + (wide - left) * at / Math.max(whole, 1e-9);
     names.forEach((name, row) => {
-      const y = row * 26;
+      const y = row * tall;
       image.append(shape("text", {x: 0, y: y + 16}, clip(name, 12)));
       for (const [kind, step, begin, end] of lanes[name]) {
-        const made = shape("rect", {x: place(begin), y: y + (kind === "synchronize" ? 8 : 3), width: Math.max(0.5, place(end) - place(begin)),
-          height: kind === "synchronize" ? 12 : 18, class: "part-" + kinds[kind] + (kind === "backward" ? " backward" : "")});
+        const [below, height] = strips[kind] || [3, 18];
+        const made = shape("rect", {x: place(begin), y: y + below, width: Math.max(0.5, place(end) - place(begin)), height, class: "part-" + kinds[kind] + (kind === "backward" ? " backward" : "")});
         made.append(shape("title", {}, `step ${step}: ${kind}, ${seconds(end - begin)}`));
         image.append(made);
       }
     });
-    image.append(shape("text", {x: left, y: names.length * 26 + 18}, "0 s"),
-      shape("text", {x: wide, y: names.length * 26 + 18, "text-anchor": "end"}, seconds(whole)));
+    image.append(shape("text", {x: left, y: names.length * tall + 18}, "0 s"),
+      shape("text", {x: wide, y: names.length * tall + 18, "text-anchor": "end"}, seconds(whole)));
+    const hasServers = names.some((name) => lanes[name].some(([kind]) => kind === "push"));
     const rows = paths.map((path) => ({cells: [count(path.step), seconds(path.seconds), path.last, seconds(path.behind), seconds(path.load),
       seconds(path.wait), seconds(path.compute), seconds(path.after)]}));
     return el("div", {}, el("figcaption", {}, key("compute", "forward, backward"), key("sync", "synchronization"), key("load", "loading"),
-      key("update", "update"), key("checkpoint", "saving"), el("span", {class: "dim"}, error === null ?
-        "clocks of hosts were not compared" : `clocks of hosts agree to ${seconds(error)} or better`)), image,
+      key("update", "update"), key("checkpoint", "saving"), ...(hasServers ? [key("push", "push"), key("pull", "pull")] : []),
+      el("span", {class: "dim"}, error === null ?
+        "clocks of hosts were not compared" : error === 0 ? "all times are of one clock" : `clocks of hosts agree to ${seconds(error)} or better`)),
+      el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": `steps of ${job.job}`}, image),
       table({title: `critical paths of ${job.job}`, columns: columns("#step", "#took", "ready last", "#behind", "#load", "#wait", "#compute",
         "#sync, update")}, rows));
   }
@@ -337,11 +343,14 @@
     made.append(...texts);
     return made;
   }
-  const networks = () => jobs().filter((job) => Object.keys(job.traffic).length).map((job) => titled(job, network(job)));
+  const networks = () => jobs().filter((job) => Object.keys(job.traffic).length || Object.keys(job.gpus).length).map((job) => titled(job, network(job)));
   const last = (series) => series.values.length ? series.values[series.values.length - 1] : 0;
 
   function network(job) {
-    const names = job.hosts.length ? job.hosts : Object.keys(job.traffic), wide = 190, tall = 128, gap = 20, top = 46;
+    const names = job.hosts.length ? job.hosts : Object.keys(job.traffic), wide = 190, gap = 20, top = 46;
+    const flows = job.flows.filter(([from, to]) => names.includes(from) && names.includes(to));
+    const devices = Math.max(0, ...names.map((name) => (job.gpus[name] || []).length)), deep = 56 + 22 * Math.ceil(devices / 8);
+    const tall = 72 + deep + (flows.length ? 46 : 0), strongest = Math.max(1, ...flows.map((flow) => flow[2]));
     const across = Math.max(1, Math.min(names.length, 6)), width = across * (wide + gap) - gap;
     const height = top + Math.ceil(names.length / across) * tall;
     const rates = names.map((name) => job.traffic[name]).filter((each) => each);
@@ -353,10 +362,18 @@
     names.forEach((name, index) => {
       const x = (index % across) * (wide + gap), y = top + Math.floor(index / across) * tall + 46, found = job.traffic[name];
       const holds = Object.entries(job.ranks).filter(([, rank]) => rank.host === name).map(([rank]) => rank);
-      const from = index < across ? 26 : y - tall + 62;
-      image.append(shape("rect", {x, y, width: wide, height: 56, rx: 6, class: "host"}),
+      const from = index < across ? 26 : y - tall + 6 + deep;
+      image.append(shape("rect", {x, y, width: wide, height: deep, rx: 6, class: "host"}),
         shape("text", {x: x + wide / 2, y: y + 22, "text-anchor": "middle", class: "name"}, clip(name, 24)),
-        shape("text", {x: x + wide / 2, y: y + 41, "text-anchor": "middle", class: "small"}, clip(holds.join(" ") || "-", 30)));
+        shape("text", {x: x + wide / 2, y: y + 41, "text-anchor": "middle", class: "small"}, clip(holds.join(" ") || "-", 27)));
+      (job.gpus[name] || []).forEach(([kind, busy, used, memory], at) => {
+        const left = x + 8 + (at % 8) * 22, above = y + 50 + 22 * Math.floor(at / 8);
+        const told = `GPU ${at}, ${kind}: ${busy === null ? "" : busy + "% busy, "}${bytes(used)} of ${bytes(memory)}`;
+        const box = shape("g", {class: "gpu"}, shape("title", {}, told));
+        box.append(shape("rect", {x: left, y: above, width: 18, height: 18, rx: 2, class: "host"}),
+          shape("rect", {x: left, y: above + 18 * (1 - (busy || 0) / 100), width: 18, height: 18 * (busy || 0) / 100, class: "part-compute"}));
+        image.append(box);
+      });
       if (!found) return;
       for (const [at, mark, series, side] of [[0.44, "\u2191", found.sent, -1], [0.56, "\u2193", found.received, 1]]) {
         const rate = last(series), share = found.capacity ? rate / found.capacity : 0;
@@ -367,6 +384,21 @@
             `${mark} ${bytes(rate)}/s`));
       }
     });
+    const bottom = (name) => {
+      const index = names.indexOf(name);
+      return [(index % across) * (wide + gap) + wide / 2, top + Math.floor(index / across) * tall + 46 + deep];
+    };
+    flows.slice().sort((a, b) => b[2] - a[2]).slice(0, 40).forEach(([from, to, rate]) => {
+      const [x0, y0] = bottom(from), [x1, y1] = bottom(to), apart = 8;
+      const depth = Math.max(y0, y1) + (x0 < x1 ? 26 : 44) * (y0 === y1 ? 1 : 0.4);
+      const path = shape("path", {d: `M ${x0 + apart} ${y0} Q ${(x0 + x1) / 2} ${2 * depth - (y0 + y1) / 2} ${x1 - apart} ${y1}`,
+        class: x0 < x1 ? "flow" : "flow back", "stroke-width": Math.max(1, 8 * rate / strongest)});
+      path.append(shape("title", {}, `${from} to ${to}: ${bytes(rate)}/s`));
+      image.append(path);
+    });
+    const pairs = flows.slice().sort((a, b) => b[2] - a[2]).map(([from, to, rate]) => ({cells: [from, to, bytes(rate) + "/s"]}));
+    const gpus = Object.entries(job.gpus).flatMap(([host, found]) => found.map(([kind, busy, used, memory], at) => ({cells: [host,
+      String(at), kind, busy === null ? "-" : busy + "%", bytes(used), bytes(memory)]})));
     const rows = names.filter((name) => job.traffic[name]).map((name) => {
       const {sent, received, capacity} = job.traffic[name];
       const highest = (series) => bytes(Math.max(0, ...series.values)) + "/s";
@@ -374,7 +406,9 @@
         capacity ? bytes(capacity) + "/s" : "-"]};
     });
     return el("div", {}, image, table({title: `traffic of ${job.job}`,
-      columns: columns("host", "#sends", "#most", "#receives", "#most", "#link, one direction")}, rows));
+      columns: columns("host", "#sends", "#most", "#receives", "#most", "#link, one direction")}, rows),
+      pairs.length ? table({title: `traffic between pairs of hosts of ${job.job}`, columns: columns("from", "to", "#workers move")}, pairs) : null,
+      gpus.length ? table({title: `GPUs of ${job.job}`, columns: columns("host", "#GPU", "*", "#busy", "#memory used", "#memory")}, gpus) : null);
   }
   const clip = (text, most) => text.length > most ? text.slice(0, most - 1) + "\u2026" : text;
 
