@@ -33,6 +33,7 @@ from psctl.ps.tables.client.calls_in_flight import TableChange, TableRead, resul
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_filters import filter_specs
 from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import TableKind, UserFunction, check_table
 from psctl.ps.tables.table_state import FOREVER, checked_settings, first_sequence_at, merged
@@ -163,6 +164,7 @@ class Store:
         admit: Mapping[str, float] | None = None,
         expire: int | None = None,
         capacity: int | str | None = None,
+        filters: Sequence[object] | None = None,
     ) -> None:
         """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
@@ -189,6 +191,9 @@ class Store:
             expire: clocks without a push after which a row leaves, or up to an eighth later; not for asp stores.
             capacity: bytes of all rows with their state and keys ("1GB"); beyond it those leave whose last push is
                 oldest.
+            filters: which pushed rows of integer keys are sent, and in which form, in this order (docs/store.md):
+                {"random_skip": P}, {"significance": V}, {"kkt": {"every": N}}, "bf16", "fp16", "int8", and your own
+                subclass of psctl.RowFilter: "module:Class", or {"module:Class": {"setting": value}}.
 
         Raises:
             UsageError: the key is declared already with other properties, or an argument is invalid.
@@ -198,7 +203,8 @@ class Store:
         how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
         first, rule = given.checked_initial(initial, kind_of_number, self.name), given.checked_optimizer(optimizer)
         limits = given.checked_admission(admit), given.checked_expiry(expire), given.checked_capacity(capacity)
-        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule, *limits))
+        chain = filter_specs(filters)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule, *limits, chain))
         check_table(self._spec, spec)
         with self._lock:
             kind = self._make_kind(spec)
@@ -420,6 +426,25 @@ class Store:
             self._describe(name)
             found = [stats for (table, _), stats in self._state.stats.items() if table == name]
         return given.total_of(found)
+
+    def sent(self) -> dict[str, int]:
+        """Return counts of what this worker's filters of integer keys have left of its pushes.
+
+        Returns:
+            rows and bytes (keys and values) that the script has pushed, and rows_sent and bytes_sent of them.
+
+        Raises:
+            UsageError: integer keys have no filters.
+        """
+        with self._lock:
+            kind = self._kind_for_pull("")
+            if kind.filters is None:
+                raise UsageError("sent() of integer keys without filters", "declare them with filters=[...]")
+            chain = kind.filters
+            return {
+                "rows": chain.offered, "rows_sent": chain.sent,
+                "bytes": chain.offered_bytes, "bytes_sent": chain.sent_bytes,
+            }  # fmt: skip
 
     # ---- clocks and order ----------------------------------------------------------------------------------------
 

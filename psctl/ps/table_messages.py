@@ -80,6 +80,13 @@ class Initialiser(msgspec.Struct, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
+class FilterSpec(msgspec.Struct, frozen=True):
+    """A filter of pushed rows (tables/row_filters.py): its name, or a user's module:class, and its settings."""
+
+    name: Name
+    settings: dict[Name, PlainValue] = {}
+
+
 class Admission(msgspec.Struct, frozen=True):
     """Which absent keys a push gives a row: a share of all keys, chosen by a hash, and from the `count`-th push on."""
 
@@ -111,6 +118,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     with the pushes. `initial` is the value of an absent row: a number, a module:function of keys, an Initialiser, or
     None: zero for a reader, the reduction's identity for a push. `admit` (None: all) are the keys that get a row,
     `expire` is the age in clocks at which a row leaves (0: never), `capacity` the bytes of all rows (0: no limit).
+    `filters` choose and encode the rows that a worker sends.
     """
 
     name: Name
@@ -123,6 +131,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     admit: Admission | None = None
     expire: Count = 0
     capacity: Count = 0
+    filters: Annotated[tuple[FilterSpec, ...], msgspec.Meta(max_length=16)] = ()
 
     @property
     def elements(self) -> int:
@@ -164,6 +173,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     settings of the table's optimizer to `arguments` (count -1).
     `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
     order, and the payload has the sequence of each.
+    `coded`: the rows are in the form that the table's last filter gives them: type and elements of each.
     """
 
     shard: Count
@@ -175,6 +185,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     function: Name = ""
     arguments: dict[str, PlainValue] = {}
     numbered: bool = False
+    coded: tuple[Name, Count] | None = None
 
 
 class ReadSection(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ class RowsModule(nn.Module):
         dtype: torch.dtype | None,
         consistency: str | Mapping[str, int],
         name: str,
+        filters: Sequence[object],
     ) -> None:
         super().__init__()
         what = type(self).__name__
@@ -50,7 +51,7 @@ class RowsModule(nn.Module):
         self.padding_idx = self._checked_padding(padding_idx)
         self.rows = EmbeddingRows(
             RowsOptions(
-                embedding_dim, dtype or torch.get_default_dtype(), settings, initial, consistency, name
+                embedding_dim, dtype or torch.get_default_dtype(), settings, initial, consistency, name, tuple(filters)
             )
         )  # fmt: skip
 
@@ -134,6 +135,7 @@ class SparseEmbedding(RowsModule):
         dtype: of the rows; default: torch's default dtype.
         consistency: "bsp", {"ssp": s} or "asp": which updates of other workers a forward sees (docs/store.md).
         name: of the store that has the rows; default: "embedding/" and the module's place in the model.
+        filters: which gradients of rows are sent, and in which form, as `Store.declare` takes them.
 
     Raises:
         UsageError: an argument is invalid.
@@ -150,8 +152,11 @@ class SparseEmbedding(RowsModule):
         dtype: torch.dtype | None = None,
         consistency: str | Mapping[str, int] = "bsp",
         name: str = "",
+        filters: Sequence[object] = (),
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name)
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name, filters
+        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows of keys of any shape: that shape, and a dimension of elements."""
@@ -165,7 +170,8 @@ class SparseEmbeddingBag(RowsModule):
     See SparseEmbedding.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name: as SparseEmbedding's.
+        num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name, filters: as
+            SparseEmbedding's.
         mode: "sum" or "mean" of the rows of a bag.
         include_last_offset: `offsets` has the end of the last bag, too.
     """
@@ -183,8 +189,11 @@ class SparseEmbeddingBag(RowsModule):
         dtype: torch.dtype | None = None,
         consistency: str | Mapping[str, int] = "bsp",
         name: str = "",
+        filters: Sequence[object] = (),
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name)
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, optimizer, initial, dtype, consistency, name, filters
+        )
         if mode not in ("sum", "mean"):
             raise UsageError(f"SparseEmbeddingBag: mode={mode!r}", 'give "sum" or "mean"')
         self.mode, self.include_last_offset = mode, include_last_offset

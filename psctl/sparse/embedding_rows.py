@@ -6,7 +6,7 @@ unique rows. It is kept until the step sends it, once: the gradients of several 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,8 @@ class RowsOptions(NamedTuple):
     consistency: str | Mapping[str, int]
     name: str
     """Of the store; "": made of the module's place in the model."""
+    filters: Sequence[object] = ()
+    """Of pushed gradients, as `Store.declare` takes them."""
 
     @property
     def is_asynchronous(self) -> bool:
@@ -87,8 +89,9 @@ class EmbeddingRows:
             initial = {**initial, "seed": seed}
         store = stores.open(options.name or name, options.consistency, "lazy", None)
         store.declare(
-            int, shape=(options.width,), dtype=options.dtype, initial=initial, optimizer=dict(options.optimizer)
-        )
+            int, shape=(options.width,), dtype=options.dtype, initial=initial, optimizer=dict(options.optimizer),
+            filters=list(options.filters),
+        )  # fmt: skip
         self._store = store
 
     def pull(self, keys: torch.Tensor) -> torch.Tensor:

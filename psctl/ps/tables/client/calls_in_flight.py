@@ -7,7 +7,7 @@ this session, because later messages omit them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,6 +43,20 @@ class ShardChange(msgspec.Struct, frozen=True, eq=False):
     keys: Keys | None
     digest: bytes
     rows: Array | None = None
+
+
+class PushedRows(NamedTuple):
+    """A push's rows of one table, one for each of the route's unique keys; `coded`: the form in which they are sent."""
+
+    kind: TableKind
+    route: KeyRoute
+    lanes: Lanes
+    coded: torch.Tensor | None = None
+
+    @property
+    def sent(self) -> Lanes:
+        """The rows in the form in which they are sent."""
+        return self.lanes if self.coded is None else Lanes(self.coded)
 
 
 class TableChange(msgspec.Struct, eq=False):
@@ -181,33 +195,38 @@ class ServerSession:
 
 
 def split_push(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Literal["push", "start"], clock: int, allocate: Allocate
+    parts: Sequence[PushedRows], what: Literal["push", "start"], clock: int, allocate: Allocate
 ) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
     """Return the changes of a push by shard, and its rows in each shard; all of them are copies in one new buffer."""
     shards: dict[int, list[ShardChange]] = {}
     own_pushes: list[OwnPush] = []
-    size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
+    size = sum(lanes_size(part.sent, len(stop.keys)) for part in parts for stop in part.route.stops)
     writer = PayloadWriter(size, allocate)
-    for kind, route, lanes in parts:
+    for part in parts:
+        kind, route, lanes, coded = part
         name = kind.spec.name
-        for stop, rows, held, first in _write_rows(writer, kind, route, lanes):
-            section = UpdateSection(stop.shard, name, len(stop.keys), what)
+        form = None if coded is None else (str(coded.dtype)[6:], coded.shape[1])
+        decoded = None if coded is None else lanes.at(torch.from_numpy(route.order))
+        at = 0
+        for stop, rows, held, first in _write_rows(writer, route, part.sent):
+            section = UpdateSection(stop.shard, name, len(stop.keys), what, coded=form)
             shards.setdefault(stop.shard, []).append(ShardChange(section, stop.keys, stop.digest, rows))
+            if decoded is not None:
+                held, first = decoded, at
+            at += len(stop.keys)
             own_pushes.append(OwnPush(stop.shard, name, stop.keys, held, clock, None, first))
     return shards, own_pushes
 
 
-def _write_rows(
-    writer: PayloadWriter, kind: TableKind, route: KeyRoute, lanes: Lanes
-) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
+def _write_rows(writer: PayloadWriter, route: KeyRoute, lanes: Lanes) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
     """Copy rows in the order of a route; yield each stop's rows as bytes, and as lanes with the index of the first."""
-    array, extra = array_of(lanes.values), lanes.extra
+    array, extra, dtype = array_of(lanes.values), lanes.extra, lanes.values.dtype
     width, row_bytes = array.shape[1], array.shape[1] * array.itemsize
     adjacent, first = extra is None and row_bytes % 8 == 0, 0  # without padding between consecutive stops
     if adjacent:
         start = writer.at
         writer.rows(array, None, route.order)
-        held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
+        held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, dtype, 0)
     for stop in route.stops:
         count = len(stop.keys)
         if adjacent:
@@ -218,8 +237,8 @@ def _write_rows(
             start = writer.at
             writer.rows(array, extra, route.order[first : first + count])
             part = writer.whole[start : writer.at]
-            extrrow_bytes = 0 if extra is None else extra.shape[1]
-            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, extrrow_bytes), 0
+            extra_width = 0 if extra is None else extra.shape[1]
+            yield stop, part, PayloadReader(part.data).lanes(count, width, dtype, extra_width), 0
         first += count
 
 
@@ -244,20 +263,19 @@ def change_of_all(
     }
 
 
-def split_large_push(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], routes: KeyRoutes
-) -> list[list[tuple[TableKind, KeyRoute, Lanes]]]:
+def split_large_push(parts: Sequence[PushedRows], routes: KeyRoutes) -> list[list[PushedRows]]:
     """Cut a push that is too large for one message into several."""
-    size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
+    size = sum(part.lanes.values.nbytes + 8 * len(part.route.unique) for part in parts)
     if 2 * size <= LARGEST_UPDATE:
         return [list(parts)]
     found = []
-    for kind, route, lanes in parts:
+    for kind, route, lanes, coded in parts:
         row_bytes = 8 + lanes.values.nbytes // max(1, len(route.unique))
         rows = max(1, LARGEST_UPDATE // 2 // row_bytes)
         for start in range(0, len(route.unique), rows):
             part = routes.route_of(kind.spec.name, route.unique[start : start + rows])
-            found.append([(kind, part, lanes.at(slice(start, start + rows)))])
+            cut = slice(start, start + rows)
+            found.append([PushedRows(kind, part, lanes.at(cut), None if coded is None else coded[cut])])
     return found
 
 

@@ -123,6 +123,8 @@ class RowView:
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.stored_extra)
         if not wanted:
             return
+        if kind.filters is not None and held.any():
+            kind.filters.on_read(keys[held], lanes.values[torch.from_numpy(held)])
         want, own_pushes = part.want if part is not None else None, self._owns[given.shard]
         if own_pushes:
             own_pushes = [own for own in own_pushes if own.table == given.table and not self._included(own, given)]

@@ -39,6 +39,7 @@ from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
     NO_TICKET,
     OpenDescriptions,
+    PushedRows,
     ReadPart,
     ServerSession,
     ShardChange,
@@ -56,6 +57,7 @@ from psctl.ps.tables.client.row_cache import OwnPush
 from psctl.ps.tables.client.row_view import ANY_CLOCK, RowView
 from psctl.ps.tables.client.single_key_batches import BATCH_BYTES, PushBatch, ReadBatch
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_filters import PushNumbers
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, first_sequence_at, spec_conflict
@@ -147,15 +149,28 @@ class TableClient:
             position: as `send_change`'s.
         """
         changes = []
-        for chunk in split_large_push(parts, self.routes):
+        for chunk in split_large_push([self._filtered(*part, what, position) for part in parts], self.routes):
             shards, own_pushes = split_push(chunk, what, self.clock, self._allocate)
             own_pushes = self._not_done_before(own_pushes, position) if what == "push" else []
             self._view.add_own(own_pushes)
-            size = sum(lanes.values.nbytes for _, _, lanes in chunk)
+            size = sum(part.sent.values.nbytes for part in chunk)
             changes.append(TableChange(ticket, self.clock, shards, own_pushes, size))
         self.outstanding.expect(ticket, len(changes))
         self._unsent += len(changes)
         return changes
+
+    def _filtered(
+        self, kind: TableKind, route: KeyRoute, lanes: Lanes, what: Literal["push", "start"], position: int
+    ) -> PushedRows:
+        """Return what the table's filters leave of pushed rows."""
+        if kind.filters is None or what != "push":
+            return PushedRows(kind, route, lanes)
+        sequence = max(first_sequence_at(position), self._sequence + self._unsent + 1)
+        sent = kind.filters.on_push(route.unique, lanes.values, PushNumbers(sequence, self.clock, self.me))
+        if not sent.kept.all():
+            route = self.routes.route_of(kind.spec.name, route.unique[sent.kept.numpy()])
+        extra = None if lanes.extra is None else lanes.extra[sent.kept]
+        return PushedRows(kind, route, Lanes(sent.rows, extra), sent.coded)
 
     def _not_done_before(self, own_pushes: list[OwnPush], position: int) -> list[OwnPush]:
         """Return the part of a push that no earlier incarnation has done; rows from servers include the rest."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import msgspec
+import torch
 
 from psctl.errors import MessageRefused
 from psctl.permits import WireMessage
 from psctl.ps.messages import Refused
 from psctl.ps.table_messages import Fetch, ReadSection, StoreSpec, Update, UpdateSection
-from psctl.ps.tables.reductions import Array
+from psctl.ps.tables.reductions import Array, Lanes, dtype_named
 from psctl.ps.tables.row_index import Keys
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import PayloadReader, digest_of
@@ -116,7 +117,7 @@ class ClientSession:
                 numbers = reader.keys(section.count)
             if section.what in ("push", "start"):
                 extra = kind.stored_extra if section.what == "start" else kind.extra
-                lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
+                lanes = _rows(section, reader, kind, keys, extra)
         what, spec, arguments = section.what, kind.spec, section.arguments
         return EntryPart(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
 
@@ -124,6 +125,17 @@ class ClientSession:
         """Forget the rows read of a shard that another server leads."""
         for each in [each for each in self.rows_read if each[0] == shard]:
             del self.rows_read[each], self.changes_sent[each]
+
+
+def _rows(section: UpdateSection, reader: PayloadReader, kind: TableKind, keys: Keys, extra: int) -> Lanes:
+    """Return the rows of a push or start, decoded if a filter has encoded them."""
+    if section.coded is None:
+        return reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
+    if section.what != "push" or kind.filters is None or not kind.filters.encodes or extra:
+        raise MessageRefused(f"encoded rows of {section.table!r}, which has no filter that encodes")
+    dtype, width = section.coded
+    coded = reader.lanes(section.count, width, dtype_named(dtype), 0).values
+    return Lanes(kind.filters.decode(torch.from_numpy(keys.copy()), coded))
 
 
 class WaitingRead(msgspec.Struct, frozen=True):
