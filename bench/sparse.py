@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="of each, a round")
     parser.add_argument("--batch", type=int, default=256, help="examples of a worker")
-    parser.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
+    parser.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl,prefetch")
     given = parser.parse_args()
     if os.getuid() != 0:
         print("needs root")

@@ -4,6 +4,7 @@ ddp-dense     nn.Embedding under DistributedDataParallel: the gradient of all ro
 ddp-sparse    nn.Embedding(sparse=True) under DistributedDataParallel: sparse gradients are gathered by Gloo
 rpc           nn.Embedding on rank 0, read and stepped through torch.distributed.rpc; the rest as ddp-dense
 psctl         psctl.nn.SparseEmbedding
+prefetch      the same, and the rows of the next batch are requested while this one is computed
 """
 
 from __future__ import annotations
@@ -98,8 +99,10 @@ def main() -> None:
     every = batches(options.keys, options.steps, options.batch, run.rank)
     contestants: dict[str, Callable[[], None]] = {}
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for keys in every:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, ahead: bool = False) -> None:
+        for keys, later in zip(every, [*every[1:], None], strict=True):
+            if ahead and later is not None:  # as run.loader(keys=) does
+                model.embedding.prefetch(later)
             optimizer.zero_grad()
             model(keys).square().mean().backward()
             optimizer.step()
@@ -113,7 +116,9 @@ def main() -> None:
             contestants[name] = lambda net=net, steps=steps: train(net, steps)
         if "rpc" in wanted:
             contestants["rpc"] = remote(options.keys, every, run.rank, run.world, group)
-    contestants["psctl"] = lambda: train(ours, our_optimizer)
+    for name in ("psctl", "prefetch"):
+        if name in wanted:
+            contestants[name] = lambda name=name: train(ours, our_optimizer, name == "prefetch")
     for each in contestants.values():
         each()
     for turn in range(options.rounds):

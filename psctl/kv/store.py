@@ -11,12 +11,15 @@ merging, and sends the calls in batches (ps/tables/client/single_key_batches.py)
 is new, when the call depends on other tasks, and when the row is large.
 """
 
+# long: one method a call of the script, most of it documentation
+
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from psctl.client.server_waits import ServerWaits
@@ -24,6 +27,7 @@ from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.kv import arguments as given
 from psctl.kv.arguments import CheckedKey, Key, Value
+from psctl.kv.prefetched_rows import EarlyRead, PrefetchedRows
 from psctl.kv.store_connections import StoreServers
 from psctl.kv.tickets import Callback, Result, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
@@ -139,6 +143,7 @@ class Store:
         self._results: dict[int, Callable[[], Result]] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._closed = False
+        self._prefetched = PrefetchedRows()
         servers.open(spec.name, self)
         with self._lock:
             self._wait_until(f"store {spec.name!r}", lambda: self._state.is_open, self._all_shards)
@@ -275,7 +280,32 @@ class Store:
         Raises:
             UsageError: the key was neither pushed nor declared, or is invalid.
         """
-        return self.fetch(key, after=after).wait()
+        rows = self._take_prefetched(key) if self._prefetched and not after else None
+        return rows if rows is not None else self.fetch(key, after=after).wait()
+
+    def prefetch(self, keys: Sequence[int] | torch.Tensor) -> None:
+        """Request the rows that a pull of these integer keys returns in the next clock (asp: at the next pull of them).
+
+        `pull` with the same keys takes them, and waits until they are there. The two newest requests are kept.
+
+        Args:
+            keys: integer keys.
+
+        Raises:
+            UsageError: integer keys were neither pushed nor declared, or are invalid.
+        """
+        wanted = given.checked_key(keys)
+        if isinstance(wanted, str | int | range):
+            raise UsageError(f"prefetch of {given.describe_key(wanted)}", "give integer keys: a list or a tensor")
+        with self._lock:
+            self._check()
+            kind = self._kind_for_pull(wanted)
+            ahead, ticket = int(self._spec.staleness is not None), self._internal_ticket()
+            read, outs = self._state.start_read([(kind, self._route(kind, wanted))], ticket, ahead=ahead)
+            self._prefetched.add(EarlyRead(kind, wanted, self._state.clock + ahead, ticket, read))
+            self._send(outs)
+            self._finish_tickets()
+        self._run_callbacks()
 
     def fetch(
         self,
@@ -370,6 +400,7 @@ class Store:
             kind = self._kind_for_pull("" if rows is None else rows)
             route = None if rows is None else self._route(kind, rows)
             ticket = self._ticket(f"call {name}", None)
+            self._prefetched.clear()
             changes = self._state.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
             self._finish_tickets()
@@ -579,9 +610,10 @@ class Store:
             if kind is None or value is None:
                 return None
             self._check(writes=True)
+            self._prefetched.clear()
             if self._state.outstanding.bytes_in_flight >= MOST_IN_FLIGHT:
                 self._wait_for_space()
-            lanes = _row(kind, key, value)
+            lanes = given.single_row(kind, key, value)
             ticket = self._ticket(("push", key), callback)
             self._tasks.add_started(ticket)
             outs = self._state.push_one(
@@ -620,6 +652,19 @@ class Store:
 
     # ---- inside: any keys -----------------------------------------------------------------------------------------
 
+    def _take_prefetched(self, key: Key | Sequence[str]) -> Result:
+        """Return the rows of a key that were requested before, when they have arrived; None: they were not."""
+        keys = None if given.is_group(key) else given.checked_key(key)
+        with self._lock:
+            self._check()
+            early = self._prefetched.take(keys, self._state.clock) if isinstance(keys, np.ndarray) else None
+            if early is None:
+                return None
+            self._wait_internal("prefetched rows", early.ticket)
+            rows = given.result_of(early.kind, early.keys, result(early.read.wants[0])[1])
+        self._run_callbacks()
+        return rows
+
     def _push(
         self,
         items: Sequence[tuple[CheckedKey, Value, TableKind]],
@@ -635,6 +680,8 @@ class Store:
             if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
+            if kind.workers_apply:  # rows that are requested already may lack this push
+                self._prefetched.clear()
         ticket = self._ticket(description, callback)
         changes = self._state.prepare_push(parts, ticket.number, what, self._at.step_mark)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
@@ -797,18 +844,3 @@ class Store:
         """Call the callbacks of finished tickets; called without the lock."""
         while self._callbacks:
             self._callbacks.pop(0)()
-
-
-def _row(kind: TableKind, key: str | int, value: Value) -> Lanes:
-    """Return the row of a single-key push; it shares the memory of the script's tensor where the layout allows."""
-    if (
-        kind.stores_values_unchanged
-        and type(value) is torch.Tensor
-        and value.dtype is kind.dtype
-        and value.shape == kind.spec.shape
-        and value.is_cpu
-        and value.layout is torch.strided
-        and not value.is_neg()
-    ):
-        return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
-    return given.rows_of(kind, key, value, 1)

@@ -84,6 +84,29 @@ class RowsModule(nn.Module):
             raise UsageError(f"padding_idx={padding} of {self.num_embeddings} rows", "give the key of a row, or None")
         return padding % self.num_embeddings
 
+    def prefetch(self, keys: torch.Tensor) -> None:
+        """Request the rows of the next step's keys, of any shape; its forward takes them if it has the same keys.
+
+        `run.loader(..., keys=)` does it for each batch.
+
+        Raises:
+            UsageError: the keys are no integers, or the model is not prepared.
+        """
+        unique = torch.unique(self._checked_keys(keys))
+        self.rows.prefetch(_without(unique, self._padding_among(unique)))
+
+    def _checked_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        if keys.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"keys of {type(self).__name__} are {keys.dtype}", "give int64 or int32")
+        return keys.long()
+
+    def _padding_among(self, unique: torch.Tensor) -> int | None:
+        """Return the place of the padding row's key among ascending keys; None where it is not there."""
+        if self.padding_idx is None:
+            return None
+        at = int(torch.searchsorted(unique, self.padding_idx))
+        return at if at < len(unique) and int(unique[at]) == self.padding_idx else None
+
     def _look_up(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Return the rows of the distinct keys, the place of each key among them, and the place of the padding row.
 
@@ -91,22 +114,21 @@ class RowsModule(nn.Module):
             UsageError: the keys are no integers.
             IndexError: a key is out of range, as in torch's embeddings.
         """
-        if keys.dtype not in (torch.int64, torch.int32):
-            raise UsageError(f"keys of {type(self).__name__} are {keys.dtype}", "give int64 or int32")
-        keys = keys.long()
-        unique, places = torch.unique(keys, return_inverse=True)
+        unique, places = torch.unique(self._checked_keys(keys), return_inverse=True)
         if self.num_embeddings is not None and len(unique):
             least, most = int(unique[0]), int(unique[-1])
             if least < 0 or most >= self.num_embeddings:
                 raise IndexError(f"key {least if least < 0 else most} of an embedding of {self.num_embeddings} rows")
-        padding = None
-        if self.padding_idx is not None:
-            at = int(torch.searchsorted(unique, self.padding_idx))
-            padding = at if at < len(unique) and int(unique[at]) == self.padding_idx else None
+        padding = self._padding_among(unique)
+        found = self.rows.pull(_without(unique, padding))  # the padding row is zero, and never pushed
         if padding is None:
-            return self.rows.pull(unique), places, None
-        found = self.rows.pull(torch.cat([unique[:padding], unique[padding + 1 :]]))  # it is zero, and never pushed
+            return found, places, None
         return torch.cat([found[:padding], found.new_zeros(1, found.shape[1]), found[padding:]]), places, padding
+
+
+def _without(unique: torch.Tensor, place: int | None) -> torch.Tensor:
+    """Return keys without the one at a place."""
+    return unique if place is None else torch.cat([unique[:place], unique[place + 1 :]])
 
 
 class SparseEmbedding(RowsModule):

@@ -106,6 +106,11 @@ class EmbeddingRows:
             rows.register_post_accumulate_grad_hook(lambda leaf: self._keep(keys, leaf))  # type: ignore[no-untyped-call]
         return rows
 
+    def prefetch(self, keys: torch.Tensor) -> None:
+        """Request the rows of the next step's unique keys, which `pull` takes then."""
+        if len(keys):
+            self.store.prefetch(keys)
+
     def _keep(self, keys: torch.Tensor, leaf: torch.Tensor) -> None:
         gradient = leaf.grad
         assert gradient is not None, "torch calls the hook after it is computed"

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
+from psctl.kv.store import Store
 from psctl.nn import SparseEmbedding, SparseEmbeddingBag
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
@@ -51,14 +52,16 @@ def sparse(optimizer, **more) -> Net:
     return Net(SparseEmbedding(KEYS, WIDTH, **options), SparseEmbeddingBag(KEYS, WIDTH, mode="sum", **options))
 
 
-def train(run: Run, net: Net, batch: int = 18, epochs: int = 4, accumulate: bool = False, every: bool = False):
+def train(
+    run: Run, net: Net, batch: int = 18, epochs: int = 4, accumulate: bool = False, every: bool = False, keys_of=None
+):
     """Train; return the rows before and after, the dense weight, and what a second read of the rows gives."""
     model, optimizer = run.prepare(net, torch.optim.SGD(net.dense.parameters(), lr=0.05))
     keys = torch.arange(KEYS)
     with torch.no_grad():
         before = [model.one(keys), model.bag(keys[:, None])]
     for _ in run.epochs(epochs):
-        for x, y in run.loader(data(every), batch_size=batch, shuffle=not every):
+        for x, y in run.loader(data(every), batch_size=batch, shuffle=not every, keys=keys_of and keys_of(model)):
             optimizer.zero_grad()
             if accumulate:
                 with run.accumulate():
@@ -146,6 +149,89 @@ def test_workers_train_as_one_does_on_the_joint_batch(name, update) -> None:
     ):
         rows, weight = torch_alone(before, make, batch, every)
         assert_near([*after, dense], [*rows, weight])
+
+
+def keys_of(model: Net):
+    """Return what `run.loader(keys=)` takes for this model."""
+    return lambda batch: {model.one: batch[0][:, 0], model.bag: batch[0][:, 1:]}
+
+
+class Requests:
+    """Counts the rows that stores request, and those that they have requested before they are pulled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken = self.pulled = 0
+        take, pull = Store._take_prefetched, Store.pull
+
+        def taking(store, key):
+            found = take(store, key)
+            self.taken += found is not None
+            return found
+
+        def pulling(store, key, **more):
+            self.pulled += 1
+            return pull(store, key, **more)
+
+        monkeypatch.setattr(Store, "_take_prefetched", taking)
+        monkeypatch.setattr(Store, "pull", pulling)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_prefetched_rows_change_no_bit_under_bsp(name, update, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = OPTIMIZERS[name][0]
+    expected = together(3, lambda run: train(run, sparse(settings), 17), update=update)
+    counts = Requests(monkeypatch)
+    found = together(3, lambda run: train(run, sparse(settings), 17, keys_of=keys_of), update=update)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(one[1], other[1], strict=True))
+        assert torch.equal(one[2], other[2])
+    assert counts.taken == 3 * 2 * 4 * (4 - 1), "of an epoch's four batches all but the first"
+
+
+@pytest.mark.parametrize("consistency", ["asp", {"ssp": 1}])
+def test_rows_are_prefetched_by_workers_apart(consistency, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Requests(monkeypatch)
+    options = {"optimizer": {"name": "sgd", "lr": 0.1}, "consistency": consistency}
+    for before, after, _ in together(2, lambda run: train(run, sparse(**options), epochs=6, keys_of=keys_of)):
+        assert not torch.equal(before[0], after[0])
+    assert counts.taken == 2 * 2 * 6 * 2
+
+
+def test_wrong_keys_of_a_loader_are_refused() -> None:
+    def refused(run, keys):
+        model = nn.ModuleList([SparseEmbedding(9, 4, optimizer={"name": "sgd", "lr": 0.1}), nn.Linear(1, 1)])
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(UsageError) as found:
+            next(iter(run.loader(data(), batch_size=18, keys=keys(model))))
+        return f"{found.value.message}; {found.value.hint}"
+
+    assert "returned list" in alone(lambda run: refused(run, lambda model: lambda batch: [1, 2]))
+    assert "for Linear" in alone(lambda run: refused(run, lambda model: lambda batch: {model[1]: batch[0]}))
+    assert "int64" in alone(lambda run: refused(run, lambda model: lambda batch: batch[1]))
+
+    def without(run):
+        net = nn.Linear(1, 1)
+        run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        with pytest.raises(UsageError, match="without an embedding"):
+            next(iter(run.loader(data(), batch_size=18, keys=lambda batch: batch[0])))
+
+    alone(without)
+
+
+def test_a_loop_that_is_left_with_rows_on_their_way_ends() -> None:
+    def script(run):
+        model, optimizer = run.prepare(
+            net := sparse(OPTIMIZERS["sgd"][0]), torch.optim.SGD(net.dense.parameters(), 0.1)
+        )
+        for x, y in run.loader(data(), batch_size=18, keys=keys_of(model)):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            break
+        return [model.one.rows.store, model.bag.rows.store]
+
+    for stores in together(2, script):
+        assert all(store.closed for store in stores)
 
 
 def test_several_backwards_of_a_step_are_one_gradient() -> None:

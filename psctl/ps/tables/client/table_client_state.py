@@ -323,11 +323,21 @@ class TableClient:
         return ANY_CLOCK if self.spec.staleness is None else self.clock - self.spec.staleness
 
     def start_read(
-        self, parts: Sequence[tuple[TableKind, KeyRoute | range]], ticket: int, singles: Sequence[int] = ()
+        self,
+        parts: Sequence[tuple[TableKind, KeyRoute | range]],
+        ticket: int,
+        singles: Sequence[int] = (),
+        ahead: int = 0,
     ) -> tuple[TableRead, list[ToServer]]:
-        """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished."""
+        """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished.
+
+        Args:
+            parts: tables and keys.
+            ticket, singles: of the read.
+            ahead: own clocks that will have ended when the rows are used.
+        """
         messages = self.flush()
-        read = self._view.start_read(parts, ticket, self.read_clock)
+        read = self._view.start_read(parts, ticket, self.read_clock + ahead)
         read.singles = list(singles)
         if not read.shards:
             self._finish_read(read)
