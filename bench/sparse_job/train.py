@@ -86,6 +86,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=5, help="of each, a round")
     arguments.add_argument("--batch", type=int, default=256, help="examples of a worker")
+    arguments.add_argument("--compute", type=float, default=0.0, help="seconds that each step computes besides")
     arguments.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
     options = arguments.parse_args()
     wanted = options.contestants.split(",")
@@ -104,7 +105,9 @@ def main() -> None:
             if ahead and later is not None:  # as run.loader(keys=) does
                 model.embedding.prefetch(later)
             optimizer.zero_grad()
-            model(keys).square().mean().backward()
+            loss = model(keys).square().mean()
+            time.sleep(options.compute)  # as a device computes
+            loss.backward()
             optimizer.step()
 
     if options.keys <= TORCH_KEYS:

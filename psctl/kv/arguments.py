@@ -361,7 +361,7 @@ def checked_capacity(capacity: object) -> int:
         found = parse_size(capacity) if isinstance(capacity, str) else capacity
     except ValueError as error:
         raise UsageError(f"capacity={capacity!r}: {error}", 'give bytes: "1GB"') from error
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 62:
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 60:
         raise UsageError(f"capacity={capacity!r}", 'give bytes, a whole number or a text: "1GB"')
     return found
 

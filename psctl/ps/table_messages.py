@@ -42,7 +42,7 @@ from psctl.ps.messages import (
     WaitAnswer,
     WaitQuery,
 )
-from psctl.types import MOST_RANKS, Count, Name, Shape
+from psctl.types import MOST_RANKS, Count, Name, Shape, Size
 
 RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 """Number of rows of a section; -1: all existing rows."""
@@ -129,8 +129,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     initial: float | Name | Initialiser | None = None
     optimizer: RowOptimizerSpec | None = None
     admit: Admission | None = None
-    expire: Count = 0
-    capacity: Count = 0
+    expire: Size = 0
+    capacity: Size = 0
     filters: Annotated[tuple[FilterSpec, ...], msgspec.Meta(max_length=16)] = ()
 
     @property
@@ -185,7 +185,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     function: Name = ""
     arguments: dict[str, PlainValue] = {}
     numbered: bool = False
-    coded: tuple[Name, Count] | None = None
+    coded: tuple[Name, Size] | None = None
 
 
 class ReadSection(msgspec.Struct, frozen=True):
@@ -206,7 +206,8 @@ class ReadSection(msgspec.Struct, frozen=True):
 class AnswerSection(msgspec.Struct, frozen=True):
     """The rows of one shard and table in a Fetched; `keys`: the payload has the keys too.
 
-    The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`.
+    The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`. `final`: no
+    further answer of the shard follows; before, an early read gets its rows as they were.
     """
 
     shard: int
@@ -215,6 +216,7 @@ class AnswerSection(msgspec.Struct, frozen=True):
     clock: int
     sequence: int
     keys: bool = False
+    final: bool = True
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -278,7 +280,10 @@ class Marker(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Requests rows. Payload: keys. Answered when all of the group have finished `clock` clocks (-1: at once)."""
+    """Requests rows. Payload: keys. Answered when all of the group have finished `clock` clocks (-1: at once).
+
+    `early`: the rows as they are now are sent at once, and those that have changed since at that clock.
+    """
 
     store: str
     session: int
@@ -286,6 +291,7 @@ class Fetch(Message, frozen=True):
     ticket: int
     clock: int
     sections: list[ReadSection]
+    early: bool = False
 
 
 class DescribeTable(Message, frozen=True):

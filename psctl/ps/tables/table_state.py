@@ -266,6 +266,18 @@ class ShardTable:
             self.uses = _grown(self.uses, len(self.rows))
             self.uses[slots] = use_at(self.now, self.changes)
 
+    def watch(self) -> int:
+        """Number the last change of each row from now on; return the number of the newest change."""
+        self._watched = True
+        return self.changes
+
+    def changed_since(self, keys: Keys, change: int) -> Keys:
+        """Return those of the keys whose rows have changed after a change; rows that are absent have not."""
+        slots = self.rows.find(keys)
+        self.stamps = _grown(self.stamps, len(self.rows))
+        found: Keys = keys[(slots >= 0) & (self.stamps[np.maximum(slots, 0)] > change)] if len(self.rows) else keys[:0]
+        return found
+
     def advance(self, clock: int) -> None:
         """Note a new clock, and remove the rows that expire."""
         before, self.now = self.now, max(clock, self.now)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from psctl.errors import ProtocolError
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import (
     LARGEST_UPDATE,
@@ -105,15 +106,32 @@ class ReadPart(msgspec.Struct, frozen=True, eq=False):
     want: WantedRows | RangeScan
     at: Keys
 
+    def at_of(self, keys: Keys) -> Keys:
+        """Return the indices in `want` of some of the requested keys.
+
+        Raises:
+            ProtocolError: one was not requested.
+        """
+        order = np.argsort(self.keys)
+        places = np.searchsorted(self.keys, keys, sorter=order)
+        if len(keys) and (places.max() >= len(order) or not np.array_equal(self.keys[order[places]], keys)):
+            raise ProtocolError("an answer has rows that were not requested")
+        found: Keys = self.at[order[places]]
+        return found
+
 
 class TableRead(msgspec.Struct, eq=False):
-    """A read that not all shards have answered, with its requests by shard; `singles`: tickets of single-key reads."""
+    """A read that not all shards have answered, with its requests by shard; `singles`: tickets of single-key reads.
+
+    `early`: of a later clock; rows come before it, and changed ones again then.
+    """
 
     ticket: int
     clock: int
     wants: list[WantedRows | RangeScan]
     shards: dict[int, list[ReadPart]]
     singles: list[int] = []
+    early: bool = False
 
 
 class ServerSession:
@@ -173,7 +191,8 @@ class ServerSession:
             return []
         payload = pack(arrays)
         name, session = self._spec.name, self.number
-        return [ToServer(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections), payload)]
+        message = Fetch(name, session, self.term, read.ticket, read.clock, sections, read.early)
+        return [ToServer(self.server, message, payload)]
 
     def describe(self, ticket: int, table: str, shards: set[int]) -> list[ToServer]:
         """Return the request for a table's description, addressed to these shards."""

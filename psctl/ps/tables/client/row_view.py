@@ -139,10 +139,11 @@ class RowView:
             cache = self._caches.setdefault(given.table, RowCache(kind))
             cache.add_rows(given.shard, keys, present, lanes, given.clock, held)
         if want is not None and part is not None:
-            want.array[part.at] = array_of(lanes.values)
+            at = part.at_of(keys) if given.keys else part.at
+            want.array[at] = array_of(lanes.values)
             if want.lanes.extra is not None and lanes.extra is not None:
-                want.lanes.extra[torch.from_numpy(part.at)] = lanes.extra
-            want.present[part.at] = present
+                want.lanes.extra[torch.from_numpy(at)] = lanes.extra
+            want.present[at] = present
 
     def _included(self, own: OwnPush, given: AnswerSection) -> bool:
         if own.sequence is None:

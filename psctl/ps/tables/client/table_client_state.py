@@ -338,7 +338,7 @@ class TableClient:
         """
         messages = self.flush()
         read = self._view.start_read(parts, ticket, self.read_clock + ahead)
-        read.singles = list(singles)
+        read.singles, read.early = list(singles), ahead > 0 and self.spec.staleness == 0
         if not read.shards:
             self._finish_read(read)
             return read, messages
@@ -455,7 +455,8 @@ class TableClient:
         answered: dict[int, list[ReadPart]] = {}
         for given in message.sections:
             if read is not None and given.shard in led and given.shard in read.shards:
-                answered[given.shard] = read.shards.pop(given.shard)
+                parts = read.shards.pop(given.shard) if given.final else read.shards[given.shard]
+                answered.setdefault(given.shard, list(parts))
             parts = answered.get(given.shard, [])
             part = parts.pop(0) if parts else None
             if part is not None and part.asked.table != given.table:

@@ -139,11 +139,13 @@ def _rows(section: UpdateSection, reader: PayloadReader, kind: TableKind, keys: 
 
 
 class WaitingRead(msgspec.Struct, frozen=True):
-    """A read that waits for a clock."""
+    """A read that waits for a clock. `seen`: its rows were sent, as of this number of the last change, by shard and
+    table."""
 
     worker: int
     message: Fetch
     wanted: list[tuple[ReadSection, Keys]]
+    seen: dict[tuple[int, str], int] | None = None
 
 
 class OpenedStore:
