@@ -33,10 +33,18 @@ from psctl.kv.tickets import Callback, Result, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import StoreSpec, TableFromServer, TableSpec
-from psctl.ps.tables.client.calls_in_flight import TableChange, TableRead, result
+from psctl.ps.tables.client.calls_in_flight import (
+    PooledRoute,
+    TableChange,
+    TableRead,
+    WantedSums,
+    pooled_route,
+    result,
+)
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_bags import RowBags
 from psctl.ps.tables.row_filters import filter_specs
 from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import TableKind, UserFunction, check_table
@@ -306,6 +314,65 @@ class Store:
             self._send(outs)
             self._finish_tickets()
         self._run_callbacks()
+
+    def route_bags(self, keys: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor) -> PooledRoute:
+        """Return the way of bags of rows to the servers, for `pull_sums` and `push_sums`.
+
+        Args:
+            keys: distinct integer keys.
+            places: the places among them of the keys of each bag, one bag after another.
+            lengths: the number of keys of each bag.
+
+        Raises:
+            UsageError: the rows have no optimizer, or have filters.
+        """
+        wanted = given.integer_keys(keys.cpu().numpy())
+        bags = RowBags(*(each.cpu().numpy().astype(np.int32) for each in (places, lengths)))
+        with self._lock:
+            kind = self._kind_for_pull(wanted)
+            if kind.optimizer is None or kind.filters is not None:
+                raise UsageError(
+                    "sums of bags of rows without an optimizer, or with filters", "pull the rows, and add them"
+                )
+            return pooled_route(kind, self._route(kind, wanted), bags)
+
+    def pull_sums(self, route: PooledRoute) -> torch.Tensor:
+        """Return the sum of the rows of each bag, which servers have added; as fresh as `pull`.
+
+        Args:
+            route: of the bags.
+        """
+        with self._lock:
+            self._check()
+            ticket = self._internal_ticket()
+            read, outs = self._state.start_sums(route, ticket)
+            self._send(outs)
+            self._finish_tickets()
+            self._wait_internal("sums of rows", ticket)
+        self._run_callbacks()
+        want = read.wants[0]
+        assert isinstance(want, WantedSums), "it was a read of sums"
+        return want.total()
+
+    def push_sums(self, route: PooledRoute, gradients: torch.Tensor) -> Ticket:
+        """Push the gradients of sums of bags, which servers divide among the rows of their keys.
+
+        Args:
+            route: of the bags.
+            gradients: one row for each bag.
+
+        Returns:
+            The ticket of the push.
+        """
+        with self._lock:
+            self._check(writes=True)
+            self._wait_for_space()
+            ticket = self._ticket("push of bags", None)
+            changes = self._state.prepare_sums(route, gradients.detach().cpu().to(route.kind.dtype), ticket.number)
+            self._tasks.add(ticket, (), lambda: self._send_changes(changes))
+            self._finish_tickets()
+        self._run_callbacks()
+        return ticket
 
     def fetch(
         self,
@@ -661,6 +728,7 @@ class Store:
             if early is None:
                 return None
             self._wait_internal("prefetched rows", early.ticket)
+            assert not isinstance(early.read.wants[0], WantedSums), "rows are prefetched"
             rows = given.result_of(early.kind, early.keys, result(early.read.wants[0])[1])
         self._run_callbacks()
         return rows
@@ -741,6 +809,7 @@ class Store:
     ) -> Result:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
+            assert not isinstance(want, WantedSums), "`pull_sums` reads them"
             keys, lanes = result(want)
             rows = given.result_of(kind, key, lanes)
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)

@@ -166,6 +166,13 @@ class StoreSpec(msgspec.Struct, frozen=True):
     shards: Count
 
 
+class BagCounts(msgspec.Struct, frozen=True):
+    """The number of bags of a section (tables/row_bags.py), and of the places of keys in all of them."""
+
+    bags: Size
+    places: Size
+
+
 class UpdateSection(msgspec.Struct, frozen=True):
     """An Update's change of one table in one shard. `digest`: hash of the whole key list, which then is not sent.
 
@@ -174,6 +181,7 @@ class UpdateSection(msgspec.Struct, frozen=True):
     `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
     order, and the payload has the sequence of each.
     `coded`: the rows are in the form that the table's last filter gives them: type and elements of each.
+    `bags`: the payload has bags after the keys, and a gradient for each, which the server divides among the keys.
     """
 
     shard: Count
@@ -186,12 +194,14 @@ class UpdateSection(msgspec.Struct, frozen=True):
     arguments: dict[str, PlainValue] = {}
     numbered: bool = False
     coded: tuple[Name, Size] | None = None
+    bags: BagCounts | None = None
 
 
 class ReadSection(msgspec.Struct, frozen=True):
     """A Fetch's request to one shard and table: `count` keys, or (count -1) the existing rows of a range of keys.
 
-    The range is start, start + step ... below stop.
+    The range is start, start + step ... below stop. `bags`: the payload has bags after the keys, and the answer has a
+    sum of rows for each of them.
     """
 
     shard: Count
@@ -201,13 +211,15 @@ class ReadSection(msgspec.Struct, frozen=True):
     stop: int = 0
     step: Annotated[int, msgspec.Meta(ge=1)] = 1
     digest: Digest = b""
+    bags: BagCounts | None = None
 
 
 class AnswerSection(msgspec.Struct, frozen=True):
     """The rows of one shard and table in a Fetched; `keys`: the payload has the keys too.
 
     The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`. `final`: no
-    further answer of the shard follows; before, an early read gets its rows as they were.
+    further answer of the shard follows; before, an early read gets its rows as they were. `sums`: the rows are those of
+    bags.
     """
 
     shard: int
@@ -217,6 +229,7 @@ class AnswerSection(msgspec.Struct, frozen=True):
     sequence: int
     keys: bool = False
     final: bool = True
+    sums: bool = False
 
 
 class ShardProgress(msgspec.Struct, frozen=True):

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.errors import ProtocolError, UsageError
-from psctl.ps.table_messages import ReadSection, RowOptimizerSpec
-from psctl.ps.tables.client.calls_in_flight import ReadPart, result
+from psctl.errors import MessageRefused, ProtocolError, UsageError
+from psctl.ps.table_messages import BagCounts, ReadSection, RowOptimizerSpec, UpdateSection
+from psctl.ps.tables.client.calls_in_flight import ReadPart, pooled_route, result
 from psctl.ps.tables.client.table_client_state import TableClient
+from psctl.ps.tables.row_bags import RowBags
+from psctl.ps.tables.server.client_sessions import ClientSession
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
+from psctl.ps.tables.table_packing import PayloadReader
 from psctl.ps.tables.table_state import FOREVER, TableEntry, TableShard, last_sequence_at
 from tests.ps.table_world import Functions, World, spec
 
@@ -542,3 +545,62 @@ def test_an_answer_with_rows_that_were_not_requested_is_refused() -> None:
     for wrong in ([6], [10], [0]):
         with pytest.raises(ProtocolError, match="not requested"):
             part.at_of(np.array(wrong))
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_sums_of_bags_survive_the_loss_of_a_server(loses: bool) -> None:
+    table = spec(shape=(2,), optimizer=SGD, initial=0.5)
+    keys, bags = (
+        np.arange(60),
+        RowBags(np.tile(np.arange(60, dtype=np.int32), 2), np.array([70, 0, 50], dtype=np.int32)),
+    )
+    gradients = torch.tensor([[1.0, 2.0], [7.0, 7.0], [3.0, 5.0]], dtype=torch.float64)
+    for seed in range(10):
+        world = World(workers=2, servers=3, staleness=0, replicas=1, random=random.Random(seed))
+        client = world.clients[0]
+        route = pooled_route(client.resolve_kind(table), client.routes.route_of("", keys), bags)
+        read, outs = client.start_sums(route, world.ticket())
+        world.put(0, outs)
+        for _ in range(seed * 2):
+            world.step()
+        if loses:
+            world.kill(1)
+            world.assign([[rank for rank in chain if rank != 1] for chain in ([0, 1], [1, 2], [2, 0], [0, 1])])
+        world.run()
+        assert world.done(0, read)
+        assert read.wants[0].total().tolist() == [[35.0] * 2, [0.0] * 2, [25.0] * 2], "of start values"
+        for change in client.prepare_sums(route, gradients, world.ticket()):
+            world.put(0, client.send_change(change, 1))
+        for rank in range(2):
+            world.clock(rank, place=1)
+        world.run()
+        expected = (
+            0.5
+            - torch.cat([gradients[:1].expand(60, 2)])
+            - torch.where(torch.arange(60)[:, None] < 10, gradients[0], gradients[2])
+        )
+        assert torch.equal(world.pull(1, table, keys), expected)
+        read, outs = client.start_sums(route, world.ticket())
+        world.put(0, outs)
+        world.run()
+        torch.testing.assert_close(read.wants[0].total(), bags.sums(expected))
+
+
+@pytest.mark.parametrize(
+    ("places", "lengths", "counts"),
+    [([3], [1], (1, 1)), ([-1], [1], (1, 1)), ([0, 1], [1], (1, 2)), ([0, 1], [3, -1], (2, 2)), ([0], [1, 1], (2, 1))],
+)
+def test_bags_that_do_not_fit_their_keys_are_refused(places, lengths, counts) -> None:
+    payload = b"".join(
+        np.pad(np.array(each, dtype=np.int32), (0, len(each) % 2)).tobytes() for each in (places, lengths)
+    )
+    with pytest.raises(MessageRefused, match="do not fit"):
+        RowBags.read(PayloadReader(memoryview(payload)), BagCounts(*counts), 3)
+
+
+def test_gradients_of_bags_are_refused_for_a_table_without_an_optimizer() -> None:
+    session = ClientSession(0, 0, -1)
+    for table, what in ((spec(), "push"), (spec(optimizer=SGD), "start")):
+        section = UpdateSection(0, "", 1, what, spec=table, bags=BagCounts(1, 1))
+        with pytest.raises(MessageRefused, match="no optimizer of rows"):
+            session.read_part(section, PayloadReader(memoryview(bytearray(64))), Functions())

@@ -198,6 +198,90 @@ def test_rows_are_prefetched_by_workers_apart(consistency, monkeypatch: pytest.M
     assert counts.taken == 2 * 2 * 6 * 2
 
 
+POOLED = {"optimizer": {"name": "adagrad", "lr": 0.1}, "pool": "server", "initial": {"normal": 0.5, "seed": 7}}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("form", ["rows", "offsets", "last-offset"])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_bags_added_on_servers_are_those_of_torch(mode, form, padding) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(0, 12, (5, 30), generator=generator)
+    arguments = [x] if form == "rows" else [x.flatten()[:100], torch.tensor([0, 40, 40, 99])]
+    if form == "last-offset":
+        arguments[1] = torch.tensor([0, 40, 40, 99, 100])
+    options = {"mode": mode, "padding_idx": padding, "include_last_offset": form == "last-offset"}
+
+    def script(run):
+        bag = SparseEmbeddingBag(12, WIDTH, dtype=torch.float64, **options, **POOLED)
+        model = nn.ModuleList([bag, nn.Linear(1, 1)])
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        own = nn.EmbeddingBag(12, WIDTH, sparse=True, dtype=torch.float64, **options)
+        keys = torch.arange(12)
+        with torch.no_grad():
+            own.weight.copy_(SparseRead(bag)(keys))
+        steps = torch.optim.Adagrad([own.weight], lr=0.1)
+        for _ in range(3):
+            steps.zero_grad()
+            given, expected = bag(*arguments), own(*arguments)
+            torch.testing.assert_close(given, expected, rtol=0, atol=1e-13)
+            given.square().sum().backward(), expected.square().sum().backward()
+            optimizer.step(), steps.step()
+            with torch.no_grad():
+                torch.testing.assert_close(SparseRead(bag)(keys), own.weight.detach(), rtol=0, atol=1e-12)
+
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    alone(script)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_workers_with_bags_added_on_servers_train_as_with_rows(accumulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = []
+    push = Store.push_sums
+    monkeypatch.setattr(Store, "push_sums", lambda *given: pushed.append(1) or push(*given))
+    found = {}
+    for pool in ("server", "worker"):
+        net = lambda pool=pool: Net(  # noqa: E731
+            SparseEmbedding(KEYS, WIDTH, optimizer={"name": "sgd", "lr": 0.1}, dtype=torch.float64,
+                            initial={"normal": 0.5, "seed": 7}),
+            SparseEmbeddingBag(KEYS, WIDTH, mode="sum", dtype=torch.float64, **{**POOLED, "pool": pool}),
+        )  # fmt: skip
+        found[pool] = together(3, lambda run, net=net: train(run, net(), 17, accumulate=accumulate))
+        assert bool(pushed) is not accumulate, "two backwards of a step are one push of rows"
+    for one, other in zip(found["server"], found["worker"], strict=True):
+        assert_near([*one[1], one[2]], [*other[1], other[2]])
+    assert torch.equal(found["server"][0][1][1], found["server"][1][1][1]), "all ranks read the same rows"
+
+
+def test_bags_are_added_where_that_takes_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    pull = Store.pull_sums
+    monkeypatch.setattr(Store, "pull_sums", lambda *given: calls.append(1) or pull(*given))
+
+    def script(run):
+        bag = SparseEmbeddingBag(None, 16, mode="sum", optimizer={"name": "sgd", "lr": 0.1})
+        model = nn.ModuleList([bag, nn.Linear(1, 1)])
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        wide = torch.arange(4000).reshape(2, 2000)
+        sums = bag(wide)
+        assert len(calls) == 1, "4000 rows, or a sum of each of two bags in each shard"
+        expected = bag.rows.store.pull(wide.flatten()).reshape(2, 2000, 16).sum(dim=1)
+        torch.testing.assert_close(sums.detach(), expected, rtol=1e-5, atol=1e-3)
+        bag(torch.arange(200).reshape(200, 1))
+        bag(torch.zeros(4, 500, dtype=torch.int64))
+        bag(wide, per_sample_weights=torch.ones(2, 2000))
+        assert len(calls) == 1, "short bags, one key, weights: rows are pulled"
+        bag.prefetch(wide)
+        bag(wide)
+        assert len(calls) == 1, "rows that are on their way are used"
+
+    alone(script)
+    with pytest.raises(UsageError, match="pool='both'"):
+        SparseEmbeddingBag(4, 4, pool="both", optimizer="sgd")
+    with pytest.raises(UsageError, match="with filters"):
+        SparseEmbeddingBag(4, 4, pool="server", filters=["int8"], optimizer="sgd")
+
+
 def test_wrong_keys_of_a_loader_are_refused() -> None:
     def refused(run, keys):
         model = nn.ModuleList([SparseEmbedding(9, 4, optimizer={"name": "sgd", "lr": 0.1}), nn.Linear(1, 1)])

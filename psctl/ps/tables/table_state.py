@@ -256,6 +256,13 @@ class ShardTable:
             return slots >= 0, self.rows.zeros(len(keys))
         return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0)))
 
+    def read_values(self, keys: Keys) -> torch.Tensor:
+        """Return the rows as a reader receives them, start values for absent rows."""
+        present, lanes = self.read(keys)
+        self.read_counts[0] += len(keys)
+        self.read_counts[1] += int(np.count_nonzero(present))
+        return self.kind.as_read(lanes, present, keys).values
+
     def stamp(self, slots: Keys) -> None:
         """Note that these rows have changed."""
         self.changes += 1

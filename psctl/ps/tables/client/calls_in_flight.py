@@ -32,9 +32,10 @@ from psctl.ps.table_messages import (
 from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes, RouteStop
 from psctl.ps.tables.client.row_cache import OwnPush, overlay
 from psctl.ps.tables.reductions import Array, Lanes, array_of
+from psctl.ps.tables.row_bags import RowBags, split_bags
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack, padded
 
 
 class ShardChange(msgspec.Struct, frozen=True, eq=False):
@@ -88,6 +89,69 @@ class WantedRows(msgspec.Struct, eq=False):
     """The index of each key of the call among the unique keys; None: the call's keys are the unique keys."""
 
 
+class WantedSums(msgspec.Struct, eq=False):
+    """A read of sums of bags of rows: what each shard has of them, with the numbers of the bags."""
+
+    kind: TableKind
+    bags: int
+    parts: dict[int, tuple[Keys, torch.Tensor]] = msgspec.field(default_factory=dict)
+
+    def total(self) -> torch.Tensor:
+        """Return the sums, added in the order of shards."""
+        found = torch.zeros(self.bags, self.kind.spec.width, dtype=self.kind.dtype)
+        for _, (numbers, sums) in sorted(self.parts.items()):
+            found.index_add_(0, torch.from_numpy(numbers), sums)
+        return found
+
+
+class PooledPart(NamedTuple):
+    """One shard's part of bags: its keys, the bags among them, and their numbers."""
+
+    stop: RouteStop
+    bags: RowBags
+    numbers: Keys
+
+
+class PooledRoute(NamedTuple):
+    """Bags of a table's keys by shard; and the bytes that a pull and a push take with rows of keys, and of bags."""
+
+    kind: TableKind
+    keys: Keys
+    whole: RowBags
+    parts: list[PooledPart]
+    bytes_of_rows: int
+    bytes_of_bags: int
+
+    @property
+    def saves(self) -> bool:
+        """Whether sums of bags are fewer bytes, in messages that need no cutting."""
+        return self.bytes_of_bags < self.bytes_of_rows and self.bytes_of_bags + 8 * len(self.keys) < LARGEST_UPDATE // 2
+
+
+def pooled_route(kind: TableKind, route: KeyRoute, bags: RowBags) -> PooledRoute:
+    """Return the route of bags whose places are those of the route's unique keys."""
+    split = split_bags(bags, [stop.at for stop in route.stops], len(route.unique))
+    parts = [PooledPart(stop, *found) for stop, found in zip(route.stops, split, strict=True)]
+    of_bags = sum(part.bags.bytes + len(part.numbers) * kind.row_bytes for part in parts)
+    return PooledRoute(kind, route.unique, bags, parts, 2 * len(route.unique) * kind.row_bytes, 2 * of_bags)
+
+
+def pooled_push(route: PooledRoute, gradients: torch.Tensor) -> dict[int, list[ShardChange]]:
+    """Return the changes that push the gradients of bags, by shard."""
+    shards: dict[int, list[ShardChange]] = {}
+    array = array_of(gradients.contiguous())
+    for part in route.parts:
+        size = part.bags.bytes + padded(len(part.numbers) * route.kind.row_bytes)
+        writer = PayloadWriter(size)
+        writer.array(part.bags.places)
+        writer.array(part.bags.lengths)
+        writer.rows(array, None, part.numbers)
+        stop = part.stop
+        section = UpdateSection(stop.shard, route.kind.spec.name, len(stop.keys), bags=part.bags.counts)
+        shards[stop.shard] = [ShardChange(section, stop.keys, stop.digest, writer.whole)]
+    return shards
+
+
 class RangeScan(msgspec.Struct, eq=False):
     """A read of all existing rows in an ascending range of keys; `descending`: the range of the call descends."""
 
@@ -103,8 +167,9 @@ class ReadPart(msgspec.Struct, frozen=True, eq=False):
     asked: ReadSection
     keys: Keys
     digest: bytes
-    want: WantedRows | RangeScan
+    want: WantedRows | RangeScan | WantedSums
     at: Keys
+    bags: RowBags | None = None
 
     def at_of(self, keys: Keys) -> Keys:
         """Return the indices in `want` of some of the requested keys.
@@ -128,7 +193,7 @@ class TableRead(msgspec.Struct, eq=False):
 
     ticket: int
     clock: int
-    wants: list[WantedRows | RangeScan]
+    wants: list[WantedRows | RangeScan | WantedSums]
     shards: dict[int, list[ReadPart]]
     singles: list[int] = []
     early: bool = False
@@ -187,6 +252,8 @@ class ServerSession:
         for part in [part for shard, each in read.shards.items() if shard in shards for part in each]:
             known = b"" if part.asked.count < 0 else self._keys(part.keys, part.digest, arrays)
             sections.append(replace(part.asked, digest=known))
+            if part.bags is not None:
+                arrays += part.bags
         if not sections:
             return []
         payload = pack(arrays)

@@ -39,6 +39,7 @@ from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
     NO_TICKET,
     OpenDescriptions,
+    PooledRoute,
     PushedRows,
     ReadPart,
     ServerSession,
@@ -46,7 +47,9 @@ from psctl.ps.tables.client.calls_in_flight import (
     TableChange,
     TableRead,
     UnackedChanges,
+    WantedSums,
     change_of_all,
+    pooled_push,
     result,
     split_call,
     split_large_push,
@@ -190,6 +193,10 @@ class TableClient:
     def prepare_settings(self, kind: TableKind, settings: Mapping[str, float], ticket: int) -> list[TableChange]:
         """Return the changes to pass to `send_change` that set settings of a table's optimizer on all shards."""
         return self._prepare(change_of_all(kind.spec.name, "configure", "", {**settings}, self.spec.shards), ticket)
+
+    def prepare_sums(self, route: PooledRoute, gradients: torch.Tensor, ticket: int) -> list[TableChange]:
+        """Return the changes to pass to `send_change` that push gradients of sums of bags, one for each bag."""
+        return self._prepare(pooled_push(route, gradients), ticket)
 
     def _prepare(self, shards: dict[int, list[ShardChange]], ticket: int) -> list[TableChange]:
         self.outstanding.expect(ticket, 1)
@@ -339,10 +346,18 @@ class TableClient:
         messages = self.flush()
         read = self._view.start_read(parts, ticket, self.read_clock + ahead)
         read.singles, read.early = list(singles), ahead > 0 and self.spec.staleness == 0
+        return self._begin_read(read, messages)
+
+    def start_sums(self, route: PooledRoute, ticket: int) -> tuple[TableRead, list[ToServer]]:
+        """Start a read of sums of bags of rows; return it and the messages."""
+        messages = self.flush()
+        return self._begin_read(self._view.start_sums(route, ticket, self.read_clock), messages)
+
+    def _begin_read(self, read: TableRead, messages: list[ToServer]) -> tuple[TableRead, list[ToServer]]:
         if not read.shards:
             self._finish_read(read)
             return read, messages
-        self._reads[ticket] = read
+        self._reads[read.ticket] = read
         return read, messages + [
             out for session in self._sessions.values() for out in session.fetch(read, session.shards)
         ]
@@ -474,7 +489,9 @@ class TableClient:
         if not read.singles:
             self.finished.append(read.ticket)
             return
-        _, lanes = result(read.wants[0])
-        rows = lanes.values.view(-1, *read.wants[0].kind.spec.shape)
+        want = read.wants[0]
+        assert not isinstance(want, WantedSums), "single reads are of rows"
+        _, lanes = result(want)
+        rows = lanes.values.view(-1, *want.kind.spec.shape)
         self.rows.update(zip(read.singles, rows.unbind(0), strict=True))
         self.finished += read.singles

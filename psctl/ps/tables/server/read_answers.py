@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 from msgspec.structs import replace
 
 from psctl.errors import MessageRefused
@@ -35,7 +36,7 @@ from psctl.ps.tables.reductions import array_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
 from psctl.ps.tables.server.table_shard import HostedShard, led_shards
-from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, lanes_size, padded
+from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, bytes_of, lanes_size, padded
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
@@ -167,7 +168,7 @@ def make_answer(
     worker, wanted, ticket = waiting.worker, waiting.wanted, waiting.message.ticket
     name, session = opened.spec.name, opened.sessions[worker]
     given: list[AnswerSection] = []
-    found: list[FoundRows] = []
+    found: list[FoundRows | torch.Tensor] = []
     for asked, keys in wanted:
         hosted = shards[asked.shard]
         table = hosted.table(name, asked.table)
@@ -175,7 +176,13 @@ def make_answer(
         if asked.count < 0:
             keys = keys_in_range(table, range(asked.start, asked.stop, asked.step))
         if table is None:
-            given.append(AnswerSection(asked.shard, asked.table, -1, clock, last, final=final))
+            sums = asked.bags is not None
+            given.append(AnswerSection(asked.shard, asked.table, -1, clock, last, final=final, sums=sums))
+            continue
+        bags = waiting.bags.get((asked.shard, asked.table))
+        if bags is not None:
+            given.append(AnswerSection(asked.shard, asked.table, len(bags.lengths), clock, last, sums=True))
+            found.append(bags.sums(table.read_values(keys)))
             continue
         if waiting.seen is not None:
             keys = table.changed_since(keys, waiting.seen.get((asked.shard, asked.table), -1))
@@ -203,14 +210,22 @@ class FoundRows(NamedTuple):
     with_keys: bool
 
 
-def encode_rows(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
-    """Return a payload with these rows, each copied once."""
+def encode_rows(found: Sequence[FoundRows | torch.Tensor], allocate: Allocate = allocate_private) -> memoryview:
+    """Return a payload with these rows, each copied once, and sums of rows."""
     size = 0
-    for table, keys, slots, with_keys in found:
+    for each in found:
+        if isinstance(each, torch.Tensor):
+            size += padded(each.nbytes)
+            continue
+        table, keys, slots, with_keys = each
         size += 8 * len(keys) * with_keys + padded(len(slots))
         size += lanes_size(table.rows.lanes, len(slots))
     writer = PayloadWriter(size, allocate)
-    for table, keys, slots, with_keys in found:
+    for each in found:
+        if isinstance(each, torch.Tensor):
+            writer.array(bytes_of(each))
+            continue
+        table, keys, slots, with_keys = each
         if with_keys:
             writer.array(keys)
         writer.array((slots >= 0).view(np.uint8))
@@ -313,7 +328,7 @@ class ReadAnswers:
             MessageRefused: the read exceeds a limit.
         """
         check_read(opened, waiting.worker, waiting.wanted, self._shards)
-        if waiting.message.early:
+        if waiting.message.early and not waiting.bags:
             waiting = self._answer_early(opened, waiting)
         self.answer_read(opened, waiting)
 
@@ -344,7 +359,7 @@ class ReadAnswers:
             opened.waiting_reads.append(waiting)
             return
 
-        self._add_answer(opened, WaitingRead(waiting.worker, waiting.message, wanted, waiting.seen), final=True)
+        self._add_answer(opened, replace(waiting, wanted=wanted), final=True)
 
     def _add_answer(self, opened: OpenedStore, read: WaitingRead, *, final: bool) -> None:
         """Queue the answer of a read of shards that are led here."""
@@ -352,7 +367,7 @@ class ReadAnswers:
         def answer_again(shards: set[int]) -> None:
             left = [each for each in read.wanted if each[0].shard in shards and self._is_led(each[0].shard)]
             if left:
-                self._add_answer(opened, WaitingRead(read.worker, read.message, left, read.seen), final=final)
+                self._add_answer(opened, replace(read, wanted=left), final=final)
 
         send = make_answer(opened, read, self._shards, self._allocate, final=final)
         depends_on = {asked.shard: self._shards[asked.shard].version for asked, _ in read.wanted}
