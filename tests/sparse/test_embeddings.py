@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
+from psctl.kv.prefetched_rows import PrefetchedRows
 from psctl.kv.store import Store
 from psctl.nn import SparseEmbedding, SparseEmbeddingBag
 from psctl.worker.run import Run
@@ -157,23 +158,18 @@ def keys_of(model: Net):
 
 
 class Requests:
-    """Counts the rows that stores request, and those that they have requested before they are pulled."""
+    """Counts pulls that take rows which were requested before."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.taken = self.pulled = 0
-        take, pull = Store._take_prefetched, Store.pull
+        self.taken = 0
+        take = PrefetchedRows.take
 
-        def taking(store, key):
-            found = take(store, key)
+        def taking(rows, keys, clock):
+            found = take(rows, keys, clock)
             self.taken += found is not None
             return found
 
-        def pulling(store, key, **more):
-            self.pulled += 1
-            return pull(store, key, **more)
-
-        monkeypatch.setattr(Store, "_take_prefetched", taking)
-        monkeypatch.setattr(Store, "pull", pulling)
+        monkeypatch.setattr(PrefetchedRows, "take", taking)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from hashlib import blake2b
 
@@ -17,12 +18,12 @@ KEYS = 200
 
 
 class Net(nn.Module):
-    def __init__(self, consistency: str) -> None:
+    def __init__(self, consistency: str, pool: str, filters: list[object]) -> None:
         super().__init__()
         ftrl, adagrad = {"name": "ftrl", "alpha": 0.1, "l1": 0.01}, {"name": "adagrad", "lr": 0.05}
         more = {"dtype": torch.float64, "consistency": consistency}
-        self.wide = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl, **more)
-        self.deep = SparseEmbedding(KEYS, 4, optimizer=adagrad, initial={"normal": 0.3}, **more)
+        self.wide = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl, pool=pool, **more)
+        self.deep = SparseEmbedding(KEYS, 4, optimizer=adagrad, initial={"normal": 0.3}, filters=filters, **more)
         self.dense = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,12 +41,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--consistency", default="bsp")
+    parser.add_argument("--pool", default="auto")
+    parser.add_argument("--filters", type=json.loads, default=[])
+    parser.add_argument("--prefetch", action="store_true")
     given = parser.parse_args()
     run = psctl.init()
-    net = Net(given.consistency)
+    net = Net(given.consistency, given.pool, given.filters)
     model, optimizer = run.prepare(net, torch.optim.Adam(net.parameters(), lr=0.01))
+    announced = (lambda batch: {net.deep: batch[0]}) if given.prefetch else None
     for _ in run.epochs(given.epochs):
-        for x, y in run.loader(data(), batch_size=32):
+        for x, y in run.loader(data(), batch_size=32, keys=announced):
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
             loss.backward()
