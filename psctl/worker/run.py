@@ -229,7 +229,11 @@ class Run(CollectiveCalls):
             self._resume_from(decision.resume)
         rows.check(decision.period, outer=outer is not None)
         synchronizer = build_synchronizer(parts, decision, self._tools(outer))
-        self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
+        resume = decision.resume
+        if rows and resume is not None and not resume.checkpoint and not synchronizer.is_asynchronous:
+            self._progress.step = resume.step  # the ends of clocks are numbered by it
+            rows.end_clocks(resume.step)  # worker/0 may wait for them before it stores the state that is fetched next
+        self._progress.replace_lost_worker(resume, parts, synchronizer)
         rows.join(synchronizer, self.step)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
