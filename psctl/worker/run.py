@@ -229,11 +229,8 @@ class Run(CollectiveCalls):
             self._resume_from(decision.resume)
         rows.check(decision.period, outer=outer is not None)
         synchronizer = build_synchronizer(parts, decision, self._tools(outer))
-        resume = decision.resume
-        if rows and resume is not None and not resume.checkpoint and not synchronizer.is_asynchronous:
-            self._progress.step = resume.step  # the ends of clocks are numbered by it
-            rows.end_clocks(resume.step)  # worker/0 may wait for them before it stores the state that is fetched next
-        self._progress.replace_lost_worker(resume, parts, synchronizer)
+        self._end_lost_clocks(decision.resume, synchronizer)
+        self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         rows.join(synchronizer, self.step)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
@@ -497,6 +494,15 @@ class Run(CollectiveCalls):
         self._rows = ModelRows(model.named_modules(), self._weight)
         self._rows.open(self._stores, self._welcome.seed)
         return self._rows
+
+    def _end_lost_clocks(self, resume: Resume | None, synchronizer: Synchronizer) -> None:
+        """End the clocks of embeddings that a lost worker has not ended, where this process replaces one.
+
+        worker/0 may wait for them before it stores the state that the replacement fetches next.
+        """
+        if self._rows and resume is not None and not resume.checkpoint and not synchronizer.is_asynchronous:
+            self._progress.step = resume.step  # the ends of clocks are numbered by it
+            self._rows.end_clocks(resume.step)
 
     def _tools(self, outer: OptimizerFactory | None) -> Tools:
         return Tools(
