@@ -29,7 +29,7 @@ def train(home: dict[str, str], keys: int, given: argparse.Namespace) -> list[di
     """Run one job; return the measurements."""
     words = {
         "keys": keys, "rounds": given.rounds, "steps": given.steps, "batch": given.batch,
-        "contestants": given.contestants,
+        "contestants": given.contestants, "compute": given.compute, "bags": given.bags,
     }  # fmt: skip
     args = ", ".join(f'"--{name}", "{value}"' for name, value in words.items())
     done = subprocess.run(
@@ -66,7 +66,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="of each, a round")
     parser.add_argument("--batch", type=int, default=256, help="examples of a worker")
-    parser.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds that psctl's steps compute besides")
+    parser.add_argument("--bags", type=int, default=8, help="of `bag` and `bag-rows`, each in a job of its own")
+    parser.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl,prefetch")
     given = parser.parse_args()
     if os.getuid() != 0:
         print("needs root")

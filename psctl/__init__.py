@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from psctl import nn as nn
     from psctl.kv.table_reader import Reader as Reader
+    from psctl.ps.tables.row_filters import RowFilter as RowFilter
     from psctl.train_state.start_values import load_start_values as load_start_values
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Reader", "Run", "__version__", "accelerate_ddp", "init", "load_start_values", "nn"]
+__all__ = ["Reader", "RowFilter", "Run", "__version__", "accelerate_ddp", "init", "load_start_values", "nn"]
 
 _DOORS = {
     "accelerate_ddp": "psctl.worker.ddp",
     "init": "psctl.worker.init",
     "Reader": "psctl.kv.table_reader",
+    "RowFilter": "psctl.ps.tables.row_filters",
     "load_start_values": "psctl.train_state.start_values",
     "Run": "psctl.worker.run",
 }

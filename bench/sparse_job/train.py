@@ -4,6 +4,8 @@ ddp-dense     nn.Embedding under DistributedDataParallel: the gradient of all ro
 ddp-sparse    nn.Embedding(sparse=True) under DistributedDataParallel: sparse gradients are gathered by Gloo
 rpc           nn.Embedding on rank 0, read and stepped through torch.distributed.rpc; the rest as ddp-dense
 psctl         psctl.nn.SparseEmbedding
+bag, bag-rows SparseEmbeddingBag of one bag for each of `--bags` parts of the batch, added on servers, or on the worker
+prefetch      the same, and the rows of the next batch are requested while this one is computed
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 
 import psctl
-from psctl.nn import SparseEmbedding
+from psctl.nn import SparseEmbedding, SparseEmbeddingBag
 
 WIDTH, FIELDS = 16, 20
 TORCH_KEYS = 10**6
@@ -46,6 +48,27 @@ def sent() -> int:
     with open("/proc/self/net/dev") as file:
         rows = [line.split(":") for line in file.readlines()[2:]]
     return sum(int(numbers.split()[8]) for name, numbers in rows if name.strip() != "lo")
+
+
+class BagNet(nn.Module):
+    """A bag of rows for each of some parts of a batch, and a dense layer.
+
+    Args:
+        keys: how many are possible.
+        bags: their number.
+        pool: where rows are added.
+    """
+
+    def __init__(self, keys: int, bags: int, pool: str) -> None:
+        super().__init__()
+        self._bags = bags
+        self.embedding = SparseEmbeddingBag(
+            keys, WIDTH, mode="sum", pool=pool, optimizer={"name": "sgd", "lr": 0.0001}, name=f"bag-{pool}"
+        )
+        self.dense = nn.Linear(WIDTH, 1)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.dense(self.embedding(keys.reshape(self._bags, -1)))
 
 
 class RemoteRows:
@@ -85,12 +108,18 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=5, help="of each, a round")
     arguments.add_argument("--batch", type=int, default=256, help="examples of a worker")
+    arguments.add_argument("--compute", type=float, default=0.0, help="seconds that each step computes besides")
+    arguments.add_argument("--bags", type=int, default=8, help="of bag and bag-rows")
     arguments.add_argument("--contestants", default="ddp-dense,ddp-sparse,rpc,psctl")
     options = arguments.parse_args()
     wanted = options.contestants.split(",")
     torch.set_num_threads(1)
     run = psctl.init()
-    ours = Net(SparseEmbedding(options.keys, WIDTH, optimizer={"name": "sgd", "lr": 0.01}))
+    if set(wanted) <= {"bag", "bag-rows"}:
+        pool = "worker" if wanted == ["bag-rows"] else "auto"
+        ours = BagNet(options.keys, options.bags, pool)
+    else:
+        ours = Net(SparseEmbedding(options.keys, WIDTH, optimizer={"name": "sgd", "lr": 0.01}))
     ours, our_optimizer = run.prepare(ours, torch.optim.SGD(ours.parameters(), lr=0.01))
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=timedelta(minutes=5))
@@ -98,10 +127,14 @@ def main() -> None:
     every = batches(options.keys, options.steps, options.batch, run.rank)
     contestants: dict[str, Callable[[], None]] = {}
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for keys in every:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, ahead: bool = False) -> None:
+        for keys, later in zip(every, [*every[1:], None], strict=True):
+            if ahead and later is not None:  # as run.loader(keys=) does
+                model.embedding.prefetch(later)
             optimizer.zero_grad()
-            model(keys).square().mean().backward()
+            loss = model(keys).square().mean()
+            time.sleep(options.compute)  # as a device computes
+            loss.backward()
             optimizer.step()
 
     if options.keys <= TORCH_KEYS:
@@ -113,7 +146,9 @@ def main() -> None:
             contestants[name] = lambda net=net, steps=steps: train(net, steps)
         if "rpc" in wanted:
             contestants["rpc"] = remote(options.keys, every, run.rank, run.world, group)
-    contestants["psctl"] = lambda: train(ours, our_optimizer)
+    for name in ("psctl", "prefetch", "bag", "bag-rows"):
+        if name in wanted:
+            contestants[name] = lambda name=name: train(ours, our_optimizer, name == "prefetch")
     for each in contestants.values():
         each()
     for turn in range(options.rounds):

@@ -3,6 +3,7 @@
 open_store: the stores of a run: checks the options and opens each store once
 store: the store: push, pull, wait, clock
 arguments: checks and converts the arguments and results of a store's calls
+prefetched_rows: rows that were requested one clock ahead
 tickets: asynchronous calls, and the order in which they start
 table_export: exports a store's rows of a checkpoint
 parquet_file: writes an exported table by pyarrow

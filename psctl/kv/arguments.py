@@ -361,7 +361,7 @@ def checked_capacity(capacity: object) -> int:
         found = parse_size(capacity) if isinstance(capacity, str) else capacity
     except ValueError as error:
         raise UsageError(f"capacity={capacity!r}: {error}", 'give bytes: "1GB"') from error
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 62:
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 1 << 60:
         raise UsageError(f"capacity={capacity!r}", 'give bytes, a whole number or a text: "1GB"')
     return found
 
@@ -590,3 +590,18 @@ def describe_key(key: object) -> str:
     if is_group(key):
         return f"{len(key)} names"
     return f"{len(key)} keys" if isinstance(key, Sized) else repr(key)
+
+
+def single_row(kind: TableKind, key: str | int, value: Value) -> Lanes:
+    """Return the row of a single-key push; it shares the memory of the script's tensor where the layout allows."""
+    if (
+        kind.stores_values_unchanged
+        and type(value) is torch.Tensor
+        and value.dtype is kind.dtype
+        and value.shape == kind.spec.shape
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not value.is_neg()
+    ):
+        return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
+    return rows_of(kind, key, value, 1)

@@ -11,12 +11,15 @@ merging, and sends the calls in batches (ps/tables/client/single_key_batches.py)
 is new, when the call depends on other tasks, and when the row is large.
 """
 
+# long: one method a call of the script, most of it documentation
+
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from psctl.client.server_waits import ServerWaits
@@ -24,15 +27,25 @@ from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.kv import arguments as given
 from psctl.kv.arguments import CheckedKey, Key, Value
+from psctl.kv.prefetched_rows import EarlyRead, PrefetchedRows
 from psctl.kv.store_connections import StoreServers
 from psctl.kv.tickets import Callback, Result, Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import StoreSpec, TableFromServer, TableSpec
-from psctl.ps.tables.client.calls_in_flight import TableChange, TableRead, result
+from psctl.ps.tables.client.calls_in_flight import (
+    PooledRoute,
+    TableChange,
+    TableRead,
+    WantedSums,
+    pooled_route,
+    result,
+)
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_bags import RowBags
+from psctl.ps.tables.row_filters import filter_specs
 from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import TableKind, UserFunction, check_table
 from psctl.ps.tables.table_state import FOREVER, checked_settings, first_sequence_at, merged
@@ -138,6 +151,7 @@ class Store:
         self._results: dict[int, Callable[[], Result]] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._closed = False
+        self._prefetched = PrefetchedRows()
         servers.open(spec.name, self)
         with self._lock:
             self._wait_until(f"store {spec.name!r}", lambda: self._state.is_open, self._all_shards)
@@ -163,6 +177,7 @@ class Store:
         admit: Mapping[str, float] | None = None,
         expire: int | None = None,
         capacity: int | str | None = None,
+        filters: Sequence[object] | None = None,
     ) -> None:
         """Declare the shape, dtype and reduction of a key before it is pushed; every rank declares the same.
 
@@ -189,6 +204,9 @@ class Store:
             expire: clocks without a push after which a row leaves, or up to an eighth later; not for asp stores.
             capacity: bytes of all rows with their state and keys ("1GB"); beyond it those leave whose last push is
                 oldest.
+            filters: which pushed rows of integer keys are sent, and in which form, in this order (docs/store.md):
+                {"random_skip": P}, {"significance": V}, {"kkt": {"every": N}}, "bf16", "fp16", "int8", and your own
+                subclass of psctl.RowFilter: "module:Class", or {"module:Class": {"setting": value}}.
 
         Raises:
             UsageError: the key is declared already with other properties, or an argument is invalid.
@@ -198,7 +216,8 @@ class Store:
         how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
         first, rule = given.checked_initial(initial, kind_of_number, self.name), given.checked_optimizer(optimizer)
         limits = given.checked_admission(admit), given.checked_expiry(expire), given.checked_capacity(capacity)
-        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule, *limits))
+        chain = filter_specs(filters)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first, rule, *limits, chain))
         check_table(self._spec, spec)
         with self._lock:
             kind = self._make_kind(spec)
@@ -269,7 +288,91 @@ class Store:
         Raises:
             UsageError: the key was neither pushed nor declared, or is invalid.
         """
-        return self.fetch(key, after=after).wait()
+        rows = self._take_prefetched(key) if self._prefetched and not after else None
+        return rows if rows is not None else self.fetch(key, after=after).wait()
+
+    def prefetch(self, keys: Sequence[int] | torch.Tensor) -> None:
+        """Request the rows that a pull of these integer keys returns in the next clock (asp: at the next pull of them).
+
+        `pull` with the same keys takes them, and waits until they are there. The two newest requests are kept.
+
+        Args:
+            keys: integer keys.
+
+        Raises:
+            UsageError: integer keys were neither pushed nor declared, or are invalid.
+        """
+        wanted = given.checked_key(keys)
+        if isinstance(wanted, str | int | range):
+            raise UsageError(f"prefetch of {given.describe_key(wanted)}", "give integer keys: a list or a tensor")
+        with self._lock:
+            self._check()
+            kind = self._kind_for_pull(wanted)
+            ahead, ticket = int(self._spec.staleness is not None), self._internal_ticket()
+            read, outs = self._state.start_read([(kind, self._route(kind, wanted))], ticket, ahead=ahead)
+            self._prefetched.add(EarlyRead(kind, wanted, self._state.clock + ahead, ticket, read))
+            self._send(outs)
+            self._finish_tickets()
+        self._run_callbacks()
+
+    def route_bags(self, keys: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor) -> PooledRoute:
+        """Return the way of bags of rows to the servers, for `pull_sums` and `push_sums`.
+
+        Args:
+            keys: distinct integer keys.
+            places: the places among them of the keys of each bag, one bag after another.
+            lengths: the number of keys of each bag.
+
+        Raises:
+            UsageError: the rows have no optimizer, or have filters.
+        """
+        wanted = given.integer_keys(keys.cpu().numpy())
+        bags = RowBags(*(each.cpu().numpy().astype(np.int32) for each in (places, lengths)))
+        with self._lock:
+            kind = self._kind_for_pull(wanted)
+            if kind.optimizer is None or kind.filters is not None:
+                raise UsageError(
+                    "sums of bags of rows without an optimizer, or with filters", "pull the rows, and add them"
+                )
+            return pooled_route(kind, self._route(kind, wanted), bags)
+
+    def pull_sums(self, route: PooledRoute) -> torch.Tensor:
+        """Return the sum of the rows of each bag, which servers have added; as fresh as `pull`.
+
+        Args:
+            route: of the bags.
+        """
+        with self._lock:
+            self._check()
+            ticket = self._internal_ticket()
+            read, outs = self._state.start_sums(route, ticket)
+            self._send(outs)
+            self._finish_tickets()
+            self._wait_internal("sums of rows", ticket)
+        self._run_callbacks()
+        want = read.wants[0]
+        assert isinstance(want, WantedSums), "it was a read of sums"
+        return want.total()
+
+    def push_sums(self, route: PooledRoute, gradients: torch.Tensor) -> Ticket:
+        """Push the gradients of sums of bags, which servers divide among the rows of their keys.
+
+        Args:
+            route: of the bags.
+            gradients: one row for each bag.
+
+        Returns:
+            The ticket of the push.
+        """
+        with self._lock:
+            self._check(writes=True)
+            self._wait_for_space()
+            ticket = self._ticket("push of bags", None)
+            changes = self._state.prepare_sums(route, gradients.detach().cpu().to(route.kind.dtype), ticket.number)
+            self._tasks.add(ticket, (), lambda: self._send_changes(changes))
+            self._finish_tickets()
+        self._run_callbacks()
+        return ticket
 
     def fetch(
         self,
@@ -364,6 +467,7 @@ class Store:
             kind = self._kind_for_pull("" if rows is None else rows)
             route = None if rows is None else self._route(kind, rows)
             ticket = self._ticket(f"call {name}", None)
+            self._prefetched.clear()
             changes = self._state.prepare_call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
             self._finish_tickets()
@@ -420,6 +524,25 @@ class Store:
             self._describe(name)
             found = [stats for (table, _), stats in self._state.stats.items() if table == name]
         return given.total_of(found)
+
+    def sent(self) -> dict[str, int]:
+        """Return counts of what this worker's filters of integer keys have left of its pushes.
+
+        Returns:
+            rows and bytes (keys and values) that the script has pushed, and rows_sent and bytes_sent of them.
+
+        Raises:
+            UsageError: integer keys have no filters.
+        """
+        with self._lock:
+            kind = self._kind_for_pull("")
+            if kind.filters is None:
+                raise UsageError("sent() of integer keys without filters", "declare them with filters=[...]")
+            chain = kind.filters
+            return {
+                "rows": chain.offered, "rows_sent": chain.sent,
+                "bytes": chain.offered_bytes, "bytes_sent": chain.sent_bytes,
+            }  # fmt: skip
 
     # ---- clocks and order ----------------------------------------------------------------------------------------
 
@@ -588,9 +711,10 @@ class Store:
             if kind is None or value is None:
                 return None
             self._check(writes=True)
+            self._prefetched.clear()
             if self._state.outstanding.bytes_in_flight >= MOST_IN_FLIGHT:
                 self._wait_for_space()
-            lanes = _row(kind, key, value)
+            lanes = given.single_row(kind, key, value)
             ticket = self._ticket(("push", key), callback)
             self._tasks.add_started(ticket)
             outs = self._state.push_one(
@@ -629,6 +753,20 @@ class Store:
 
     # ---- inside: any keys -----------------------------------------------------------------------------------------
 
+    def _take_prefetched(self, key: Key | Sequence[str]) -> Result:
+        """Return the rows of a key that were requested before, when they have arrived; None: they were not."""
+        keys = None if given.is_group(key) else given.checked_key(key)
+        with self._lock:
+            self._check()
+            early = self._prefetched.take(keys, self._state.clock) if isinstance(keys, np.ndarray) else None
+            if early is None:
+                return None
+            self._wait_internal("prefetched rows", early.ticket)
+            assert not isinstance(early.read.wants[0], WantedSums), "rows are prefetched"
+            rows = given.result_of(early.kind, early.keys, result(early.read.wants[0])[1])
+        self._run_callbacks()
+        return rows
+
     def _push(
         self,
         items: Sequence[tuple[CheckedKey, Value, TableKind]],
@@ -644,6 +782,8 @@ class Store:
             if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
+            if kind.workers_apply:  # rows that are requested already may lack this push
+                self._prefetched.clear()
         ticket = self._ticket(description, callback)
         changes = self._state.prepare_push(parts, ticket.number, what, self._at.step_mark)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
@@ -703,6 +843,7 @@ class Store:
     ) -> Result:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
+            assert not isinstance(want, WantedSums), "`pull_sums` reads them"
             keys, lanes = result(want)
             rows = given.result_of(kind, key, lanes)
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
@@ -806,18 +947,3 @@ class Store:
         """Call the callbacks of finished tickets; called without the lock."""
         while self._callbacks:
             self._callbacks.pop(0)()
-
-
-def _row(kind: TableKind, key: str | int, value: Value) -> Lanes:
-    """Return the row of a single-key push; it shares the memory of the script's tensor where the layout allows."""
-    if (
-        kind.stores_values_unchanged
-        and type(value) is torch.Tensor
-        and value.dtype is kind.dtype
-        and value.shape == kind.spec.shape
-        and value.is_cpu
-        and value.layout is torch.strided
-        and not value.is_neg()
-    ):
-        return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
-    return given.rows_of(kind, key, value, 1)

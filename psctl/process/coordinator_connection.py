@@ -2,7 +2,7 @@
 
 The coordinator's process may be killed and started again while the members train. A member then connects again and
 resumes its session (job/message_session.py). Bulk data does not continue on another connection: the rest of a transfer
-is dropped here, and the coordinator gives it up.
+is dropped here, and the coordinator gives it up. Tensors of a checkpoint that were on their way are requested again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from psctl.errors import ConnectionFailed, PeerLeft, ProtocolError, TimedOut
-from psctl.job.checkpoint_messages import LoadWanted, SaveBegin, SaveEnd, SavePart
+from psctl.job.checkpoint_messages import LoadEnd, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
 from psctl.job.message_session import BULK, MessageSession, is_numbered
 from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
@@ -71,6 +71,7 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
         self._lost: ConnectionFailed | None = None
         self._saves: set[tuple[int, bool]] = set()  # parts that are being sent on this connection: (step, of tables)
         self._saved: list[int] = []  # the last steps of which a part was begun
+        self._loads: dict[int, LoadWanted] = {}  # by ticket: requests without an answer, for the next connection
         at = address.get() if address is not None else None
         self._dial_again()
         with self._changed:
@@ -89,7 +90,11 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
             False when the message was dropped.
         """
         with self._changed:
-            if isinstance(message, SaveBegin | LoadWanted):
+            if isinstance(message, LoadWanted):
+                self._loads[message.ticket] = message
+                if not self._ready and self._lost is None:
+                    return True  # sent when the session is resumed
+            if isinstance(message, SaveBegin):
                 self._changed.wait_for(lambda: self._ready or self._lost is not None or self._closing)
             if self._lost is not None:
                 return False
@@ -188,6 +193,9 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
                     self._session.acknowledge(count)
                     self._changed.notify_all()
             case _:
+                if isinstance(message, LoadEnd):
+                    with self._changed:
+                        self._loads.pop(message.ticket, None)
                 self._handler.on_message(peer, message, payload)
                 if is_numbered(message):
                     self._session.received += 1
@@ -211,6 +219,8 @@ class CoordinatorConnection(ConnectionHandler[JobMessage]):
             self._session.acknowledge(received)
             for message in self._session.unacknowledged():
                 peer.send(message, urgent=True)
+            for wanted in self._loads.values():  # their answers were on their way, and are sent anew
+                peer.send(wanted)
             self._ready = True
             self._changed.notify_all()
 

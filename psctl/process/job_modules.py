@@ -59,6 +59,24 @@ class JobModules:
             raise UsageError(f"{name} in {file} is imported there from {source}", self._hint)
         return found
 
+    def class_of(self, name: str) -> type:
+        """Import a class by its "module:Class".
+
+        Raises:
+            UsageError: there is none, or it is not a class that is defined below the folder.
+        """
+        path, _, attribute = name.partition(":")
+        module = self._module(name, path)
+        file = str(module.__file__)
+        found = getattr(module, attribute, None)
+        if not isinstance(found, type) or found.__module__ != path:
+            what = "defines no class" if not isinstance(found, type) else f"imports it from {found.__module__}:"
+            raise UsageError(
+                f"{name}: {file} {what} {attribute!r}",
+                f"define it with `class` at the top of a module in the job's folder ({self._folder})",
+            )
+        return found
+
     @property
     def _hint(self) -> str:
         return f"define it with `def` at the top of a module in the job's folder ({self._folder})"

@@ -17,6 +17,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.process.job_modules import JobModules
 from psctl.ps.tables.reductions import Reduction, custom, reductions
+from psctl.ps.tables.row_filters import RowFilter
 from psctl.ps.tables.table_kinds import UserFunction
 from psctl.schedule.operation_check import ValueMeasure, check_operation
 
@@ -74,6 +75,21 @@ class JobFunctions:
         if name.startswith("__main__:"):
             raise UsageError(f"{name}: servers do not run the script", "define it in a module of the script's folder")
         return self._modules.function(name)
+
+    def row_filter(self, name: str) -> type[RowFilter]:
+        """Return a filter's class by its "module:class".
+
+        Raises:
+            UsageError: there is no such class, or it is no filter.
+        """
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} names no class", "write module:Class, of a module in the job's folder")
+        if name.startswith("__main__:"):
+            raise UsageError(f"{name}: servers do not run the script", "define it in a module of the script's folder")
+        found = self._modules.class_of(name)
+        if not issubclass(found, RowFilter):
+            raise UsageError(f"{name} is no filter", f"write `class {found.__name__}(psctl.RowFilter):`")
+        return found
 
     def reduction(self, name: str) -> Reduction:
         """Return a reduction by its name or module:function.

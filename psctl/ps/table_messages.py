@@ -42,7 +42,7 @@ from psctl.ps.messages import (
     WaitAnswer,
     WaitQuery,
 )
-from psctl.types import MOST_RANKS, Count, Name, Shape
+from psctl.types import MOST_RANKS, Count, Name, Shape, Size
 
 RowCount = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
 """Number of rows of a section; -1: all existing rows."""
@@ -80,6 +80,13 @@ class Initialiser(msgspec.Struct, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
+class FilterSpec(msgspec.Struct, frozen=True):
+    """A filter of pushed rows (tables/row_filters.py): its name, or a user's module:class, and its settings."""
+
+    name: Name
+    settings: dict[Name, PlainValue] = {}
+
+
 class Admission(msgspec.Struct, frozen=True):
     """Which absent keys a push gives a row: a share of all keys, chosen by a hash, and from the `count`-th push on."""
 
@@ -111,6 +118,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     with the pushes. `initial` is the value of an absent row: a number, a module:function of keys, an Initialiser, or
     None: zero for a reader, the reduction's identity for a push. `admit` (None: all) are the keys that get a row,
     `expire` is the age in clocks at which a row leaves (0: never), `capacity` the bytes of all rows (0: no limit).
+    `filters` choose and encode the rows that a worker sends.
     """
 
     name: Name
@@ -121,8 +129,9 @@ class TableSpec(msgspec.Struct, frozen=True):
     initial: float | Name | Initialiser | None = None
     optimizer: RowOptimizerSpec | None = None
     admit: Admission | None = None
-    expire: Count = 0
-    capacity: Count = 0
+    expire: Size = 0
+    capacity: Size = 0
+    filters: Annotated[tuple[FilterSpec, ...], msgspec.Meta(max_length=16)] = ()
 
     @property
     def elements(self) -> int:
@@ -157,6 +166,13 @@ class StoreSpec(msgspec.Struct, frozen=True):
     shards: Count
 
 
+class BagCounts(msgspec.Struct, frozen=True):
+    """The number of bags of a section (tables/row_bags.py), and of the places of keys in all of them."""
+
+    bags: Size
+    places: Size
+
+
 class UpdateSection(msgspec.Struct, frozen=True):
     """An Update's change of one table in one shard. `digest`: hash of the whole key list, which then is not sent.
 
@@ -164,6 +180,8 @@ class UpdateSection(msgspec.Struct, frozen=True):
     settings of the table's optimizer to `arguments` (count -1).
     `numbered`: the rows were pushed one by one (single_key_batches.py): sorted by key, pushes to the same key in their
     order, and the payload has the sequence of each.
+    `coded`: the rows are in the form that the table's last filter gives them: type and elements of each.
+    `bags`: the payload has bags after the keys, and a gradient for each, which the server divides among the keys.
     """
 
     shard: Count
@@ -175,12 +193,15 @@ class UpdateSection(msgspec.Struct, frozen=True):
     function: Name = ""
     arguments: dict[str, PlainValue] = {}
     numbered: bool = False
+    coded: tuple[Name, Size] | None = None
+    bags: BagCounts | None = None
 
 
 class ReadSection(msgspec.Struct, frozen=True):
     """A Fetch's request to one shard and table: `count` keys, or (count -1) the existing rows of a range of keys.
 
-    The range is start, start + step ... below stop.
+    The range is start, start + step ... below stop. `bags`: the payload has bags after the keys, and the answer has a
+    sum of rows for each of them.
     """
 
     shard: Count
@@ -190,12 +211,15 @@ class ReadSection(msgspec.Struct, frozen=True):
     stop: int = 0
     step: Annotated[int, msgspec.Meta(ge=1)] = 1
     digest: Digest = b""
+    bags: BagCounts | None = None
 
 
 class AnswerSection(msgspec.Struct, frozen=True):
     """The rows of one shard and table in a Fetched; `keys`: the payload has the keys too.
 
-    The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`.
+    The rows contain all updates of `clock` clocks of all workers, and this worker's own up to `sequence`. `final`: no
+    further answer of the shard follows; before, an early read gets its rows as they were. `sums`: the rows are those of
+    bags.
     """
 
     shard: int
@@ -204,6 +228,8 @@ class AnswerSection(msgspec.Struct, frozen=True):
     clock: int
     sequence: int
     keys: bool = False
+    final: bool = True
+    sums: bool = False
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -271,7 +297,10 @@ class Marker(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Requests rows. Payload: keys. Answered when all of the group have finished `clock` clocks (-1: at once)."""
+    """Requests rows. Payload: keys. Answered when all of the group have finished `clock` clocks (-1: at once).
+
+    `early`: the rows as they are now are sent at once, and those that have changed since at that clock.
+    """
 
     store: str
     session: int
@@ -279,6 +308,7 @@ class Fetch(Message, frozen=True):
     ticket: int
     clock: int
     sections: list[ReadSection]
+    early: bool = False
 
 
 class DescribeTable(Message, frozen=True):

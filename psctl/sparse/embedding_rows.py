@@ -6,7 +6,7 @@ unique rows. It is kept until the step sends it, once: the gradients of several 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from psctl.errors import UsageError
 from psctl.kv.open_store import Stores, staleness_of
 from psctl.kv.store import Store
 from psctl.kv.tickets import Ticket
+from psctl.ps.tables.client.calls_in_flight import PooledRoute
 
 Initial = float | str | Mapping[str, object] | None
 """The start value of rows, as `Store.declare` takes it."""
@@ -31,6 +32,8 @@ class RowsOptions(NamedTuple):
     consistency: str | Mapping[str, int]
     name: str
     """Of the store; "": made of the module's place in the model."""
+    filters: Sequence[object] = ()
+    """Of pushed gradients, as `Store.declare` takes them."""
 
     @property
     def is_asynchronous(self) -> bool:
@@ -50,6 +53,7 @@ class EmbeddingRows:
         self.frozen = False
         self._store: Store | None = None
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []  # unique keys and their gradients
+        self._sums: list[tuple[PooledRoute, torch.Tensor]] = []  # bags and the gradients of their sums
 
     def __deepcopy__(self, memo: dict[int, object]) -> EmbeddingRows:
         return self
@@ -87,8 +91,9 @@ class EmbeddingRows:
             initial = {**initial, "seed": seed}
         store = stores.open(options.name or name, options.consistency, "lazy", None)
         store.declare(
-            int, shape=(options.width,), dtype=options.dtype, initial=initial, optimizer=dict(options.optimizer)
-        )
+            int, shape=(options.width,), dtype=options.dtype, initial=initial, optimizer=dict(options.optimizer),
+            filters=list(options.filters),
+        )  # fmt: skip
         self._store = store
 
     def pull(self, keys: torch.Tensor) -> torch.Tensor:
@@ -104,6 +109,26 @@ class EmbeddingRows:
             rows.register_post_accumulate_grad_hook(lambda leaf: self._keep(keys, leaf))  # type: ignore[no-untyped-call]
         return rows
 
+    def pull_sums(self, route: PooledRoute, device: torch.device) -> torch.Tensor:
+        """Return the sums of bags of rows, which servers have added; their gradient is kept for the step."""
+        self.store.wait_for_others()
+        sums = self.store.pull_sums(route).to(device)
+        if torch.is_grad_enabled() and not self.frozen:
+            sums.requires_grad_()
+            sums.register_post_accumulate_grad_hook(lambda leaf: self._keep_sums(route, leaf))  # type: ignore[no-untyped-call]
+        return sums
+
+    def _keep_sums(self, route: PooledRoute, leaf: torch.Tensor) -> None:
+        gradient = leaf.grad
+        assert gradient is not None, "torch calls the hook after it is computed"
+        self._sums.append((route, gradient.detach()))
+        leaf.grad = None
+
+    def prefetch(self, keys: torch.Tensor) -> None:
+        """Request the rows of the next step's unique keys, which `pull` takes then."""
+        if len(keys):
+            self.store.prefetch(keys)
+
     def _keep(self, keys: torch.Tensor, leaf: torch.Tensor) -> None:
         gradient = leaf.grad
         assert gradient is not None, "torch calls the hook after it is computed"
@@ -112,6 +137,13 @@ class EmbeddingRows:
 
     def send(self, weight: float) -> Ticket | None:
         """Push the gradients since the last call, multiplied by `weight`; None where there are none."""
+        sums, self._sums = self._sums, []
+        if len(sums) == 1 and not self._gradients:
+            ((route, of_sums),) = sums
+            return None if weight == 0.0 else self.store.push_sums(route, of_sums * weight)
+        for route, of_sums in sums:  # with other gradients of the step: one push of rows
+            rows = route.whole.gradients(of_sums.cpu(), len(route.keys))
+            self._gradients.append((torch.from_numpy(route.keys), rows))
         if not self._gradients:
             return None
         kept, self._gradients = self._gradients, []

@@ -23,8 +23,9 @@ over ranks is the gradient of the joint mean; under asp each rank's gradient is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from psctl.errors import UsageError
@@ -49,9 +50,11 @@ class ModelRows:
         self._weight = weight
         self._common = False  # a step that is finished here is finished everywhere
         self._rows: dict[str, EmbeddingRows] = {}
+        self._modules: list[RowsModule] = []
         for place, module in modules:
             if isinstance(module, RowsModule) and module.rows not in self._rows.values():
                 self._rows[f"{PREFIX}{place or 'model'}"] = module.rows
+                self._modules.append(module)
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -79,6 +82,30 @@ class ModelRows:
                 f"period: {period} or outer= with an embedding of psctl.nn, whose rows step in every step",
                 "set `period: 1` under sync: in the job file and leave outer= out, or use torch.nn.Embedding",
             )
+
+    def prefetch(self, found: object) -> None:
+        """Request the rows of the next batch.
+
+        Args:
+            found: what `run.loader(keys=)` returned for the batch: the keys of all embeddings of the model, or a dict
+                of embeddings and keys.
+
+        Raises:
+            UsageError: it is neither, or the model has no embedding.
+        """
+        if not self._modules:
+            raise UsageError(
+                "run.loader(keys=...) of a model without an embedding of psctl.nn",
+                "leave `keys` out, or give run.prepare a model with a SparseEmbedding before the loop",
+            )
+        pairs = list(found.items()) if isinstance(found, Mapping) else [(module, found) for module in self._modules]
+        for module, keys in pairs:
+            if module not in self._modules or not isinstance(keys, torch.Tensor):
+                raise UsageError(
+                    f"run.loader(keys=...) returned {type(keys).__name__} for {type(module).__name__}",
+                    "return a tensor of integer keys, or a dict: {model.items: keys}, of embeddings of the model",
+                )
+            module.prefetch(keys)
 
     def join(self, synchronizer: Synchronizer, step: int) -> None:
         """Send the rows with the rounds of dense gradients, and go on after `step`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from psctl.errors import UsageError
 from psctl.job.examples import clocks_in_epoch, positions
 from psctl.train_state.example_sharing import Batch, returned_examples
-from psctl.train_state.random_generators import mix, reseed
+from psctl.train_state.random_generators import GeneratorStates, mix, reseed
 from psctl.types import Range
 
 if TYPE_CHECKING:  # that module imports this one
@@ -41,6 +41,7 @@ class Loader:
         num_workers: int = 0,
         collate_fn: Callable[[list[Example]], Minibatch] | None = None,
         per_worker: bool = False,
+        on_next: Callable[[Minibatch], None] | None = None,
     ) -> None:
         self.index = index
         self.passes = 0
@@ -53,6 +54,7 @@ class Loader:
         self._batch = batch_size * progress.world if per_worker else batch_size
         _check(self._examples, self._batch, batch_size, progress.world)
         self._clocks = clocks_in_epoch(self._examples, self._batch, progress.world)
+        self._on_next = on_next  # called with the next batch before each batch is yielded
         self._late = False  # one more batch follows, of examples that a lost rank had drawn
 
     def __len__(self) -> int:
@@ -71,6 +73,7 @@ class Loader:
     def _run(self, epoch: int, start: int) -> Iterator[Minibatch]:
         self.clock = start
         fetching: Iterator[Minibatch] | None = None
+        early: FetchedBatch | None = None
         ranks: tuple[int, ...] = ()
         try:
             spans = self._progress.spans
@@ -78,10 +81,11 @@ class Loader:
                 began = spans.now()
                 self._progress.generators.begin_step()  # it includes the fetch
                 if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
-                    fetching, ranks = iter(self._fetching(batch)), batch.ranks
-                found = next(fetching)
+                    fetching, ranks, early = iter(self._fetching(batch)), batch.ranks, None
+                found = early.take() if early is not None else next(fetching)
                 self.clock, self._late = self.clock + 1, False
                 self._progress.remember_batch(self, batch)
+                early = self._fetch_next(fetching, batch) if self._on_next is not None else None
                 spans.loaded(began)
                 self._progress.on_batch(self, sum(map(len, batch.of(self._progress.rank))), batch.size)
                 yield found
@@ -89,6 +93,23 @@ class Loader:
             self._progress.on_exhausted(self)
         finally:
             self._progress.generators.end_step()  # of an abandoned pass, too
+
+    def _fetch_next(self, fetching: Iterator[Minibatch], batch: Batch) -> FetchedBatch | None:
+        """Fetch the next clock's batch of this pass and report it; None at the end of the pass.
+
+        The generators are as if it had not been fetched, until it is its turn.
+        """
+        assert self._on_next is not None, "checked by the caller"
+        if self.clock >= self._clocks or not batch.of(self._progress.rank):
+            return None
+        if self._workers:  # they draw the numbers of the fetch
+            fetched = FetchedBatch(next(fetching))
+        else:
+            before = GeneratorStates.now()
+            fetched = FetchedBatch(next(fetching), GeneratorStates.now())
+            before.apply()
+        self._on_next(fetched.batch)
+        return fetched
 
     def _next(self, epoch: int) -> Batch | None:
         """Return the next clock's batch of all ranks; None at the end of the pass."""
@@ -131,6 +152,19 @@ class Loader:
             return None
         generator = torch.Generator().manual_seed(mix(self._progress.seed, "order", epoch))
         return torch.randperm(self._examples, generator=generator)
+
+
+class FetchedBatch(NamedTuple):
+    """A batch that was fetched before its clock, and the generators' states after the fetch (None: it drew nothing)."""
+
+    batch: Minibatch
+    generators: GeneratorStates | None = None
+
+    def take(self) -> Minibatch:
+        """Return the batch in its clock."""
+        if self.generators is not None:
+            self.generators.apply()
+        return self.batch
 
 
 class EpochBatches(Dataset[Minibatch]):

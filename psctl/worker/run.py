@@ -327,6 +327,7 @@ class Run(CollectiveCalls):
         num_workers: int = 0,
         collate_fn: Callable[[list[Example]], Minibatch] | None = None,
         per_worker: bool = False,
+        keys: Callable[[Minibatch], object] | None = None,
     ) -> Loader:
         """Return an iterable of this rank's batches: every example once an epoch over all ranks.
 
@@ -345,6 +346,9 @@ class Run(CollectiveCalls):
             num_workers: loader processes of this rank; 0: fetch in the training process.
             collate_fn: makes a batch of a list of examples; default: torch's.
             per_worker: `batch_size` is for each rank.
+            keys: returns the keys of a batch that the model's SparseEmbeddings will be called with: a tensor, for all
+                of them, or a dict of embeddings and tensors. The rows of the next batch are then requested while this
+                one is computed; the results are the same.
 
         Raises:
             UsageError: the dataset has no positions (an IterableDataset), or a rank would have no example; the
@@ -353,6 +357,7 @@ class Run(CollectiveCalls):
         return Loader(
             self._progress, self._progress.new_loader(), dataset, batch_size,
             shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
+            on_next=None if keys is None else lambda batch: self._rows.prefetch(keys(batch)),
         )  # fmt: skip
 
     def epochs(self, count: int) -> Iterator[int]:

@@ -11,12 +11,13 @@ class Logistic(nn.Module):
 
     Args:
         l1: the penalty.
+        filters: of the gradients that are pushed.
     """
 
-    def __init__(self, l1: float) -> None:
+    def __init__(self, l1: float, filters: list) -> None:
         super().__init__()
         ftrl = {"name": "ftrl", "alpha": 3.0, "beta": 1.0, "l1": l1, "l2": 1e-4}
-        self.weights = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl)
+        self.weights = SparseEmbeddingBag(None, 1, mode="sum", optimizer=ftrl, filters=filters)
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, keys: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -31,13 +32,14 @@ class DeepFM(nn.Module):
     Args:
         width: elements of a row.
         hidden: neurons of each of the two hidden layers.
+        filters: of the gradients of rows that are pushed.
     """
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, filters: list) -> None:
         super().__init__()
         adagrad = {"name": "rowwise-adagrad", "lr": 0.05}
         self.first = SparseEmbeddingBag(None, 1, mode="sum", optimizer={"name": "adagrad", "lr": 0.05}, initial=0.0)
-        self.rows = SparseEmbedding(None, width, optimizer=adagrad, initial={"normal": 0.05})
+        self.rows = SparseEmbedding(None, width, optimizer=adagrad, initial={"normal": 0.05}, filters=filters)
         self.network = nn.Sequential(
             nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )

@@ -1,6 +1,7 @@
 """Predicts clicks, or the rating of a sentence, from sparse features; prints the AUC on other examples."""
 
 import argparse
+import json
 
 import torch
 from data import Clicks, Reviews, auc, collate
@@ -34,10 +35,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--l1", type=float, default=0.01, help="of the logistic regression")
     parser.add_argument("--width", type=int, default=16, help="elements of a row of DeepFM")
+    parser.add_argument("--filters", type=json.loads, default=[], help='of pushed rows: ["int8"]')
     given = parser.parse_args()
 
     run = psctl.init()
-    model = Logistic(given.l1) if given.model == "logistic" else DeepFM(given.width, 128)
+    model = Logistic(given.l1, given.filters) if given.model == "logistic" else DeepFM(given.width, 128, given.filters)
     model, optimizer = run.prepare(model, torch.optim.Adam(model.parameters(), lr=0.002))
     loader = run.loader(data_of(given.data, given.features, test=False), given.batch, collate_fn=collate)
     for _ in run.epochs(given.epochs):
@@ -55,6 +57,9 @@ def main() -> None:
             weights = model.weights.rows.store.pull(range(-(1 << 63), (1 << 63) - 1))[1]
             line += f"; {int((weights != 0).sum())} of {len(weights)} weights are not zero"
         print(line, flush=True)
+        if given.filters:
+            rows = model.weights.rows if given.model == "logistic" else model.rows.rows
+            print(f"sent {json.dumps(rows.store.sent())} by this worker", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psctl.errors import ConnectionFailed, PeerLeft, ProtocolError, TimedOut
-from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
+from psctl.job.checkpoint_messages import LoadEnd, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.message import JobMessage
 from psctl.job.session_messages import MessagesReceived, ResumeSession, SessionResumed
 from psctl.job.training_messages import Go, Heartbeat, ScriptFinished
@@ -26,7 +26,9 @@ class Peer:
         self.closed = ""
 
     def send(self, message: JobMessage, payload: Any = None, *, urgent: bool = False) -> bool:
-        assert urgent is not isinstance(message, SaveBegin | SavePart | SaveEnd), "numbered messages stay in order"
+        assert urgent is not isinstance(message, SaveBegin | SavePart | SaveEnd | LoadWanted), (
+            "numbered messages stay in order"
+        )
         self.sent.append(message)
         return True
 
@@ -148,6 +150,23 @@ def test_a_checkpoint_begins_when_the_session_is_resumed(
     connection.on_message(second, SessionResumed(0), None)
     sender.join(10)
     assert second.sent[1:] == [SaveBegin(7, [])]
+
+
+def test_tensors_of_a_checkpoint_whose_answer_is_lost_are_requested_again(
+    coordinator: Coordinator, connection: CoordinatorConnection
+) -> None:
+    connection.send(LoadWanted(1, []))
+    connection.send(LoadWanted(2, []))
+    connection.on_message(coordinator.peers[0], LoadEnd(1), None)
+    second = coordinator.breaks(connection)
+    assert connection.send(LoadWanted(3, [])), "does not block the thread that resumes the session"
+    connection.on_message(second, SessionResumed(0), None)
+    assert second.sent[1:] == [LoadWanted(2, []), LoadWanted(3, [])]
+    connection.on_message(second, LoadEnd(2), None)
+    connection.on_message(second, LoadEnd(3), None)
+    third = coordinator.breaks(connection)
+    connection.on_message(third, SessionResumed(0), None)
+    assert third.sent == [ResumeSession(0, ())]
 
 
 def test_the_coordinator_is_dialled_until_it_is_there_again(

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.errors import UsageError
-from psctl.ps.tables.client.calls_in_flight import result
+from psctl.errors import MessageRefused, ProtocolError, UsageError
+from psctl.ps.table_messages import BagCounts, ReadSection, RowOptimizerSpec, UpdateSection
+from psctl.ps.tables.client.calls_in_flight import ReadPart, pooled_route, result
 from psctl.ps.tables.client.table_client_state import TableClient
+from psctl.ps.tables.row_bags import RowBags
+from psctl.ps.tables.server.client_sessions import ClientSession
 from psctl.ps.tables.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
+from psctl.ps.tables.table_packing import PayloadReader
 from psctl.ps.tables.table_state import FOREVER, TableEntry, TableShard, last_sequence_at
 from tests.ps.table_world import Functions, World, spec
 
@@ -466,3 +470,137 @@ def test_a_reopened_store_takes_part_again() -> None:
     world.run()
     assert not world.clients[1].outstanding.bytes_in_flight
     assert world.pull(0, spec(), [1]).item() == 111.0
+
+
+def begin_early(world: World, rank: int, table, keys):
+    """Begin to read the rows of the next clock; return the read."""
+    client = world.clients[rank]
+    route = client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
+    read, outs = client.start_read([(client.resolve_kind(table), route)], world.ticket(), ahead=1)
+    world.put(rank, outs)
+    return read
+
+
+def pushed_by_all(world: World, table, keys, value: float, place: int) -> None:
+    for rank in range(2):
+        world.push(rank, table, keys, torch.full((len(keys),), value), place=place)
+
+
+SGD = RowOptimizerSpec("sgd", {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0})
+
+
+@pytest.mark.parametrize("table", [spec(), spec(optimizer=SGD)])
+@pytest.mark.parametrize("loses", [False, True])
+def test_an_early_read_brings_rows_before_their_clock_and_changed_ones_again(table, loses: bool) -> None:
+    keys = np.arange(200)
+    for seed in range(10):
+        world = World(workers=2, servers=3, staleness=0, replicas=1, random=random.Random(seed))
+        pushed_by_all(world, table, keys[:100], 1.0, 1)
+        for rank in range(2):
+            world.clock(rank, place=1)
+        world.run()
+        read = begin_early(world, 0, table, keys)
+        world.run()
+        assert not world.done(0, read), "the clock goes on"
+        sign = -1.0 if table.optimizer is not None else 1.0
+        assert (read.wants[0].array[:100] == 2 * sign).all(), "they were sent before it ends"
+        assert not read.wants[0].present[100:].any()
+        if loses:
+            world.kill(1)
+            world.assign([[rank for rank in chain if rank != 1] for chain in ([0, 1], [1, 2], [2, 0], [0, 1])])
+        before = world.bytes
+        pushed_by_all(world, table, [3, 150], 5.0, 2)
+        for rank in range(2):
+            world.clock(rank, place=2)
+        world.run()
+        assert world.done(0, read)
+        values = result(read.wants[0])[1].values.flatten()
+        expected = torch.zeros(200)
+        expected[:100] = 2 * sign
+        expected[[3, 150]] += 10 * sign
+        assert torch.equal(values, expected)
+        assert loses or world.bytes - before < 2500, "what has not changed is not sent again"
+        assert torch.equal(world.pull(1, table, keys).flatten(), expected)
+
+
+def test_an_early_read_of_rows_that_may_leave_is_sent_once() -> None:
+    table = spec(capacity=4 << 30, expire=1 << 29)  # more than a Count
+    world = World(workers=2, servers=1, staleness=0)
+    pushed_by_all(world, table, [1, 2], 1.0, 1)
+    for rank in range(2):
+        world.clock(rank, place=1)
+    world.run()
+    read = begin_early(world, 0, table, [1, 2])
+    world.run()
+    assert not read.wants[0].present.any()
+    for rank in range(2):
+        world.clock(rank, place=2)
+    world.run()
+    assert world.done(0, read) and result(read.wants[0])[1].values.flatten().tolist() == [2.0, 2.0]
+
+
+def test_an_answer_with_rows_that_were_not_requested_is_refused() -> None:
+    part = ReadPart(ReadSection(0, "", 3), np.array([5, 1, 9]), b"", None, np.array([10, 11, 12]))
+    assert part.at_of(np.array([9, 5])).tolist() == [12, 10]
+    for wrong in ([6], [10], [0]):
+        with pytest.raises(ProtocolError, match="not requested"):
+            part.at_of(np.array(wrong))
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_sums_of_bags_survive_the_loss_of_a_server(loses: bool) -> None:
+    table = spec(shape=(2,), optimizer=SGD, initial=0.5)
+    keys, bags = (
+        np.arange(60),
+        RowBags(np.tile(np.arange(60, dtype=np.int32), 2), np.array([70, 0, 50], dtype=np.int32)),
+    )
+    gradients = torch.tensor([[1.0, 2.0], [7.0, 7.0], [3.0, 5.0]], dtype=torch.float64)
+    for seed in range(10):
+        world = World(workers=2, servers=3, staleness=0, replicas=1, random=random.Random(seed))
+        client = world.clients[0]
+        route = pooled_route(client.resolve_kind(table), client.routes.route_of("", keys), bags)
+        read, outs = client.start_sums(route, world.ticket())
+        world.put(0, outs)
+        for _ in range(seed * 2):
+            world.step()
+        if loses:
+            world.kill(1)
+            world.assign([[rank for rank in chain if rank != 1] for chain in ([0, 1], [1, 2], [2, 0], [0, 1])])
+        world.run()
+        assert world.done(0, read)
+        assert read.wants[0].total().tolist() == [[35.0] * 2, [0.0] * 2, [25.0] * 2], "of start values"
+        for change in client.prepare_sums(route, gradients, world.ticket()):
+            world.put(0, client.send_change(change, 1))
+        for rank in range(2):
+            world.clock(rank, place=1)
+        world.run()
+        expected = (
+            0.5
+            - torch.cat([gradients[:1].expand(60, 2)])
+            - torch.where(torch.arange(60)[:, None] < 10, gradients[0], gradients[2])
+        )
+        assert torch.equal(world.pull(1, table, keys), expected)
+        read, outs = client.start_sums(route, world.ticket())
+        world.put(0, outs)
+        world.run()
+        torch.testing.assert_close(read.wants[0].total(), bags.sums(expected))
+
+
+@pytest.mark.parametrize(
+    ("places", "lengths", "counts"),
+    [([3], [1], (1, 1)), ([-1], [1], (1, 1)), ([0, 1], [1], (1, 2)), ([0, 1], [3, -1], (2, 2)), ([0], [1, 1], (2, 1))],
+)
+def test_bags_that_do_not_fit_their_keys_are_refused(places, lengths, counts) -> None:
+    payload = b"".join(
+        np.pad(np.array(each, dtype=np.int32), (0, len(each) % 2)).tobytes() for each in (places, lengths)
+    )
+    with pytest.raises(MessageRefused, match="do not fit"):
+        RowBags.read(PayloadReader(memoryview(payload)), BagCounts(*counts), 3)
+
+
+def test_gradients_of_bags_are_refused_for_a_table_without_an_optimizer() -> None:
+    session = ClientSession(0, 0, -1)
+    for table, what in ((spec(), "push"), (spec(optimizer=SGD), "start")):
+        section = UpdateSection(0, "", 1, what, spec=table, bags=BagCounts(1, 1))
+        with pytest.raises(MessageRefused, match="no optimizer of rows"):
+            session.read_part(section, PayloadReader(memoryview(bytearray(64))), Functions())

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
+from psctl.kv.prefetched_rows import PrefetchedRows
+from psctl.kv.store import Store
 from psctl.nn import SparseEmbedding, SparseEmbeddingBag
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
@@ -51,14 +53,16 @@ def sparse(optimizer, **more) -> Net:
     return Net(SparseEmbedding(KEYS, WIDTH, **options), SparseEmbeddingBag(KEYS, WIDTH, mode="sum", **options))
 
 
-def train(run: Run, net: Net, batch: int = 18, epochs: int = 4, accumulate: bool = False, every: bool = False):
+def train(
+    run: Run, net: Net, batch: int = 18, epochs: int = 4, accumulate: bool = False, every: bool = False, keys_of=None
+):
     """Train; return the rows before and after, the dense weight, and what a second read of the rows gives."""
     model, optimizer = run.prepare(net, torch.optim.SGD(net.dense.parameters(), lr=0.05))
     keys = torch.arange(KEYS)
     with torch.no_grad():
         before = [model.one(keys), model.bag(keys[:, None])]
     for _ in run.epochs(epochs):
-        for x, y in run.loader(data(every), batch_size=batch, shuffle=not every):
+        for x, y in run.loader(data(every), batch_size=batch, shuffle=not every, keys=keys_of and keys_of(model)):
             optimizer.zero_grad()
             if accumulate:
                 with run.accumulate():
@@ -146,6 +150,173 @@ def test_workers_train_as_one_does_on_the_joint_batch(name, update) -> None:
     ):
         rows, weight = torch_alone(before, make, batch, every)
         assert_near([*after, dense], [*rows, weight])
+
+
+def keys_of(model: Net):
+    """Return what `run.loader(keys=)` takes for this model."""
+    return lambda batch: {model.one: batch[0][:, 0], model.bag: batch[0][:, 1:]}
+
+
+class Requests:
+    """Counts pulls that take rows which were requested before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._takes: list[int] = []  # threads append
+        take = PrefetchedRows.take
+
+        def taking(rows, keys, clock):
+            found = take(rows, keys, clock)
+            if found is not None:
+                self._takes.append(clock)
+            return found
+
+        monkeypatch.setattr(PrefetchedRows, "take", taking)
+
+    @property
+    def taken(self) -> int:
+        return len(self._takes)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_prefetched_rows_change_no_bit_under_bsp(name, update, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = OPTIMIZERS[name][0]
+    expected = together(3, lambda run: train(run, sparse(settings), 17), update=update)
+    counts = Requests(monkeypatch)
+    found = together(3, lambda run: train(run, sparse(settings), 17, keys_of=keys_of), update=update)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(one[1], other[1], strict=True))
+        assert torch.equal(one[2], other[2])
+    assert counts.taken == 3 * 2 * 4 * (4 - 1), "of an epoch's four batches all but the first"
+
+
+@pytest.mark.parametrize("consistency", ["asp", {"ssp": 1}])
+def test_rows_are_prefetched_by_workers_apart(consistency, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Requests(monkeypatch)
+    options = {"optimizer": {"name": "sgd", "lr": 0.1}, "consistency": consistency}
+    for before, after, _ in together(2, lambda run: train(run, sparse(**options), epochs=6, keys_of=keys_of)):
+        assert not torch.equal(before[0], after[0])
+    assert counts.taken == 2 * 2 * 6 * 2
+
+
+POOLED = {"optimizer": {"name": "adagrad", "lr": 0.1}, "pool": "server", "initial": {"normal": 0.5, "seed": 7}}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("form", ["rows", "offsets", "last-offset"])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_bags_added_on_servers_are_those_of_torch(mode, form, padding) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(0, 12, (5, 30), generator=generator)
+    arguments = [x] if form == "rows" else [x.flatten()[:100], torch.tensor([0, 40, 40, 99])]
+    if form == "last-offset":
+        arguments[1] = torch.tensor([0, 40, 40, 99, 100])
+    options = {"mode": mode, "padding_idx": padding, "include_last_offset": form == "last-offset"}
+
+    def script(run):
+        bag = SparseEmbeddingBag(12, WIDTH, dtype=torch.float64, **options, **POOLED)
+        model = nn.ModuleList([bag, nn.Linear(1, 1)])
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        own = nn.EmbeddingBag(12, WIDTH, sparse=True, dtype=torch.float64, **options)
+        keys = torch.arange(12)
+        with torch.no_grad():
+            own.weight.copy_(SparseRead(bag)(keys))
+        steps = torch.optim.Adagrad([own.weight], lr=0.1)
+        for _ in range(3):
+            steps.zero_grad()
+            given, expected = bag(*arguments), own(*arguments)
+            torch.testing.assert_close(given, expected, rtol=0, atol=1e-13)
+            given.square().sum().backward(), expected.square().sum().backward()
+            optimizer.step(), steps.step()
+            with torch.no_grad():
+                torch.testing.assert_close(SparseRead(bag)(keys), own.weight.detach(), rtol=0, atol=1e-12)
+
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    alone(script)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_workers_with_bags_added_on_servers_train_as_with_rows(accumulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = []
+    push = Store.push_sums
+    monkeypatch.setattr(Store, "push_sums", lambda *given: pushed.append(1) or push(*given))
+    found = {}
+    for pool in ("server", "worker"):
+        net = lambda pool=pool: Net(  # noqa: E731
+            SparseEmbedding(KEYS, WIDTH, optimizer={"name": "sgd", "lr": 0.1}, dtype=torch.float64,
+                            initial={"normal": 0.5, "seed": 7}),
+            SparseEmbeddingBag(KEYS, WIDTH, mode="sum", dtype=torch.float64, **{**POOLED, "pool": pool}),
+        )  # fmt: skip
+        found[pool] = together(3, lambda run, net=net: train(run, net(), 17, accumulate=accumulate))
+        assert bool(pushed) is not accumulate, "two backwards of a step are one push of rows"
+    for one, other in zip(found["server"], found["worker"], strict=True):
+        assert_near([*one[1], one[2]], [*other[1], other[2]])
+    assert torch.equal(found["server"][0][1][1], found["server"][1][1][1]), "all ranks read the same rows"
+
+
+def test_bags_are_added_where_that_takes_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    pull = Store.pull_sums
+    monkeypatch.setattr(Store, "pull_sums", lambda *given: calls.append(1) or pull(*given))
+
+    def script(run):
+        bag = SparseEmbeddingBag(None, 16, mode="sum", optimizer={"name": "sgd", "lr": 0.1})
+        model = nn.ModuleList([bag, nn.Linear(1, 1)])
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        wide = torch.arange(4000).reshape(2, 2000)
+        sums = bag(wide)
+        assert len(calls) == 1, "4000 rows, or a sum of each of two bags in each shard"
+        expected = bag.rows.store.pull(wide.flatten()).reshape(2, 2000, 16).sum(dim=1)
+        torch.testing.assert_close(sums.detach(), expected, rtol=1e-5, atol=1e-3)
+        bag(torch.arange(200).reshape(200, 1))
+        bag(torch.zeros(4, 500, dtype=torch.int64))
+        bag(wide, per_sample_weights=torch.ones(2, 2000))
+        assert len(calls) == 1, "short bags, one key, weights: rows are pulled"
+        bag.prefetch(wide)
+        bag(wide)
+        assert len(calls) == 1, "rows that are on their way are used"
+
+    alone(script)
+    with pytest.raises(UsageError, match="pool='both'"):
+        SparseEmbeddingBag(4, 4, pool="both", optimizer="sgd")
+    with pytest.raises(UsageError, match="with filters"):
+        SparseEmbeddingBag(4, 4, pool="server", filters=["int8"], optimizer="sgd")
+
+
+def test_wrong_keys_of_a_loader_are_refused() -> None:
+    def refused(run, keys):
+        model = nn.ModuleList([SparseEmbedding(9, 4, optimizer={"name": "sgd", "lr": 0.1}), nn.Linear(1, 1)])
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(UsageError) as found:
+            next(iter(run.loader(data(), batch_size=18, keys=keys(model))))
+        return f"{found.value.message}; {found.value.hint}"
+
+    assert "returned list" in alone(lambda run: refused(run, lambda model: lambda batch: [1, 2]))
+    assert "for Linear" in alone(lambda run: refused(run, lambda model: lambda batch: {model[1]: batch[0]}))
+    assert "int64" in alone(lambda run: refused(run, lambda model: lambda batch: batch[1]))
+
+    def without(run):
+        net = nn.Linear(1, 1)
+        run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        with pytest.raises(UsageError, match="without an embedding"):
+            next(iter(run.loader(data(), batch_size=18, keys=lambda batch: batch[0])))
+
+    alone(without)
+
+
+def test_a_loop_that_is_left_with_rows_on_their_way_ends() -> None:
+    def script(run):
+        model, optimizer = run.prepare(
+            net := sparse(OPTIMIZERS["sgd"][0]), torch.optim.SGD(net.dense.parameters(), 0.1)
+        )
+        for x, y in run.loader(data(), batch_size=18, keys=keys_of(model)):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            break
+        return [model.one.rows.store, model.bag.rows.store]
+
+    for stores in together(2, script):
+        assert all(store.closed for store in stores)
 
 
 def test_several_backwards_of_a_step_are_one_gradient() -> None:

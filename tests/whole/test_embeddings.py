@@ -58,6 +58,30 @@ def test_a_lost_worker_and_a_lost_server_change_no_bit(tmp_path: Path, strategy:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    ("strategy", "words", "alike"),
+    [
+        ("ps", ("--prefetch",), True),
+        ("ring", ("--prefetch",), True),
+        ("ps", ("--pool", "server"), False),
+        ("ps", ("--prefetch", "--filters", '[{"random_skip": 0.2}, "int8"]'), False),
+    ],
+)
+def test_losses_change_no_bit_of_prefetched_pooled_and_filtered_rows(
+    tmp_path: Path, strategy: str, words: tuple[str, ...], alike: bool
+) -> None:
+    options = ("--set", f"sync.strategy={strategy}", "--set", "restart.max=9")
+    plain = result(train(tmp_path / "plain", *options, "--set", 'args=["--pause", "0"]'))
+    still = json.dumps(["--pause", "0", *words])
+    expected = result(train(tmp_path / "undisturbed", *options, "--set", f"args={still}"))
+    assert (expected == plain) is alike, "a prefetch changes nothing; sums and filters round"
+    assert expected[0] == "60"
+    kills = ((9, "worker", 1), (23, "server", 0), (37, "worker", 0))
+    events = train(tmp_path / "disturbed", *options, "--set", f"args={json.dumps([*words])}", kills=kills)
+    assert result(events) == expected
+
+
+@pytest.mark.soak
 def test_a_checkpoint_restores_on_another_number_of_servers_and_workers(tmp_path: Path) -> None:
     expected = result(train(tmp_path, "--set", 'args=["--pause", "0"]'))
     for servers, workers in (("2", "2"), ("3", "1")):
@@ -70,6 +94,18 @@ def test_a_checkpoint_restores_on_another_number_of_servers_and_workers(tmp_path
             assert found == expected
         assert found[:2] == expected[:2]
         assert float(found[2]) == pytest.approx(float(expected[2]), abs=1e-9)
+
+
+def test_a_worker_lost_before_the_end_of_its_clock_is_replaced(tmp_path: Path) -> None:
+    still = ("--pause", "0", "--epochs", "1")
+    expected = result(train(tmp_path / "undisturbed", "--set", f"args={json.dumps([*still])}"))
+    events = train(
+        tmp_path / "disturbed", "--set", f"args={json.dumps([*still, '--dies', '5'])}", "--set", "timeouts.stall=60s",
+        "--env", f"DIED={tmp_path / 'died'}",
+    )  # fmt: skip
+    assert [event["rank"] for event in events if event["event"] == "worker-lost"] == [1]
+    assert not [event for event in events if event["event"] == "restored"]
+    assert result(events) == expected
 
 
 def test_rows_of_two_workers_are_those_of_one(tmp_path: Path) -> None:

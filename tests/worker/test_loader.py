@@ -120,6 +120,24 @@ def test_random_transforms_are_the_same_in_loader_processes_and_after_a_resume(s
     assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_next_batch_is_reported_early_and_changes_no_random_number(num_workers) -> None:
+    def run(on_next):
+        found = []
+        for batch in Loader(Consumer(), 0, Noisy(), 4, num_workers=num_workers, on_next=on_next):
+            found += [batch, torch.rand(2), torch.tensor(random.random())]
+            torch.manual_seed(len(found))  # what the script does is not seen by later fetches
+        return found
+
+    told = []
+    expected, found = run(None), run(lambda batch: told.append(batch))
+    if num_workers:  # a batch's numbers are those of its fetch, and the script's own are not seeded here
+        expected, found = expected[::3], found[::3]
+    assert len(expected) == len(found) and all(map(torch.equal, found, expected))
+    batches = found if num_workers else found[::3]
+    assert len(told) == 2 and all(map(torch.equal, told, batches[1:]))
+
+
 def test_loader_processes_leave_the_scripts_random_numbers_alone() -> None:
     torch.manual_seed(6)
     expected = torch.rand(())

@@ -1,6 +1,8 @@
 """Tables: rows by key under a reduction.
 
 reductions: commutative monoids on rows
+row_bags: sums of rows that servers make, and gradients of such sums
+row_filters: which pushed rows a worker sends, and in which form
 row_index: rows by 64-bit key
 retention: which rows a table takes and keeps: admission, expiry, eviction
 row_initialisers: start values of rows by seed and key

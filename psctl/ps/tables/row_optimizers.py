@@ -9,6 +9,8 @@ steps. A weight decay is added to the gradient, so it decays a row only when the
     rowwise-adagrad    the same, with one accumulator a row: of the mean of the squares of its gradient
     adam               lr, beta1 0.9, beta2 0.999, eps 1e-8, weight_decay 0      (Kingma and Ba 2015)
     ftrl               alpha, beta 1, l1 0, l2 0: FTRL-proximal                  (McMahan and others 2013, algorithm 1)
+    proximal           lr, l1 0, l2 0, slack 0: proximal gradient; a coordinate that stays at zero, with a gradient of
+                       at most (1 - slack) l1, becomes -0.0, the mark of the KKT filter (row_filters.py)
 
 Replicas apply the same entries and must arrive at the same bits, whatever the number and order of a call's rows. So
 only operations that IEEE 754 rounds exactly are used, on arrays of numpy, which fuses none of them: no pow, exp or
@@ -175,6 +177,7 @@ def rules() -> dict[str, RowRule]:
         "ftrl": RowRule(
             {"alpha": SettingBounds(None, above=True), "beta": SettingBounds(1.0), "l1": none, "l2": none},
             2, 0, _ftrl, keeps_initial=False),
+        "proximal": RowRule({"lr": rate, "l1": none, "l2": none, "slack": fraction}, 0, 0, _proximal),
     }  # fmt: skip
 
 
@@ -254,3 +257,14 @@ def _ftrl(rows: Array, gradients: Array, state: Array, settings: Settings) -> No
     shrunk = np.sign(sums) * l1 - sums
     shrunk[np.abs(sums) <= l1] = 0.0
     rows[:] = np.divide(shrunk, scale, out=np.zeros_like(shrunk), where=scale != 0)
+
+
+def _proximal(rows: Array, gradients: Array, state: Array, settings: Settings) -> None:
+    number = rows.dtype.type
+    lr, l1 = number(settings["lr"]), number(settings["l1"])
+    inactive = (rows == 0) & (np.abs(gradients) <= l1 * number(1.0 - settings["slack"]))
+    moved = rows - gradients * lr
+    left = np.abs(moved) - lr * l1
+    shrunk = np.sign(moved) * left / (number(1.0) + lr * number(settings["l2"]))
+    rows[:] = np.where(left > 0, shrunk, np.where(np.isnan(moved), moved, number(0.0)))
+    rows[inactive] = number(-0.0)

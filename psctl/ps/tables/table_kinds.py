@@ -10,6 +10,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.ps.table_messages import Initialiser, StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, Reduction, dtype_named
+from psctl.ps.tables.row_filters import FilterChain, RowFilter
 from psctl.ps.tables.row_index import Keys, TableRows
 from psctl.ps.tables.row_initialisers import initial_values
 from psctl.ps.tables.row_optimizers import RowOptimizer, rule_named
@@ -37,6 +38,9 @@ class Functions(Protocol):
     def function(self, name: str) -> UserFunction:
         """Return a user's function by its module:function."""
 
+    def row_filter(self, name: str) -> type[RowFilter]:
+        """Return a user's filter by its module:class."""
+
 
 class TableKind:
     """A table's spec with its functions.
@@ -63,7 +67,10 @@ class TableKind:
         if self.row_bytes > LARGEST:
             what = f"a row of shape {list(spec.shape)} has {self.row_bytes} bytes, more than {LARGEST}"
             raise UsageError(what, "push a large tensor under a name: it is stored in blocks")
-        self.batchable = 0 < self.row_bytes <= LARGEST_BATCHED and spec.blocks == 1
+        self.filters = FilterChain(spec, self.dtype, functions) if spec.filters else None
+        """The filters of pushed rows, with a state of their own; None: all rows are sent as they are."""
+        single = spec.blocks == 1 and self.filters is None
+        self.batchable = 0 < self.row_bytes <= LARGEST_BATCHED and single
         """Whether rows that are pushed one by one may be batched (single_key_batches.py)."""
         self.stores_values_unchanged = not self.extra and not spec.reduce.startswith("logical")
         """Whether pushed values are combined without conversion."""
@@ -152,6 +159,8 @@ def _optimizer(spec: TableSpec, dtype: torch.dtype) -> RowOptimizer | None:
 
 def _check_retention(spec: TableSpec) -> None:
     given = [name for name in ("admit", "expire", "capacity") if getattr(spec, name)]
+    if spec.name and spec.filters:
+        raise UsageError(f"filters= for key {spec.name!r}", "only rows of integer keys are filtered")
     if spec.name and given:
         raise UsageError(f"{given[0]}= for key {spec.name!r}", "only rows of integer keys are admitted and removed")
 
@@ -160,11 +169,17 @@ def check_table(store: StoreSpec, spec: TableSpec) -> None:
     """Check that a table fits its store.
 
     Raises:
-        UsageError: the store has no clocks by which rows expire, or sends rows that change, which may not leave.
+        UsageError: the store has no clocks by which rows expire, no joint steps that mark rows for a filter, or sends
+            rows that change, which may not leave.
     """
     if spec.expire and store.staleness is None:
         raise UsageError(
             f"expire={spec.expire} clocks in an asp store, which has no clocks", "use capacity=, or bsp or ssp"
+        )
+    if store.staleness != 0 and any(each.name == "kkt" for each in spec.filters):
+        raise UsageError(
+            'filter "kkt" in a store that is not bsp: each push is a step of one worker\'s gradient alone',
+            'open the store with consistency="bsp", where a step has the joint gradient',
         )
     if store.eager and (spec.expire or spec.capacity):
         raise UsageError('a table whose rows may leave, in a store with reads="eager"', 'open it with reads="lazy"')

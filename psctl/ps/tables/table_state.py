@@ -256,6 +256,13 @@ class ShardTable:
             return slots >= 0, self.rows.zeros(len(keys))
         return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0)))
 
+    def read_values(self, keys: Keys) -> torch.Tensor:
+        """Return the rows as a reader receives them, start values for absent rows."""
+        present, lanes = self.read(keys)
+        self.read_counts[0] += len(keys)
+        self.read_counts[1] += int(np.count_nonzero(present))
+        return self.kind.as_read(lanes, present, keys).values
+
     def stamp(self, slots: Keys) -> None:
         """Note that these rows have changed."""
         self.changes += 1
@@ -265,6 +272,18 @@ class ShardTable:
         if self._removes:
             self.uses = _grown(self.uses, len(self.rows))
             self.uses[slots] = use_at(self.now, self.changes)
+
+    def watch(self) -> int:
+        """Number the last change of each row from now on; return the number of the newest change."""
+        self._watched = True
+        return self.changes
+
+    def changed_since(self, keys: Keys, change: int) -> Keys:
+        """Return those of the keys whose rows have changed after a change; rows that are absent have not."""
+        slots = self.rows.find(keys)
+        self.stamps = _grown(self.stamps, len(self.rows))
+        found: Keys = keys[(slots >= 0) & (self.stamps[np.maximum(slots, 0)] > change)] if len(self.rows) else keys[:0]
+        return found
 
     def advance(self, clock: int) -> None:
         """Note a new clock, and remove the rows that expire."""

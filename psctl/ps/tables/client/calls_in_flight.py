@@ -7,13 +7,14 @@ this session, because later messages omit them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from msgspec.structs import replace
 
+from psctl.errors import ProtocolError
 from psctl.ps.outputs import ToServer
 from psctl.ps.table_messages import (
     LARGEST_UPDATE,
@@ -32,9 +33,10 @@ from psctl.ps.table_messages import (
 from psctl.ps.tables.client.key_routes import KeyRoute, KeyRoutes, RouteStop
 from psctl.ps.tables.client.row_cache import OwnPush, overlay
 from psctl.ps.tables.reductions import Array, Lanes, array_of
+from psctl.ps.tables.row_bags import RowBags, split_bags
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
 from psctl.ps.tables.table_kinds import TableKind
-from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack
+from psctl.ps.tables.table_packing import Allocate, PayloadReader, PayloadWriter, lanes_size, pack, padded
 
 
 class ShardChange(msgspec.Struct, frozen=True, eq=False):
@@ -44,6 +46,20 @@ class ShardChange(msgspec.Struct, frozen=True, eq=False):
     keys: Keys | None
     digest: bytes
     rows: Array | None = None
+
+
+class PushedRows(NamedTuple):
+    """A push's rows of one table, one for each of the route's unique keys; `coded`: the form in which they are sent."""
+
+    kind: TableKind
+    route: KeyRoute
+    lanes: Lanes
+    coded: torch.Tensor | None = None
+
+    @property
+    def sent(self) -> Lanes:
+        """The rows in the form in which they are sent."""
+        return self.lanes if self.coded is None else Lanes(self.coded)
 
 
 class TableChange(msgspec.Struct, eq=False):
@@ -74,6 +90,69 @@ class WantedRows(msgspec.Struct, eq=False):
     """The index of each key of the call among the unique keys; None: the call's keys are the unique keys."""
 
 
+class WantedSums(msgspec.Struct, eq=False):
+    """A read of sums of bags of rows: what each shard has of them, with the numbers of the bags."""
+
+    kind: TableKind
+    bags: int
+    parts: dict[int, tuple[Keys, torch.Tensor]] = msgspec.field(default_factory=dict)
+
+    def total(self) -> torch.Tensor:
+        """Return the sums, added in the order of shards."""
+        found = torch.zeros(self.bags, self.kind.spec.width, dtype=self.kind.dtype)
+        for _, (numbers, sums) in sorted(self.parts.items()):
+            found.index_add_(0, torch.from_numpy(numbers), sums)
+        return found
+
+
+class PooledPart(NamedTuple):
+    """One shard's part of bags: its keys, the bags among them, and their numbers."""
+
+    stop: RouteStop
+    bags: RowBags
+    numbers: Keys
+
+
+class PooledRoute(NamedTuple):
+    """Bags of a table's keys by shard; and the bytes that a pull and a push take with rows of keys, and of bags."""
+
+    kind: TableKind
+    keys: Keys
+    whole: RowBags
+    parts: list[PooledPart]
+    bytes_of_rows: int
+    bytes_of_bags: int
+
+    @property
+    def saves(self) -> bool:
+        """Whether sums of bags are fewer bytes, in messages that need no cutting."""
+        return self.bytes_of_bags < self.bytes_of_rows and self.bytes_of_bags + 8 * len(self.keys) < LARGEST_UPDATE // 2
+
+
+def pooled_route(kind: TableKind, route: KeyRoute, bags: RowBags) -> PooledRoute:
+    """Return the route of bags whose places are those of the route's unique keys."""
+    split = split_bags(bags, [stop.at for stop in route.stops], len(route.unique))
+    parts = [PooledPart(stop, *found) for stop, found in zip(route.stops, split, strict=True)]
+    of_bags = sum(part.bags.bytes + len(part.numbers) * kind.row_bytes for part in parts)
+    return PooledRoute(kind, route.unique, bags, parts, 2 * len(route.unique) * kind.row_bytes, 2 * of_bags)
+
+
+def pooled_push(route: PooledRoute, gradients: torch.Tensor) -> dict[int, list[ShardChange]]:
+    """Return the changes that push the gradients of bags, by shard."""
+    shards: dict[int, list[ShardChange]] = {}
+    array = array_of(gradients.contiguous())
+    for part in route.parts:
+        size = part.bags.bytes + padded(len(part.numbers) * route.kind.row_bytes)
+        writer = PayloadWriter(size)
+        writer.array(part.bags.places)
+        writer.array(part.bags.lengths)
+        writer.rows(array, None, part.numbers)
+        stop = part.stop
+        section = UpdateSection(stop.shard, route.kind.spec.name, len(stop.keys), bags=part.bags.counts)
+        shards[stop.shard] = [ShardChange(section, stop.keys, stop.digest, writer.whole)]
+    return shards
+
+
 class RangeScan(msgspec.Struct, eq=False):
     """A read of all existing rows in an ascending range of keys; `descending`: the range of the call descends."""
 
@@ -89,18 +168,36 @@ class ReadPart(msgspec.Struct, frozen=True, eq=False):
     asked: ReadSection
     keys: Keys
     digest: bytes
-    want: WantedRows | RangeScan
+    want: WantedRows | RangeScan | WantedSums
     at: Keys
+    bags: RowBags | None = None
+
+    def at_of(self, keys: Keys) -> Keys:
+        """Return the indices in `want` of some of the requested keys.
+
+        Raises:
+            ProtocolError: one was not requested.
+        """
+        order = np.argsort(self.keys)
+        places = np.searchsorted(self.keys, keys, sorter=order)
+        if len(keys) and (places.max() >= len(order) or not np.array_equal(self.keys[order[places]], keys)):
+            raise ProtocolError("an answer has rows that were not requested")
+        found: Keys = self.at[order[places]]
+        return found
 
 
 class TableRead(msgspec.Struct, eq=False):
-    """A read that not all shards have answered, with its requests by shard; `singles`: tickets of single-key reads."""
+    """A read that not all shards have answered, with its requests by shard; `singles`: tickets of single-key reads.
+
+    `early`: of a later clock; rows come before it, and changed ones again then.
+    """
 
     ticket: int
     clock: int
-    wants: list[WantedRows | RangeScan]
+    wants: list[WantedRows | RangeScan | WantedSums]
     shards: dict[int, list[ReadPart]]
     singles: list[int] = []
+    early: bool = False
 
 
 class ServerSession:
@@ -156,11 +253,14 @@ class ServerSession:
         for part in [part for shard, each in read.shards.items() if shard in shards for part in each]:
             known = b"" if part.asked.count < 0 else self._keys(part.keys, part.digest, arrays)
             sections.append(replace(part.asked, digest=known))
+            if part.bags is not None:
+                arrays += part.bags
         if not sections:
             return []
         payload = pack(arrays)
         name, session = self._spec.name, self.number
-        return [ToServer(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections), payload)]
+        message = Fetch(name, session, self.term, read.ticket, read.clock, sections, read.early)
+        return [ToServer(self.server, message, payload)]
 
     def describe(self, ticket: int, table: str, shards: set[int]) -> list[ToServer]:
         """Return the request for a table's description, addressed to these shards."""
@@ -182,33 +282,38 @@ class ServerSession:
 
 
 def split_push(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], what: Literal["push", "start"], clock: int, allocate: Allocate
+    parts: Sequence[PushedRows], what: Literal["push", "start"], clock: int, allocate: Allocate
 ) -> tuple[dict[int, list[ShardChange]], list[OwnPush]]:
     """Return the changes of a push by shard, and its rows in each shard; all of them are copies in one new buffer."""
     shards: dict[int, list[ShardChange]] = {}
     own_pushes: list[OwnPush] = []
-    size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
+    size = sum(lanes_size(part.sent, len(stop.keys)) for part in parts for stop in part.route.stops)
     writer = PayloadWriter(size, allocate)
-    for kind, route, lanes in parts:
+    for part in parts:
+        kind, route, lanes, coded = part
         name = kind.spec.name
-        for stop, rows, held, first in _write_rows(writer, kind, route, lanes):
-            section = UpdateSection(stop.shard, name, len(stop.keys), what)
+        form = None if coded is None else (str(coded.dtype)[6:], coded.shape[1])
+        decoded = None if coded is None else lanes.at(torch.from_numpy(route.order))
+        at = 0
+        for stop, rows, held, first in _write_rows(writer, route, part.sent):
+            section = UpdateSection(stop.shard, name, len(stop.keys), what, coded=form)
             shards.setdefault(stop.shard, []).append(ShardChange(section, stop.keys, stop.digest, rows))
+            if decoded is not None:
+                held, first = decoded, at
+            at += len(stop.keys)
             own_pushes.append(OwnPush(stop.shard, name, stop.keys, held, clock, None, first))
     return shards, own_pushes
 
 
-def _write_rows(
-    writer: PayloadWriter, kind: TableKind, route: KeyRoute, lanes: Lanes
-) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
+def _write_rows(writer: PayloadWriter, route: KeyRoute, lanes: Lanes) -> Iterator[tuple[RouteStop, Array, Lanes, int]]:
     """Copy rows in the order of a route; yield each stop's rows as bytes, and as lanes with the index of the first."""
-    array, extra = array_of(lanes.values), lanes.extra
+    array, extra, dtype = array_of(lanes.values), lanes.extra, lanes.values.dtype
     width, row_bytes = array.shape[1], array.shape[1] * array.itemsize
     adjacent, first = extra is None and row_bytes % 8 == 0, 0  # without padding between consecutive stops
     if adjacent:
         start = writer.at
         writer.rows(array, None, route.order)
-        held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
+        held = PayloadReader(writer.whole[start:].data).lanes(len(route.order), width, dtype, 0)
     for stop in route.stops:
         count = len(stop.keys)
         if adjacent:
@@ -219,8 +324,8 @@ def _write_rows(
             start = writer.at
             writer.rows(array, extra, route.order[first : first + count])
             part = writer.whole[start : writer.at]
-            extrrow_bytes = 0 if extra is None else extra.shape[1]
-            yield stop, part, PayloadReader(part.data).lanes(count, width, kind.dtype, extrrow_bytes), 0
+            extra_width = 0 if extra is None else extra.shape[1]
+            yield stop, part, PayloadReader(part.data).lanes(count, width, dtype, extra_width), 0
         first += count
 
 
@@ -245,20 +350,19 @@ def change_of_all(
     }
 
 
-def split_large_push(
-    parts: Sequence[tuple[TableKind, KeyRoute, Lanes]], routes: KeyRoutes
-) -> list[list[tuple[TableKind, KeyRoute, Lanes]]]:
+def split_large_push(parts: Sequence[PushedRows], routes: KeyRoutes) -> list[list[PushedRows]]:
     """Cut a push that is too large for one message into several."""
-    size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
+    size = sum(part.lanes.values.nbytes + 8 * len(part.route.unique) for part in parts)
     if 2 * size <= LARGEST_UPDATE:
         return [list(parts)]
     found = []
-    for kind, route, lanes in parts:
+    for kind, route, lanes, coded in parts:
         row_bytes = 8 + lanes.values.nbytes // max(1, len(route.unique))
         rows = max(1, LARGEST_UPDATE // 2 // row_bytes)
         for start in range(0, len(route.unique), rows):
             part = routes.route_of(kind.spec.name, route.unique[start : start + rows])
-            found.append([(kind, part, lanes.at(slice(start, start + rows)))])
+            cut = slice(start, start + rows)
+            found.append([PushedRows(kind, part, lanes.at(cut), None if coded is None else coded[cut])])
     return found
 
 

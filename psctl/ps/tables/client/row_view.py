@@ -11,8 +11,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from psctl.errors import ProtocolError
 from psctl.ps.table_messages import AnswerSection, ReadSection, StoreSpec
-from psctl.ps.tables.client.calls_in_flight import RangeScan, ReadPart, TableRead, WantedRows, merge_scan
+from psctl.ps.tables.client.calls_in_flight import (
+    PooledRoute,
+    RangeScan,
+    ReadPart,
+    TableRead,
+    WantedRows,
+    WantedSums,
+    merge_scan,
+)
 from psctl.ps.tables.client.key_routes import KeyRoute
 from psctl.ps.tables.client.row_cache import OwnPush, RowCache, overlay
 from psctl.ps.tables.reductions import array_of
@@ -82,6 +91,15 @@ class RowView:
             read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
         return read
 
+    def start_sums(self, route: PooledRoute, ticket: int, clock: int) -> TableRead:
+        """Return a read of the sums of bags; none of it is cached."""
+        want = WantedSums(route.kind, len(route.whole.lengths))
+        read = TableRead(ticket, clock, [want], {})
+        for stop, bags, numbers in route.parts:
+            asked = ReadSection(stop.shard, route.kind.spec.name, len(stop.keys), bags=bags.counts)
+            read.shards[stop.shard] = [ReadPart(asked, stop.keys, stop.digest, want, numbers, bags)]
+        return read
+
     def _want(self, read: TableRead, kind: TableKind, route: KeyRoute) -> WantedRows:
         count = len(route.unique)
         lanes = kind.buffer(count, kind.stored_extra)
@@ -115,6 +133,9 @@ class RowView:
     def add_rows(self, given: AnswerSection, part: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
         """Decode one table's rows of an answer, overlay own pushes, and store them in the read that requested them."""
         kind = self._kinds[given.table]
+        if given.sums or (part is not None and isinstance(part.want, WantedSums)):
+            self._add_sums(given, part, reader)
+            return
         keys = reader.keys(max(0, given.count)) if given.keys else part.keys if part is not None else NO_KEYS
         if given.count < 0:  # the shard has no such table yet
             held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().zeros(len(keys))
@@ -123,6 +144,8 @@ class RowView:
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.stored_extra)
         if not wanted:
             return
+        if kind.filters is not None and held.any():
+            kind.filters.on_read(keys[held], lanes.values[torch.from_numpy(held)])
         want, own_pushes = part.want if part is not None else None, self._owns[given.shard]
         if own_pushes:
             own_pushes = [own for own in own_pushes if own.table == given.table and not self._included(own, given)]
@@ -136,11 +159,25 @@ class RowView:
         if self._spec.staleness is not None:
             cache = self._caches.setdefault(given.table, RowCache(kind))
             cache.add_rows(given.shard, keys, present, lanes, given.clock, held)
-        if want is not None and part is not None:
-            want.array[part.at] = array_of(lanes.values)
+        if isinstance(want, WantedRows) and part is not None:
+            at = part.at_of(keys) if given.keys else part.at
+            want.array[at] = array_of(lanes.values)
             if want.lanes.extra is not None and lanes.extra is not None:
-                want.lanes.extra[torch.from_numpy(part.at)] = lanes.extra
-            want.present[part.at] = present
+                want.lanes.extra[torch.from_numpy(at)] = lanes.extra
+            want.present[at] = present
+
+    def _add_sums(self, given: AnswerSection, part: ReadPart | None, reader: PayloadReader) -> None:
+        """Decode sums of bags; where the shard has no table yet they are those of the rows' start values."""
+        kind = self._kinds[given.table]
+        sums = None if given.count < 0 else reader.lanes(given.count, kind.spec.width, kind.dtype, 0).values
+        if part is None or part.bags is None or not isinstance(part.want, WantedSums):
+            return
+        if sums is None:
+            absent = np.zeros(len(part.keys), dtype=bool)
+            sums = part.bags.sums(kind.as_read(kind.rows().zeros(len(part.keys)), absent, part.keys).values)
+        if len(sums) != len(part.at):
+            raise ProtocolError(f"an answer of {len(sums)} sums for {len(part.at)} bags")
+        part.want.parts[given.shard] = part.at, sums.clone()
 
     def _included(self, own: OwnPush, given: AnswerSection) -> bool:
         if own.sequence is None:

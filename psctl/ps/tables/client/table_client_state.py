@@ -40,13 +40,17 @@ from psctl.ps.tables.client.calls_in_flight import (
     NO_SERVER,
     NO_TICKET,
     OpenDescriptions,
+    PooledRoute,
+    PushedRows,
     ReadPart,
     ServerSession,
     ShardChange,
     TableChange,
     TableRead,
     UnackedChanges,
+    WantedSums,
     change_of_all,
+    pooled_push,
     result,
     split_call,
     split_large_push,
@@ -57,6 +61,7 @@ from psctl.ps.tables.client.row_cache import OwnPush
 from psctl.ps.tables.client.row_view import ANY_CLOCK, RowView
 from psctl.ps.tables.client.single_key_batches import BATCH_BYTES, PushBatch, ReadBatch
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_filters import PushNumbers
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
 from psctl.ps.tables.table_state import FOREVER, first_sequence_at, spec_conflict
@@ -151,15 +156,28 @@ class TableClient:
             position: as `send_change`'s.
         """
         changes = []
-        for chunk in split_large_push(parts, self.routes):
+        for chunk in split_large_push([self._filtered(*part, what, position) for part in parts], self.routes):
             shards, own_pushes = split_push(chunk, what, self.clock, self._allocate)
             own_pushes = self._not_done_before(own_pushes, position) if what == "push" else []
             self._view.add_own(own_pushes)
-            size = sum(lanes.values.nbytes for _, _, lanes in chunk)
+            size = sum(part.sent.values.nbytes for part in chunk)
             changes.append(TableChange(ticket, self.clock, shards, own_pushes, size))
         self.outstanding.expect(ticket, len(changes))
         self._unsent += len(changes)
         return changes
+
+    def _filtered(
+        self, kind: TableKind, route: KeyRoute, lanes: Lanes, what: Literal["push", "start"], position: int
+    ) -> PushedRows:
+        """Return what the table's filters leave of pushed rows."""
+        if kind.filters is None or what != "push":
+            return PushedRows(kind, route, lanes)
+        sequence = max(first_sequence_at(position), self._sequence + self._unsent + 1)
+        sent = kind.filters.on_push(route.unique, lanes.values, PushNumbers(sequence, self.clock, self.me))
+        if not sent.kept.all():
+            route = self.routes.route_of(kind.spec.name, route.unique[sent.kept.numpy()])
+        extra = None if lanes.extra is None else lanes.extra[sent.kept]
+        return PushedRows(kind, route, Lanes(sent.rows, extra), sent.coded)
 
     def _not_done_before(self, own_pushes: list[OwnPush], position: int) -> list[OwnPush]:
         """Return the part of a push that no earlier incarnation has done; rows from servers include the rest."""
@@ -179,6 +197,10 @@ class TableClient:
     def prepare_settings(self, kind: TableKind, settings: Mapping[str, float], ticket: int) -> list[TableChange]:
         """Return the changes to pass to `send_change` that set settings of a table's optimizer on all shards."""
         return self._prepare(change_of_all(kind.spec.name, "configure", "", {**settings}, self.spec.shards), ticket)
+
+    def prepare_sums(self, route: PooledRoute, gradients: torch.Tensor, ticket: int) -> list[TableChange]:
+        """Return the changes to pass to `send_change` that push gradients of sums of bags, one for each bag."""
+        return self._prepare(pooled_push(route, gradients), ticket)
 
     def _prepare(self, shards: dict[int, list[ShardChange]], ticket: int) -> list[TableChange]:
         self.outstanding.expect(ticket, 1)
@@ -324,16 +346,34 @@ class TableClient:
         return ANY_CLOCK if self.spec.staleness is None else self.clock - self.spec.staleness
 
     def start_read(
-        self, parts: Sequence[tuple[TableKind, KeyRoute | range]], ticket: int, singles: Sequence[int] = ()
+        self,
+        parts: Sequence[tuple[TableKind, KeyRoute | range]],
+        ticket: int,
+        singles: Sequence[int] = (),
+        ahead: int = 0,
     ) -> tuple[TableRead, list[ToServer]]:
-        """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished."""
+        """Start a read; return it and the messages. It ends when its ticket, or all of its `singles`, are finished.
+
+        Args:
+            parts: tables and keys.
+            ticket, singles: of the read.
+            ahead: own clocks that will have ended when the rows are used.
+        """
         messages = self.flush()
-        read = self._view.start_read(parts, ticket, self.read_clock)
-        read.singles = list(singles)
+        read = self._view.start_read(parts, ticket, self.read_clock + ahead)
+        read.singles, read.early = list(singles), ahead > 0 and self.spec.staleness == 0
+        return self._begin_read(read, messages)
+
+    def start_sums(self, route: PooledRoute, ticket: int) -> tuple[TableRead, list[ToServer]]:
+        """Start a read of sums of bags of rows; return it and the messages."""
+        messages = self.flush()
+        return self._begin_read(self._view.start_sums(route, ticket, self.read_clock), messages)
+
+    def _begin_read(self, read: TableRead, messages: list[ToServer]) -> tuple[TableRead, list[ToServer]]:
         if not read.shards:
             self._finish_read(read)
             return read, messages
-        self._reads[ticket] = read
+        self._reads[read.ticket] = read
         return read, messages + [
             out for session in self._sessions.values() for out in session.fetch(read, session.shards)
         ]
@@ -446,7 +486,8 @@ class TableClient:
         answered: dict[int, list[ReadPart]] = {}
         for given in message.sections:
             if read is not None and given.shard in led and given.shard in read.shards:
-                answered[given.shard] = read.shards.pop(given.shard)
+                parts = read.shards.pop(given.shard) if given.final else read.shards[given.shard]
+                answered.setdefault(given.shard, list(parts))
             parts = answered.get(given.shard, [])
             part = parts.pop(0) if parts else None
             if part is not None and part.asked.table != given.table:
@@ -464,7 +505,9 @@ class TableClient:
         if not read.singles:
             self.finished.append(read.ticket)
             return
-        _, lanes = result(read.wants[0])
-        rows = lanes.values.view(-1, *read.wants[0].kind.spec.shape)
+        want = read.wants[0]
+        assert not isinstance(want, WantedSums), "single reads are of rows"
+        _, lanes = result(want)
+        rows = lanes.values.view(-1, *want.kind.spec.shape)
         self.rows.update(zip(read.singles, rows.unbind(0), strict=True))
         self.finished += read.singles

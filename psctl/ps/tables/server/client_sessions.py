@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import msgspec
+import torch
 
 from psctl.errors import MessageRefused
 from psctl.permits import WireMessage
 from psctl.ps.messages import Refused
 from psctl.ps.table_messages import Fetch, ReadSection, StoreSpec, Update, UpdateSection
-from psctl.ps.tables.reductions import Array
-from psctl.ps.tables.row_index import Keys
+from psctl.ps.tables.reductions import Array, Lanes, dtype_named
+from psctl.ps.tables.row_bags import RowBags
+from psctl.ps.tables.row_index import NO_KEYS, Keys
 from psctl.ps.tables.table_kinds import Functions, TableKind
 from psctl.ps.tables.table_packing import PayloadReader, digest_of
 from psctl.ps.tables.table_state import EntryPart
@@ -19,6 +21,9 @@ from psctl.ps.tables.table_state import EntryPart
 REMEMBERED = 32 << 20
 """Most bytes of key lists that are cached for each worker."""
 
+
+LARGEST_BAGS = 1 << 30
+"""Most bytes of the gradients of rows that a push of bags is divided among."""
 
 TABLES = 1 << 18
 """Most tables, one for each named key, of a store."""
@@ -116,9 +121,27 @@ class ClientSession:
                 numbers = reader.keys(section.count)
             if section.what in ("push", "start"):
                 extra = kind.stored_extra if section.what == "start" else kind.extra
-                lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
+                lanes = _rows(section, reader, kind, keys, extra)
         what, spec, arguments = section.what, kind.spec, section.arguments
         return EntryPart(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
+
+    def read_request(
+        self, message: Fetch, reader: PayloadReader
+    ) -> tuple[list[tuple[ReadSection, Keys]], dict[tuple[int, str], RowBags]]:
+        """Decode a read: its sections with their keys, and the bags of those that want sums.
+
+        Raises:
+            UnknownToSession: it names a key list that this session has not sent.
+            MessageRefused: its bags do not fit its keys.
+        """
+        sections: list[tuple[ReadSection, Keys]] = []
+        bags: dict[tuple[int, str], RowBags] = {}
+        for asked in message.sections:
+            keys = NO_KEYS if asked.count < 0 else self.lists.keys(reader, asked.count, asked.digest)
+            sections.append((asked, keys))
+            if asked.bags is not None:
+                bags[asked.shard, asked.table] = RowBags.read(reader, asked.bags, len(keys))
+        return sections, bags
 
     def forget(self, shard: int) -> None:
         """Forget the rows read of a shard that another server leads."""
@@ -126,12 +149,33 @@ class ClientSession:
             del self.rows_read[each], self.changes_sent[each]
 
 
+def _rows(section: UpdateSection, reader: PayloadReader, kind: TableKind, keys: Keys, extra: int) -> Lanes:
+    """Return the rows of a push or start, decoded if they are encoded or those of bags."""
+    if section.bags is not None:
+        if section.what != "push" or section.coded is not None or extra or kind.optimizer is None:
+            raise MessageRefused(f"gradients of bags for {section.table!r}, which has no optimizer of rows")
+        if len(keys) * kind.row_bytes > LARGEST_BAGS:
+            raise MessageRefused(f"bags of {len(keys)} rows of {section.table!r}, more than {LARGEST_BAGS} bytes")
+        bags = RowBags.read(reader, section.bags, len(keys))
+        return Lanes(bags.gradients(reader.lanes(len(bags.lengths), kind.spec.width, kind.dtype, 0).values, len(keys)))
+    if section.coded is None:
+        return reader.lanes(section.count, kind.spec.width, kind.dtype, extra)
+    if section.what != "push" or kind.filters is None or not kind.filters.encodes or extra:
+        raise MessageRefused(f"encoded rows of {section.table!r}, which has no filter that encodes")
+    dtype, width = section.coded
+    coded = reader.lanes(section.count, width, dtype_named(dtype), 0).values
+    return Lanes(kind.filters.decode(torch.from_numpy(keys.copy()), coded))
+
+
 class WaitingRead(msgspec.Struct, frozen=True):
-    """A read that waits for a clock."""
+    """A read that waits for a clock. `seen`: its rows were sent, as of this number of the last change, by shard and
+    table. `bags`: of which sums are wanted."""
 
     worker: int
     message: Fetch
     wanted: list[tuple[ReadSection, Keys]]
+    seen: dict[tuple[int, str], int] | None = None
+    bags: dict[tuple[int, str], RowBags] = {}
 
 
 class OpenedStore:

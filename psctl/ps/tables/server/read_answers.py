@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 from msgspec.structs import replace
 
 from psctl.errors import MessageRefused
@@ -35,7 +36,7 @@ from psctl.ps.tables.reductions import array_of
 from psctl.ps.tables.row_index import NO_KEYS, Keys, among
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, WaitingRead
 from psctl.ps.tables.server.table_shard import HostedShard, led_shards
-from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, lanes_size, padded
+from psctl.ps.tables.table_packing import Allocate, PayloadWriter, allocate_private, bytes_of, lanes_size, padded
 from psctl.ps.tables.table_state import ShardTable
 
 READERS = -1
@@ -153,17 +154,21 @@ def check_read(
 
 
 def make_answer(
-    opened: OpenedStore,
-    worker: int,
-    ticket: int,
-    wanted: Sequence[tuple[ReadSection, Keys]],
-    shards: Mapping[int, HostedShard],
-    allocate: Allocate,
+    opened: OpenedStore, waiting: WaitingRead, shards: Mapping[int, HostedShard], allocate: Allocate, *, final: bool
 ) -> ToWorker:
-    """Return the answer of a read, with the rows as they are now."""
+    """Return the answer of a read, with the rows as they are now; of those that were sent before, the changed ones.
+
+    Args:
+        opened: the store.
+        waiting: the read.
+        shards: this server's.
+        allocate: returns the answer's memory.
+        final: whether no further answer follows.
+    """
+    worker, wanted, ticket = waiting.worker, waiting.wanted, waiting.message.ticket
     name, session = opened.spec.name, opened.sessions[worker]
     given: list[AnswerSection] = []
-    found: list[FoundRows] = []
+    found: list[FoundRows | torch.Tensor] = []
     for asked, keys in wanted:
         hosted = shards[asked.shard]
         table = hosted.table(name, asked.table)
@@ -171,13 +176,24 @@ def make_answer(
         if asked.count < 0:
             keys = keys_in_range(table, range(asked.start, asked.stop, asked.step))
         if table is None:
-            given.append(AnswerSection(asked.shard, asked.table, -1, clock, last))
+            sums = asked.bags is not None
+            given.append(AnswerSection(asked.shard, asked.table, -1, clock, last, final=final, sums=sums))
+            continue
+        bags = waiting.bags.get((asked.shard, asked.table))
+        if bags is not None:
+            given.append(AnswerSection(asked.shard, asked.table, len(bags.lengths), clock, last, sums=True))
+            found.append(bags.sums(table.read_values(keys)))
+            continue
+        if waiting.seen is not None:
+            keys = table.changed_since(keys, waiting.seen.get((asked.shard, asked.table), -1))
+            given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, keys=True))
+            found.append(FoundRows(table, keys, table.rows.find(keys), with_keys=True))
             continue
         rows = table.rows.find(keys)
         if asked.count >= 0:
             table.read_counts[0] += len(rows)
             table.read_counts[1] += int(np.count_nonzero(rows >= 0))
-        given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, asked.count < 0))
+        given.append(AnswerSection(asked.shard, asked.table, len(keys), clock, last, asked.count < 0, final))
         found.append(FoundRows(table, keys, rows, with_keys=asked.count < 0))
         if opened.spec.eager:
             _note_rows_read(session, asked, table, rows[rows >= 0])
@@ -194,14 +210,22 @@ class FoundRows(NamedTuple):
     with_keys: bool
 
 
-def encode_rows(found: Sequence[FoundRows], allocate: Allocate = allocate_private) -> memoryview:
-    """Return a payload with these rows, each copied once."""
+def encode_rows(found: Sequence[FoundRows | torch.Tensor], allocate: Allocate = allocate_private) -> memoryview:
+    """Return a payload with these rows, each copied once, and sums of rows."""
     size = 0
-    for table, keys, slots, with_keys in found:
+    for each in found:
+        if isinstance(each, torch.Tensor):
+            size += padded(each.nbytes)
+            continue
+        table, keys, slots, with_keys = each
         size += 8 * len(keys) * with_keys + padded(len(slots))
         size += lanes_size(table.rows.lanes, len(slots))
     writer = PayloadWriter(size, allocate)
-    for table, keys, slots, with_keys in found:
+    for each in found:
+        if isinstance(each, torch.Tensor):
+            writer.array(bytes_of(each))
+            continue
+        table, keys, slots, with_keys = each
         if with_keys:
             writer.array(keys)
         writer.array((slots >= 0).view(np.uint8))
@@ -304,7 +328,26 @@ class ReadAnswers:
             MessageRefused: the read exceeds a limit.
         """
         check_read(opened, waiting.worker, waiting.wanted, self._shards)
+        if waiting.message.early and not waiting.bags:
+            waiting = self._answer_early(opened, waiting)
         self.answer_read(opened, waiting)
+
+    def _answer_early(self, opened: OpenedStore, waiting: WaitingRead) -> WaitingRead:
+        """Send the rows of a read of a later clock as they are now; return the read of those that change until then.
+
+        Rows that may leave a table have no numbers of changes; they are sent once, at their clock.
+        """
+        name, seen = opened.spec.name, {}
+        wanted = [each for each in waiting.wanted if self._is_led(each[0].shard)]
+        if not wanted or min(self._shards[asked.shard].clock(name) for asked, _ in wanted) >= waiting.message.clock:
+            return waiting
+        for asked, _ in wanted:
+            table = self._shards[asked.shard].table(name, asked.table)
+            if asked.count < 0 or (table is not None and table.kind.removes):
+                return waiting
+            seen[asked.shard, asked.table] = -1 if table is None else table.watch()
+        self._add_answer(opened, WaitingRead(waiting.worker, waiting.message, wanted), final=False)
+        return WaitingRead(waiting.worker, waiting.message, wanted, seen)
 
     def answer_read(self, opened: OpenedStore, waiting: WaitingRead) -> None:
         """Answer the part of a read that is led here, now or when its clock is finished."""
@@ -316,12 +359,19 @@ class ReadAnswers:
             opened.waiting_reads.append(waiting)
             return
 
-        def answer_again(shards: set[int]) -> None:
-            left = [each for each in wanted if each[0].shard in shards]
-            self.answer_read(opened, WaitingRead(waiting.worker, waiting.message, left))
+        self._add_answer(opened, replace(waiting, wanted=wanted), final=True)
 
-        send = make_answer(opened, waiting.worker, waiting.message.ticket, wanted, self._shards, self._allocate)
-        self._queue.add(send, {asked.shard: self._shards[asked.shard].version for asked, _ in wanted}, answer_again)
+    def _add_answer(self, opened: OpenedStore, read: WaitingRead, *, final: bool) -> None:
+        """Queue the answer of a read of shards that are led here."""
+
+        def answer_again(shards: set[int]) -> None:
+            left = [each for each in read.wanted if each[0].shard in shards and self._is_led(each[0].shard)]
+            if left:
+                self._add_answer(opened, replace(read, wanted=left), final=final)
+
+        send = make_answer(opened, read, self._shards, self._allocate, final=final)
+        depends_on = {asked.shard: self._shards[asked.shard].version for asked, _ in read.wanted}
+        self._queue.add(send, depends_on, answer_again)
 
     def _is_led(self, shard: int) -> bool:
         return shard in self._shards and self._shards[shard].leads

@@ -40,7 +40,6 @@ from psctl.ps.table_messages import (
     TableStats,
     Update,
 )
-from psctl.ps.tables.row_index import NO_KEYS
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, UnknownToSession, WaitingRead, open_store
 from psctl.ps.tables.server.read_answers import HeldAnswers, ReadAnswers
 from psctl.ps.tables.server.saved_tables import TableCheckpoints, load
@@ -307,12 +306,9 @@ class TableServer:
                 entry = TableEntry(worker, message.sequence, message.number, [], message.what)
                 return self._add_entry(message.store, self._led_shards(message), entry)
             case Fetch():
-                sections = [
-                    (asked, NO_KEYS if asked.count < 0 else session.lists.keys(reader, asked.count, asked.digest))
-                    for asked in message.sections
-                ]
+                sections, bags = session.read_request(message, reader)
                 wanted = [(asked, keys) for asked, keys in sections if self._is_led(asked.shard, message.term)]
-                self._answers.on_read(opened, WaitingRead(worker, message, wanted))
+                self._answers.on_read(opened, WaitingRead(worker, message, wanted, bags=bags))
             case DescribeTable():
                 slots = self._led_shards(message)
                 held = (hosted.state.stores[message.store].tables.get(message.table)
