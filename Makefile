@@ -1,6 +1,7 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: 9 to 10 minutes on two cores;
-#             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py)
+#             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py);
+#             a test that runs into its time limit ends its process, and with it the run, which would hang otherwise
 # make unit   the pure tests: no root, no network, no processes; under 60 s on two cores
 # make simulate SEEDS=10000   the parameter server and the coordinator, with thousands of seeds of simulated faults
 # make torture HOURS=1   random faults on test hosts, and the promises of docs/failures.md after each (root)
@@ -29,7 +30,7 @@ demo: $(VENV)/installed
 test soak simulate torture: export PYTHONDONTWRITEBYTECODE :=
 
 test: system $(VENV)/installed-dev
-	$(BIN)/python -m pytest tests -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest tests -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=20
 
 unit: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(UNIT) -m "not soak" -n 2 --dist loadfile
@@ -51,7 +52,7 @@ torture: system $(VENV)/installed-dev
 	$(BIN)/python -m tests.torture --hours $(HOURS) --from $(FROM)
 
 soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer $(VENV)/installed-libraries
-	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --timeout 1800 --durations=15
+	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 1800 --durations=15
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
 bench: $(VENV)/installed-dev

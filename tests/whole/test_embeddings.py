@@ -96,12 +96,15 @@ def test_a_checkpoint_restores_on_another_number_of_servers_and_workers(tmp_path
         assert float(found[2]) == pytest.approx(float(expected[2]), abs=1e-9)
 
 
-def test_a_worker_lost_before_the_end_of_its_clock_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ps", "ring"])
+def test_a_worker_lost_before_the_end_of_its_clock_is_replaced(tmp_path: Path, strategy: str) -> None:
+    """It has not marked the checkpoint of that step either."""
     still = ("--pause", "0", "--epochs", "1")
-    expected = result(train(tmp_path / "undisturbed", "--set", f"args={json.dumps([*still])}"))
+    options = ("--set", f"sync.strategy={strategy}", "--set", "checkpoint.every=5 steps")
+    expected = result(train(tmp_path / "undisturbed", *options, "--set", f"args={json.dumps([*still])}"))
     events = train(
-        tmp_path / "disturbed", "--set", f"args={json.dumps([*still, '--dies', '5'])}", "--set", "timeouts.stall=60s",
-        "--env", f"DIED={tmp_path / 'died'}",
+        tmp_path / "disturbed", *options, "--set", f"args={json.dumps([*still, '--dies', '5'])}",
+        "--set", "timeouts.stall=60s", "--env", f"DIED={tmp_path / 'died'}",
     )  # fmt: skip
     assert [event["rank"] for event in events if event["event"] == "worker-lost"] == [1]
     assert not [event for event in events if event["event"] == "restored"]

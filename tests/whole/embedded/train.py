@@ -42,15 +42,15 @@ def data() -> TensorDataset:
 
 def die_before_the_clock(at: int) -> None:
     """Let this process be killed once, after the dense step `at` and before the end of the stores' clock."""
-    once, end = Path(os.environ["DIED"]), ModelRows.end_clocks
+    once, end = Path(os.environ["DIED"]), ModelRows.end_step
 
-    def end_or_die(rows: ModelRows, step: int) -> None:
+    def end_or_die(rows: ModelRows, step: int, *, saves: bool) -> None:
         if step == at and not once.exists():
             once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        end(rows, step)
+        end(rows, step, saves=saves)
 
-    ModelRows.end_clocks = end_or_die
+    ModelRows.end_step = end_or_die
 
 
 def main() -> None:
