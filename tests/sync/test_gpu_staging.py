@@ -47,7 +47,7 @@ class Client:
     A second worker is played: its gradient is 1 everywhere at odd clocks.
     """
 
-    base, bytes_by_peer, doing, seconds_waiting = 0, NO_PEERS, "", 0.0
+    base, bytes_by_peer, doing, seconds_waiting, answered_at = 0, NO_PEERS, "", 0.0, 0.0
 
     def __init__(self, layout: Layout, shards, update: str, chance: random.Random) -> None:
         self._layout, self.shards, self._update, self._random = layout, shards, update, chance

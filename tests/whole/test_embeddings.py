@@ -111,6 +111,7 @@ def test_a_worker_lost_before_the_end_of_its_clock_is_replaced(tmp_path: Path, s
     assert result(events) == expected
 
 
+@pytest.mark.soak  # tests/sparse has it in one process
 def test_rows_of_two_workers_are_those_of_one(tmp_path: Path) -> None:
     args = ("--set", 'args=["--pause", "0", "--epochs", "2"]')
     one = result(train(tmp_path / "one", "--workers", "1", *args))

@@ -84,6 +84,7 @@ def _without_paths(event: dict[str, Any]) -> dict[str, Any]:
     return {key: event[key] for key in ("event", "time", "step", "rank", "status") if key in event}
 
 
+@pytest.mark.soak  # the test above loses a head; tests/simulation has the returns
 def test_a_head_that_was_cut_off_is_used_again(job: JobOnHosts, reference: dict[int, str]) -> None:
     job.hosts.cut("h1")
     job.until(lambda: job.notices("h2 leads the job after"), "another leader", 60)
@@ -119,6 +120,7 @@ def test_another_host_leads_20_times_in_one_training(job: JobOnHosts, reference:
     job.stop_and_check(reference)
 
 
+@pytest.mark.soak  # tests/agent/test_elections.py has the votes
 def test_a_job_whose_head_and_standby_are_lost_ends(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """The third host cannot know whether they go on without it."""
     job = JobOnHosts(make_hosts(3), tmp_path / "home")

@@ -24,6 +24,7 @@ def cluster_text(hosts: str, more: str = "") -> str:
     return f'version: 1\nname: pods\nkind: command\nexec: "{EXEC}"\n{runtime}{more}hosts: {hosts}\n'
 
 
+@pytest.mark.soak  # the tests below run jobs on such hosts too
 def test_a_job_lives_on_hosts_that_a_command_reaches(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2)
     home = tmp_path / "home"

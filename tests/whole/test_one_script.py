@@ -41,6 +41,7 @@ def test_it_runs_alone() -> None:
     assert accuracy(run.stdout) >= 0.95
 
 
+@pytest.mark.soak  # tests/whole/test_templates.py runs a template under torchrun
 def test_it_runs_under_torchrun() -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run = plain(*launcher, "train.py", *SHORT)

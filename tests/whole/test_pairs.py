@@ -29,6 +29,7 @@ def trained(psctl: Psctl, cluster: Path, *more: str) -> None:
     assert run.of("finished")[0]["steps"] == STEPS
 
 
+@pytest.mark.soak  # tests/ps/test_host_pushes.py has the sums
 @pytest.mark.parametrize(
     ("consistency", "times"),
     [("bsp", 1), pytest.param("{ssp: 1}", 2, marks=pytest.mark.soak)],  # out of step each pushes on its own

@@ -63,6 +63,7 @@ def drawn(home: Path) -> dict[tuple[str, int], dict[int, set[str]]]:
     return found
 
 
+@pytest.mark.soak  # tests/train_state/test_random_generators.py has the generators
 def test_a_split_is_everyones_and_every_number_the_same_after_a_death_and_a_resume(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
