@@ -189,7 +189,7 @@ def restore(
     Examples:
       psctl checkpoint restore digits-3@best
       psctl checkpoint restore digits-3@latest --cluster lab --workers 8
-      psctl checkpoint restore s3://bucket/folder/digits-3@latest --job mine/job.yaml
+      psctl checkpoint restore s3://bucket/folder/digits-3@latest --job job.yaml
     """
     from psctl.cli.shared import launching
     from psctl.launch.checkpoints import manifest_trust
