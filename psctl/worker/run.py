@@ -231,17 +231,14 @@ class Run(CollectiveCalls):
             self._resume_from(decision.resume)
         rows.check(decision.period, outer=outer is not None)
         synchronizer = build_synchronizer(parts, decision, self._tools(outer))
-        first = self.step
-        self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
+        replaces = self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         rows.join(synchronizer, self.step)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
         else:
             self._step_by_backward(parts)
-        self._start(synchronizer, decision)
-        if self.step > first:  # the lost worker may not have marked a checkpoint, at which the others are held back
-            self._stores.mark(self._progress.last_checkpoint())
+        self._start(synchronizer, decision, replaces=replaces)
         self._progress.begin(parts, synchronizer, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -508,10 +505,12 @@ class Run(CollectiveCalls):
             self._spans,
         )  # fmt: skip
 
-    def _start(self, synchronizer: Synchronizer, decision: Decision) -> None:
-        """Begin to train by a synchronizer, together with all ranks."""
+    def _start(self, synchronizer: Synchronizer, decision: Decision, *, replaces: bool = False) -> None:
+        """Begin to train by a synchronizer, together with all ranks; `replaces`: in place of a lost worker."""
         self._strategy, self._synchronizer = decision.strategy, synchronizer
         self._session.begin(self.step)
+        if replaces:  # the lost worker may not have marked a checkpoint, at which the others are held back
+            self._stores.mark(self._progress.last_checkpoint())
         self._interval = ReportInterval(synchronizer, self._clock)
 
     def _prepared(self, what: str) -> Synchronizer:

@@ -361,13 +361,15 @@ class TrainingProgress:
             kept = self._tracked, self.generators, position
             sync.store_rank_state(self.step, lambda: capture(parts, *kept, self._frozen, self._batches))
 
-    def replace_lost_worker(self, resume: Resume | None, parts: TrainingParts, synchronizer: Synchronizer) -> None:
-        """Continue at a lost worker's step, if this process replaces one."""
-        if resume is not None and not resume.checkpoint:
+    def replace_lost_worker(self, resume: Resume | None, parts: TrainingParts, synchronizer: Synchronizer) -> bool:
+        """Continue at a lost worker's step, if this process replaces one; return whether it does."""
+        replaces = resume is not None and not resume.checkpoint
+        if resume is not None and replaces:
             own = self.rank == 0 or synchronizer.is_asynchronous
             step, stored = synchronizer.fetch_rank_state(resume.step)
             position, self._batches = restore(stored, parts, self._tracked, self.generators, own=own)
             self._continue_at(step, position)
+        return replaces
 
     def _continue_at(self, step: int, position: DataPosition) -> None:
         self.step = self._passed = self._saved = step
