@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("step", "load", "forward", "backward", "compute", "synchronize", "update", "checkpoint", "push", "pull")
-"""The parts of a step, by their numbers in memory; compute: where forward and backward are not told apart.
+"""The parts of a step, by their numbers in memory; compute: where forward and backward are not separate.
 
 push and pull are of parameter servers, and overlap with the others: from the first push of a step until its last one
 was given to the connections, and from the request of the values that a step reads until they have arrived.

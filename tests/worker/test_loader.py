@@ -129,13 +129,13 @@ def test_the_next_batch_is_reported_early_and_changes_no_random_number(num_worke
             torch.manual_seed(len(found))  # what the script does is not seen by later fetches
         return found
 
-    told = []
-    expected, found = run(None), run(lambda batch: told.append(batch))
+    seen = []
+    expected, found = run(None), run(lambda batch: seen.append(batch))
     if num_workers:  # a batch's numbers are those of its fetch, and the script's own are not seeded here
         expected, found = expected[::3], found[::3]
     assert len(expected) == len(found) and all(map(torch.equal, found, expected))
     batches = found if num_workers else found[::3]
-    assert len(told) == 2 and all(map(torch.equal, told, batches[1:]))
+    assert len(seen) == 2 and all(map(torch.equal, seen, batches[1:]))
 
 
 def test_loader_processes_leave_the_scripts_random_numbers_alone() -> None:

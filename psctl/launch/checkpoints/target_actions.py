@@ -64,7 +64,7 @@ class TargetCheckpoint(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def fetched(self, beside: Path | None = None) -> Iterator[Path]:
-        """Give a proved copy on this machine, beside a path if one is given; it is removed at the end."""
+        """Yield the folder of a verified copy on this machine, next to a path if one is given; it is removed then."""
         if beside is not None:
             with writing(beside):
                 beside.absolute().parent.mkdir(parents=True, exist_ok=True)

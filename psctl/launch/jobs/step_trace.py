@@ -20,7 +20,7 @@ CRITICAL = 1_000_000
 SECOND = 1e9
 
 _OUTSIDE = ("checkpoint", *OVERLAPPING)
-"""Kinds of spans that may lie outside of their step, or beside its other parts."""
+"""Kinds of spans that may lie outside of their step, or in parallel with its other parts."""
 
 _LANES = {"step": 0, "push": 2, "pull": 3}
 """By kind: the thread number in the trace file, if it is not 1."""

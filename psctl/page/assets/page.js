@@ -368,8 +368,8 @@
         shape("text", {x: x + wide / 2, y: y + 41, "text-anchor": "middle", class: "small"}, clip(holds.join(" ") || "-", 27)));
       (job.gpus[name] || []).forEach(([kind, busy, used, memory], at) => {
         const left = x + 8 + (at % 8) * 22, above = y + 50 + 22 * Math.floor(at / 8);
-        const told = `GPU ${at}, ${kind}: ${busy === null ? "" : busy + "% busy, "}${bytes(used)} of ${bytes(memory)}`;
-        const box = shape("g", {class: "gpu"}, shape("title", {}, told));
+        const title = `GPU ${at}, ${kind}: ${busy === null ? "" : busy + "% busy, "}${bytes(used)} of ${bytes(memory)}`;
+        const box = shape("g", {class: "gpu"}, shape("title", {}, title));
         box.append(shape("rect", {x: left, y: above, width: 18, height: 18, rx: 2, class: "host"}),
           shape("rect", {x: left, y: above + 18 * (1 - (busy || 0) / 100), width: 18, height: 18 * (busy || 0) / 100, class: "part-compute"}));
         image.append(box);
