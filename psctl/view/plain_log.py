@@ -7,7 +7,7 @@ lines of ranks begin with `role/rank host │`. Nothing is truncated.
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Self, assert_never
 
 from rich.console import Console
 
@@ -112,6 +112,8 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.CheckpointWritten():
             size = format_bytes(event.bytes).replace(" ", "")
             text = f"checkpoint step={event.step} size={size} seconds={event.seconds:.3g} path={event.path}"
+        case kinds.CheckpointCopied():
+            text = f"checkpoint-copied step={event.step} place={event.place}"
         case kinds.WorkerLost():
             text = f"worker-lost worker/{event.rank} {event.host}: {event.reason}"
             text += f" (lost: {event.lost})" if event.lost else ""
@@ -143,6 +145,8 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"log {event.rank} {event.text}"
         case kinds.Finished():
             text = f"finished status={event.status} steps={event.steps} seconds={event.seconds:.1f}"
+        case _:
+            assert_never(event)
     return one_line(text)
 
 

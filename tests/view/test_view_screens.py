@@ -321,6 +321,7 @@ def test_the_last_progress_is_always_printed():
 @pytest.mark.parametrize(
     ("event", "text"),
     [
+        (kinds.CheckpointCopied(time=1.0, step=5, place="s3://a/d-3/5"), "checkpoint-copied step=5 place=s3://a/d-3/5"),
         (kinds.WorkerLost(time=1.0, rank=3, host="b", reason="no\nanswer"), "worker-lost worker/3 b: no answer"),
         (kinds.ServerLost(time=1.0, rank=0, host="b", reason="killed"), "server-lost server/0 b: killed"),
         (kinds.WorkerJoined(time=1.0, rank=3, host="b"), "worker-joined worker/3 b"),
