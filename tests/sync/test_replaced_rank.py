@@ -126,7 +126,9 @@ def test_a_worker_that_is_killed_between_sums_is_replaced(tmp_path, rank: int, p
     check(found, expected(tmp_path, "ring"))
     assert training.replaced() == 1, "nobody else started again"
     assert training.starts[-1][0] == rank
-    assert training.starts[-1][1] in (5, 6), "it continues in the step in which it was lost, or the next"
+    # After its step, a rank counts the next one, while the sums of others may still be incomplete in the former.
+    possible = (4, 5, 6) if place == "after the step" else (5, 6)
+    assert training.starts[-1][1] in possible, "it continues in the step in which it was lost, or a neighbour's"
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 5, 9, 14])
