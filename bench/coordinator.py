@@ -37,7 +37,7 @@ from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.job import events
 from psctl.job.membership_messages import LostWorkerClocks, Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import ProcessExited, ProcessFailure, ProcessStarted, Register
-from psctl.job.training_messages import Decision, Heartbeat, Join, MemberReady, Prepare, StepReport, WorkerReport
+from psctl.job.training_messages import MOST_PEERS, Decision, Heartbeat, Join, MemberReady, Prepare, StepReport, WorkerReport
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.process.journal_files import SNAPSHOT
 from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
@@ -140,7 +140,8 @@ class SimulatedJob:
         """One step of all, and a second of ticks."""
         self.step += 1
         number = StepReport(self.step, 0, 64.0, {"loss": 0.5})
-        report = WorkerReport(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
+        moved = tuple((str(each), 1 << 20, 1 << 20) for each in self.servers[:MOST_PEERS])
+        report = WorkerReport(self.step, 0, [number], 64.0, 0.1, 0.05, moved)
         self(MessageReceived(each, report) for each in self.workers)
         self(MessageReceived(each, Heartbeat(self.step, "sync: waiting for server/0")) for each in self.workers)
         self(MessageReceived(each, Heartbeat(self.step, "serving")) for each in self.servers)

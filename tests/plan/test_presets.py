@@ -18,6 +18,7 @@ CLUSTERS = Path(__file__).parents[2] / "clusters"
 EXPECTED = {  # ranks; what the widest and the narrowest pair of ranks get, bytes/s
     "pcie-box": (4, 16e9, 16e9),
     "dgx-1v": (8, 50e9, 16e9),
+    "dgx-1v-18gb": (8, 36e9, 16e9),
     "dgx-a100": (8, 300e9, 300e9),
     "two-gpu-nodes": (16, 300e9, 11.95e9),
     "sixteen-gpu-nodes": (128, 300e9, 11.95e9),
