@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -22,41 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from open_mpi import compile_bench, measure
+
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = "native,one-shot,recursive-doubling,sharded,ring"
 RENO = 'ip link set lo up && echo reno > /proc/sys/net/ipv4/tcp_congestion_control && exec "$@"'
-
-MPI = r"""
-#include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    for (int at = 1; at < argc; at++) {
-        long bytes = atol(argv[at]), count = bytes / 4, rounds = bytes > 1 << 22 ? 9 : 201;
-        float *vector = calloc(count, 4);
-        double *times = malloc(rounds * sizeof(double));
-        for (long round = -2; round < rounds; round++) {
-            MPI_Barrier(MPI_COMM_WORLD);
-            double mine = MPI_Wtime(), slowest;
-            MPI_Allreduce(MPI_IN_PLACE, vector, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-            mine = MPI_Wtime() - mine;
-            MPI_Reduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
-            if (round >= 0) times[round] = slowest;
-        }
-        if (rank == 0) {
-            printf("%ld", bytes);
-            for (long round = 0; round < rounds; round++) printf(" %.9f", times[round]);
-            printf("\n");
-        }
-        free(vector); free(times);
-    }
-    MPI_Finalize();
-    return 0;
-}
-"""
 
 
 def psctl(ranks: int, sizes: str, strategies: str, reno: bool, folder: Path) -> list[dict[str, Any]]:
@@ -75,16 +44,17 @@ def psctl(ranks: int, sizes: str, strategies: str, reno: bool, folder: Path) -> 
     return found
 
 
+def run(command: list[str]) -> str:
+    """Return a command's output."""
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
 def open_mpi(ranks: int, sizes: Sequence[int], folder: Path) -> dict[int, float]:
     """Return Open MPI's median by size; empty where it is not installed."""
-    if not shutil.which("mpirun") or not shutil.which("mpicc"):
+    if (program := compile_bench(folder)) is None:
         return {}
-    (folder / "bench.c").write_text(MPI)
-    subprocess.run(["mpicc", "-O2", "-o", str(folder / "bench"), str(folder / "bench.c")], check=True)
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), str(folder / "bench")]
-    done = subprocess.run([*command, *map(str, sizes)], stdout=subprocess.PIPE, check=True, text=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return {int(row[0]): statistics.median(map(float, row[1:])) for row in rows}
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), str(program)]
+    return measure(run, words, "allreduce", sizes)
 
 
 def table(rows: Sequence[dict[str, Any]], mpi: dict[int, float]) -> None:

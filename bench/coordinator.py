@@ -37,7 +37,16 @@ from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.job import events
 from psctl.job.membership_messages import LostWorkerClocks, Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import ProcessExited, ProcessFailure, ProcessStarted, Register
-from psctl.job.training_messages import MOST_PEERS, Decision, Heartbeat, Join, MemberReady, Prepare, StepReport, WorkerReport
+from psctl.job.training_messages import (
+    MOST_PEERS,
+    Decision,
+    Heartbeat,
+    Join,
+    MemberReady,
+    Prepare,
+    StepReport,
+    WorkerReport,
+)
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.process.journal_files import SNAPSHOT
 from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
