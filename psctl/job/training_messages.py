@@ -14,8 +14,11 @@ from psctl import types
 from psctl.job.message import JobMessage
 from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
-MOST_PEERS = 1 << 14
-"""Peers of which a worker reports bytes at once; those with the fewest bytes are left out beyond it."""
+MOST_PEERS = 64
+"""Peers whose bytes a report has one by one, the most bytes first; those of further peers are one sum.
+
+With an entry a server, reports of 10,000 workers to 1,000 servers would be 200 MB each second at the coordinator.
+"""
 
 
 class Join(JobMessage, frozen=True):
@@ -59,7 +62,7 @@ class StepReport(msgspec.Struct, frozen=True):
 class WorkerReport(JobMessage, frozen=True):
     """Progress of a worker since its last report; seconds and bytes are sums over that time.
 
-    `moved`: a peer's name ("server/0"; "": not known), bytes sent to it and received from it.
+    `moved`: a peer's name ("server/0"; "": not known, or all beyond MOST_PEERS), bytes sent to it and received from it.
     """
 
     step: types.Step  # last finished
@@ -68,7 +71,9 @@ class WorkerReport(JobMessage, frozen=True):
     examples: float
     compute_seconds: float
     sync_seconds: float
-    moved: Annotated[tuple[tuple[types.Name, types.Size, types.Size], ...], msgspec.Meta(max_length=MOST_PEERS)] = ()
+    moved: Annotated[
+        tuple[tuple[types.Name, types.Size, types.Size], ...], msgspec.Meta(max_length=MOST_PEERS + 1)
+    ] = ()
     staleness: int = 0  # clocks that were missing from the values of the last step
     hidden_seconds: float = 0.0  # of compute_seconds: gradients or values were being sent, and the worker did not wait
     rested: int = 0  # the last step whose numbers are final: the loop is past its wait point

@@ -77,14 +77,16 @@ class ReportInterval:
         return self._clock.now(), examples, self._synchronizer.sync_seconds, self._synchronizer.in_flight_seconds
 
     def _newly_moved(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the bytes by peer since the last call, most bytes first."""
+        """Return the bytes by peer since the last call, most bytes first; those beyond MOST_PEERS as one sum."""
         before, self._moved = self._moved, dict(self._synchronizer.bytes_by_peer)
         found = []
         for peer, (sent, received) in self._moved.items():
             was_sent, was_received = before.get(peer, (0, 0))
             found.append((peer, max(0, sent - was_sent), max(0, received - was_received)))
         found.sort(key=lambda each: -each[1] - each[2])
-        return tuple(each for each in found[:MOST_PEERS] if each[1] + each[2])
+        if rest := found[MOST_PEERS:]:
+            found[MOST_PEERS:] = [("", sum(sent for _, sent, _ in rest), sum(received for _, _, received in rest))]
+        return tuple(each for each in found if each[1] + each[2])
 
     def send_report(
         self, send: Callable[[WorkerReport], None], progress: TrainingProgress, reports: StepReports

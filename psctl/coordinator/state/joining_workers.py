@@ -175,7 +175,9 @@ def advance(job: JobState) -> None:
 
 def _end_late(job: JobState) -> None:
     """End workers that joined when worker/0 had made all steps: its state, with which they start, may never arrive."""
-    zero = next((rank for rank in job.live("worker") if rank.member.rank == 0), None)
+    if not job.checkpoints.first_steps:
+        return
+    zero = next((rank for rank in job.ranks_of("worker") if rank.member.rank == 0 and not rank.ended), None)
     if zero is None or not zero.finished:
         return
     for member in job.checkpoints.first_steps:

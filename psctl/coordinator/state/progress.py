@@ -23,6 +23,8 @@ STATES_EVERY = 5.0
 MEMORY_FULL = 0.95
 """Share of a host's memory above which people are warned: the kernel ends processes soon after."""
 
+NOTHING = PeerBytes(0, 0)
+
 KEEP = 64
 """Complete steps whose numbers are kept for late reports."""
 
@@ -322,12 +324,12 @@ def _append_flows(job: JobState, seconds: float) -> None:
 
 def _add_moved(job: JobState, rank: Rank, message: WorkerReport) -> None:
     """Count the bytes of a worker's report."""
-    found = {peer: PeerBytes(sent, received) for peer, sent, received in message.moved}
-    rank.sent += sum(each.sent for each in found.values())
-    rank.received += sum(each.received for each in found.values())
-    for peer, each in found.items():
-        before = job.progress.moved.get((rank.host, peer), (0, 0))
-        job.progress.moved[rank.host, peer] = PeerBytes(before[0] + each.sent, before[1] + each.received)
+    sums = job.progress.moved
+    for peer, sent, received in message.moved:
+        rank.sent += sent
+        rank.received += received
+        before = sums.get((rank.host, peer), NOTHING)
+        sums[rank.host, peer] = PeerBytes(before.sent + sent, before.received + received)
 
 
 def _usage_changed(rank: Rank) -> bool:
