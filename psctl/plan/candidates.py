@@ -18,7 +18,7 @@ from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound, stepwise
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.schedule_timing import Costs, Timing, at_pace, in_pieces
-from psctl.plan.uniform_forms import LARGE, closed_form, uniform_rates
+from psctl.plan.uniform_forms import LARGE, UniformForms
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.schedule import Schedule
@@ -27,7 +27,8 @@ SMALL = 8
 """Ranks up to which several orders and cuts are tried."""
 
 HUGE = 256
-"""Ranks up to which unequal machines are estimated step by step; with more, by the closed forms."""
+"""Ranks up to which unequal machines are estimated step by step; with more, by the closed forms. Trees are not packed
+then: one around each rank would have as many edges as there are pairs of ranks."""
 
 PHASES: Mapping[str, tuple[int, ...]] = {
     "sharded": (1, 16), "hierarchical": (1, 16), "ring": (4,), "bidirectional-ring": (4,), "multi-ring": (4,),
@@ -91,6 +92,8 @@ class CandidateSearch:
         self._inputs = inputs
         self._port = rank_orders.ports(inputs) if inputs.world > 1 else [1.0]
         self._order = rank_orders.order(inputs)
+        self._forms = UniformForms(inputs, self._port)
+        self._levels: list[ScheduleOptions] | None = None
         self._uniform = inputs.network.uniform(inputs.ranks)
         self._few = inputs.world <= SMALL
         self._by_form = inputs.world > LARGE and (self._uniform is not None or inputs.world > HUGE)
@@ -218,7 +221,7 @@ class CandidateSearch:
         inputs = self._inputs
         costs = self._costs(strategy)
         if self._by_form:
-            form = closed_form(inputs, self._port, _built_as(strategy), options, size, costs)
+            form = self._forms.form(_built_as(strategy), options, size, costs)
             return Predicted(strategy, options, self._at_pace(strategy, form.timing()), form.steps, form.sent)
         if inputs.world > LARGE:
             return self._estimate_by_steps(strategy, options, size)
@@ -247,6 +250,8 @@ class CandidateSearch:
         """Return why a strategy is impossible on these machines; None when it is possible."""
         if strategy == "cpu" and self._inputs.nodes > 1:
             return "the ranks are on several hosts, which share no processor"
+        if strategy == "packed-trees" and self._inputs.world > HUGE:
+            return f"more than {HUGE} ranks: trees are not packed"
         return None
 
     # -- options
@@ -269,7 +274,9 @@ class CandidateSearch:
                 trees = rank_orders.trees(self._inputs, self._port)
                 return [ScheduleOptions(trees=trees, chunks=chunks)]
             case "hierarchical":
-                return self._levels()
+                if self._levels is None:
+                    self._levels = list(self._find_levels())
+                return self._levels
             case "root":
                 best = max(range(self._inputs.world), key=lambda rank: (self._port[rank], -rank))
                 return [ScheduleOptions(root=root) for root in dict.fromkeys((0, best))]
@@ -313,7 +320,7 @@ class CandidateSearch:
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
         """Return the numbers of chunks to try: the best by the closed form of a uniform network, and fewer."""
         named = "double-tree" if strategy == "packed-trees" else strategy
-        rates = uniform_rates(self._inputs, self._port, self._inputs.costs.get("psctl", Costs()))
+        rates = self._forms.rates(self._inputs.costs.get("psctl", Costs()))
         best = allreduce_times.FORMS[named](self._inputs.world, size, rates).chunks
         most = max(1, min(MOST, int(size / LEAST)))
         if strategy == "packed-trees":
@@ -321,7 +328,7 @@ class CandidateSearch:
         best = max(1, min(most, best))
         return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
 
-    def _levels(self) -> Iterable[ScheduleOptions]:
+    def _find_levels(self) -> Iterable[ScheduleOptions]:
         """Yield groups by host, by rack and by level of the machines, and three levels of hosts in racks."""
         inputs, pieces = self._inputs, self._few_pieces
         host, rack = rank_orders.by_host(inputs), rank_orders.by_rack(inputs)

@@ -22,7 +22,7 @@ from psctl.plan.simulation.cost_model import ADDING, ALPHA, ASSUMED_RATE, ENGINE
 from psctl.plan.simulation.estimates import stepwise
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.schedule_timing import Costs, Timing
-from psctl.plan.uniform_forms import LARGE, uniform_rates
+from psctl.plan.uniform_forms import LARGE, UniformForms
 from psctl.schedule.algorithms import collectives
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.algorithms.collectives import ALGORITHMS, PIPELINES
@@ -71,6 +71,7 @@ class CollectivePlanner:
         self._inputs = inputs
         self._costs = inputs.costs.get("psctl", Costs())
         self._port = rank_orders.ports(inputs) if inputs.world > 1 else [1.0]
+        self._forms = UniformForms(inputs, self._port)
         self._search = CandidateSearch(inputs)
         self._schedules: dict[tuple[str, str, ScheduleOptions], Schedule] = {}
 
@@ -122,7 +123,7 @@ class CollectivePlanner:
 
     @property
     def _rates(self) -> UniformRates:
-        return uniform_rates(self._inputs, self._port, self._costs)
+        return self._forms.rates(self._costs)
 
     def _timing(
         self, collective: Collective, algorithm: str, options: ScheduleOptions, size: int, simulated: bool

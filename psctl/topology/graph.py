@@ -173,9 +173,16 @@ def components(members: Iterable[Member], links: Iterable[Iterable[Member]]) -> 
         members: the nodes.
         links: the members that each link joins.
     """
-    label = {member: index for index, member in enumerate(dict.fromkeys(members))}
+    order = {member: index for index, member in enumerate(dict.fromkeys(members))}
+    above = list(range(len(order)))  # union and find, by the first member of each group
+
+    def first(at: int) -> int:
+        while above[at] != at:
+            above[at] = at = above[above[at]]
+        return at
+
     for link in links:
-        joined = {label[member] for member in link}
-        if len(joined) > 1:
-            label = {member: min(joined) if own in joined else own for member, own in label.items()}
-    return list(grouped((own, member) for member, own in label.items()).values())
+        joined = {first(order[member]) for member in link}
+        for each in joined:
+            above[each] = min(joined)
+    return list(grouped((first(index), member) for member, index in order.items()).values())
