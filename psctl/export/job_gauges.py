@@ -43,6 +43,7 @@ class JobGauges:
         self._checkpoint: events.CheckpointWritten | None = None
         self._losses: Counter[str] = Counter({"worker": 0, "server": 0})
         self._restarts = 0
+        self._replicas: int | None = None
 
     def apply(self, event: events.AnyEvent) -> None:
         """Add an event."""
@@ -62,6 +63,8 @@ class JobGauges:
                 self._losses["worker"] += 1
             case events.ServerLost():
                 self._losses["server"] += 1
+            case events.ReplicasChanged():
+                self._replicas = event.replicas
             case events.Restored():
                 self._restarts += 1
             case events.Finished():
@@ -80,6 +83,9 @@ class JobGauges:
             Gauge("psctl_restarts", "Times that training resumed from a checkpoint.", (),
                   (Sample((), self._restarts),), counts=True),
         ]  # fmt: skip
+        if self._replicas is not None:
+            text = "Further copies of the shard that has the fewest: servers that may be lost at once."
+            found.append(Gauge("psctl_replicas", text, (), (Sample((), self._replicas),)))
         return [*found, *self._of_progress(), *self._of_ranks(), *self._of_checkpoint(now)]
 
     def _of_progress(self) -> list[Gauge]:

@@ -223,6 +223,12 @@ class HostGpus(Event, frozen=True, tag="gpus"):
     gpus: list[GpuState]
 
 
+class ReplicasChanged(Event, frozen=True, tag="replicas"):
+    """The further copies of the shard that has the fewest: servers that may be lost at once. psctl's own."""
+
+    replicas: int
+
+
 class Recovering(Event, frozen=True, tag="recovering"):
     """The job waits for hosts that are lost or out of reach; times in seconds since the epoch. psctl's own."""
 
@@ -244,7 +250,7 @@ class Notice(Event, frozen=True, tag="notice"):
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
     | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
-    | Recovering | Recovered | Notice
+    | ReplicasChanged | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (

@@ -63,6 +63,8 @@ class PlainLog:
                 self._print_state(event)
             case kinds.HostTraffic() | kinds.HostFlows() | kinds.HostGpus() | kinds.LastSteps():
                 pass
+            case kinds.ReplicasChanged():
+                pass  # a notice says it
             case kinds.Finished():
                 self._print_progress()
             case _:
@@ -139,6 +141,8 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.HostGpus():
             busy = ("-" if each.busy is None else f"{each.busy}%" for each in event.gpus)
             text = f"gpus {event.host} {' '.join(busy)}"
+        case kinds.ReplicasChanged():
+            text = f"replicas {event.replicas}"
         case kinds.LastSteps():
             text = f"steps worker/{event.rank} {event.host} spans={len(event.spans)}"
         case kinds.Log():

@@ -29,4 +29,6 @@ def test_a_table_is_what_its_command_prints(tmp_path: Path, command: str, table:
 
 
 def test_every_plan_of_the_page_has_its_table() -> None:
-    assert len(PARTS) == len(re.findall("^    psctl plan", (ROOT / "docs" / "exercises.md").read_text(), flags=re.M)) == 4
+    assert (
+        len(PARTS) == len(re.findall("^    psctl plan", (ROOT / "docs" / "exercises.md").read_text(), flags=re.M)) == 4
+    )

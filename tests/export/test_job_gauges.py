@@ -44,6 +44,7 @@ def test_everything_that_events_tell() -> None:
         events.StateChanged(time=1.0, role="worker", rank=1, host="h", state="lost", step=3),
         PROGRESS,
         events.CheckpointWritten(time=6.0, step=10, path="/c", bytes=5, seconds=0.2),
+        events.ReplicasChanged(time=6.5, replicas=1),
         events.WorkerLost(time=7.0, rank=1, host="h", reason="killed"),
         events.Restored(time=8.0, checkpoint="j@10", step=10),
     ):
@@ -67,6 +68,7 @@ def test_everything_that_events_tell() -> None:
     assert found["psctl_checkpoint_age_seconds"] == {(): 14.0}
     assert found["psctl_losses"] == {("worker",): 1, ("server",): 0}
     assert found["psctl_restarts"] == {(): 1}
+    assert found["psctl_replicas"] == {(): 1}
 
 
 def test_the_number_of_metrics_is_bounded() -> None:

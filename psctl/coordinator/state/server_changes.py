@@ -8,6 +8,7 @@ import msgspec
 
 from psctl.coordinator.state import checkpoints, example_division, sum_order
 from psctl.coordinator.state.instructions import ShardsMade, StartMember
+from psctl.job import events
 from psctl.job.environment import server_environment
 from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
@@ -49,6 +50,7 @@ def place_shards(job: JobState, made: ShardsMade) -> Assignment:
     epoch = 0 if before is None else before.epoch + 1
     placement = ShardPlacement(made.sizes, replica_count(job, len(servers)), places, epoch)
     job.shards = Shards(made.shards, placement, placement.tolerated_losses)
+    job.append_event(events.ReplicasChanged(time=job.time, replicas=placement.tolerated_losses))
     _record_senders(job, placement)
     return placement.assignment
 
@@ -227,3 +229,4 @@ def _notice_tolerated_losses(job: JobState, tolerated_losses: int) -> None:
             f"some shards are on one server only: if it is lost before another is filled, all ranks go back to {back}"
         )
     job.shards.tolerated_losses = tolerated_losses
+    job.append_event(events.ReplicasChanged(time=job.time, replicas=tolerated_losses))
