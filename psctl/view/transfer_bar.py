@@ -96,10 +96,14 @@ class TransferBar:
             self.draw_work()
 
     def draw_work(self) -> None:
-        """Draw the work that has lasted for a while, unless files are on their way."""
+        """Draw the work that has lasted for a while, unless files of some size are on their way.
+
+        A command's input counts as a transfer until the command ends, also when all of it has been read.
+        """
         with self._lock:
             now = self._now()
-            if self._works and not self._hosts and now - self._works[0].began >= LASTING:
+            moving = bool(self._hosts) and self._total >= LEAST and self._moved < self._total
+            if self._works and not moving and now - self._works[0].began >= LASTING:
                 self._draw(self._work_text(now))
 
     def _work_text(self, now: float) -> str:
@@ -110,8 +114,8 @@ class TransferBar:
         text = f"{where}: {first.what}" if where else first.what
         if len(same) < len(self._works):
             text += f" (and {len(self._works) - len(same)} more)"
-        if not first.seconds:
-            return f"  {text}, {lasts}"
+        if not first.seconds:  # a long text is cut, not its time
+            return f"  {clip(text, max(1, self._console.width - 5 - len(lasts)))}, {lasts}"
         full, light = split(WIDTH, min(now - first.began, first.seconds), max(0.0, first.seconds - now + first.began))
         bar = self._glyphs.full * full + self._glyphs.light * light
         return f"  {bar}  {text}, {lasts} of about {format_seconds(first.seconds)}"

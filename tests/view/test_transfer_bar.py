@@ -107,6 +107,24 @@ def test_work_that_lasts_is_shown_with_its_time_and_goes_away() -> None:
     assert screen.shown() == ""
 
 
+def test_work_is_shown_while_a_command_runs_that_has_read_its_input() -> None:
+    screen = Screen()
+    with screen.bar.work("a", "install torch==2.13.0"), screen.bar.transfer("a", 5_000) as moved:
+        moved(5_000)
+        screen.time += 30
+        screen.bar.draw_work()
+        assert screen.shown() == "  a: install torch==2.13.0, 30 s"
+
+
+def test_a_long_text_is_cut_and_not_its_time() -> None:
+    screen = Screen()
+    with screen.bar.work("a", "install " + "x" * 200):
+        screen.time += 90
+        screen.bar.draw_work()
+        assert screen.shown().endswith("x…, 1m30s")
+        assert len(screen.shown()) < 100
+
+
 def test_work_whose_time_is_foretold_is_a_bar() -> None:
     screen = Screen()
     with screen.bar.work("", "measuring", 20.0):
