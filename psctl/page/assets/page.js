@@ -306,7 +306,8 @@
     });
   }
   function stepTimes(job) {
-    const {lanes, seconds: whole, paths, clock_error: error} = job.steps, names = Object.keys(lanes), wide = 1200, left = 90;
+    const {lanes, seconds: whole, paths, clock_error: error} = job.steps, names = Object.keys(lanes), left = 90;
+    const wide = Math.max(520, document.body.clientWidth - 60);  // one unit is one pixel, so that texts keep their size
     const strips = {synchronize: [8, 12], push: [22, 4], pull: [27, 4]}, tall = 36;
     const image = shape("svg", {viewBox: `0 0 ${wide} ${names.length * tall + 24}`, class: "steps", role: "img",
       "aria-label": `parts of the newest ${paths.length} steps of ${names.length} workers; the table below has the critical path of each`});
@@ -477,7 +478,7 @@
         el("label", {}, log, " logarithmic")), true),
       section("throughput", "Throughput", null, null, true),
       section("processes", "Processes", processes),
-      section("steps", "Newest steps: who was waited for", newestSteps),
+      section("steps", "Newest steps: the worker that was ready last", newestSteps),
       section("network", "Network", networks),
       section("plan", "Plan: predicted and measured", plans),
       section("checkpoints", "Checkpoints", checkpoints),
