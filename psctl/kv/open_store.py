@@ -30,6 +30,10 @@ def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
     raise UsageError(f"consistency={consistency!r} of a store", f"give {CONSISTENCIES}")
 
 
+def _has_clocks(spec: StoreSpec, rank: int) -> bool:
+    return spec.staleness is not None and rank in spec.group
+
+
 class Stores:
     """All stores of one run.
 
@@ -97,6 +101,22 @@ class Stores:
         if not ranks or not all(type(rank) is int and 0 <= rank < self._world for rank in ranks):
             raise UsageError(f"group={group!r} of a store", f"give at least one rank from 0 to {self._world - 1}")
         return tuple(sorted(set(ranks)))
+
+    @property
+    def clocks(self) -> dict[str, int]:
+        """The number of finished clocks of each store in which this worker has clocks."""
+        found = {name: store for name, (spec, store) in self._open.items() if _has_clocks(spec, self._rank)}
+        return {name: store.clocks for name, store in found.items() if not store.closed}
+
+    def end_clocks(self, clocks: Mapping[str, int]) -> None:
+        """End the clocks that the worker which this one replaces had not ended; return when all replicas know.
+
+        Args:
+            clocks: by the store's name, the number of clocks that the other workers have finished.
+        """
+        for name, (spec, store) in self._open.items():
+            if name in clocks and _has_clocks(spec, self._rank):
+                store.wait_for_separation(store.send_clocks(clocks[name]))
 
     def mark(self, step: int) -> None:
         """Cut all stores for the checkpoint of `step`: earlier pushes belong to it, later ones do not."""

@@ -72,6 +72,10 @@ class RunPosition(Protocol):
     def last_boundary(self) -> int:
         """The newest step after which the run has passed the point where checkpoints are taken."""
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a worker that replaces a lost one takes a state that is stored between two steps."""
+
     def settle(self) -> bool:
         """Where lost workers are not replaced, wait until finished steps are certain to count; return whether it
         waited."""
@@ -152,6 +156,7 @@ class Store:
         self._callbacks: list[Callable[[], object]] = []
         self._closed = False
         self._prefetched = PrefetchedRows()
+        self._waits_for_others = False  # since the last `clock()`
         servers.open(spec.name, self)
         with self._lock:
             self._wait_until(f"store {spec.name!r}", lambda: self._state.is_open, self._all_shards)
@@ -288,6 +293,7 @@ class Store:
         Raises:
             UsageError: the key was neither pushed nor declared, or is invalid.
         """
+        self._wait_for_late()
         rows = self._take_prefetched(key) if self._prefetched and not after else None
         return rows if rows is not None else self.fetch(key, after=after).wait()
 
@@ -550,6 +556,8 @@ class Store:
         """End this worker's clock; block while other workers are too far behind.
 
         All earlier pushes belong to the clock that ends. Every worker of the group makes the same number of calls.
+        Where the optimizer steps on servers the next `pull` or `clock` blocks instead: then this worker has passed the
+        end of the step, where it stores the state that the replacement of a lost worker takes, and that ends its clock.
 
         Returns:
             The number of clocks that this worker has finished.
@@ -562,8 +570,11 @@ class Store:
             raise UsageError(
                 "clock() of an asp store, which has no clocks", 'open the store with consistency="bsp" or {"ssp": s}'
             )
+        self._wait_for_late()
         self.wait_for_separation(self.send_clocks(self._state.clock + 1))
-        self.wait_for_others()
+        self._waits_for_others = True
+        if not self._at.keeps_states:
+            self._wait_for_late()
         return self._state.clock
 
     def send_clocks(self, clocks: int, *, common: bool = False) -> int | None:
@@ -598,6 +609,12 @@ class Store:
             with self._lock:
                 self._wait_internal(f"clock {self._state.clock}", ticket)
             self._run_callbacks()
+
+    def _wait_for_late(self) -> None:
+        """Wait for the others if the last `clock()` did not."""
+        if self._waits_for_others:
+            self._waits_for_others = False
+            self.wait_for_others()
 
     def wait_for_others(self) -> None:
         """Return when the other workers are not too far behind this one's clock for the store's consistency."""

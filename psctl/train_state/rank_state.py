@@ -32,7 +32,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """The encoded state. `position` has the fields of DataPosition, `batches` the last batches of each loader."""
+    """The encoded state. `position` has the fields of DataPosition, `batches` the last batches of each loader, `clocks`
+    the number of finished clocks of each store: all workers of a store have as many between two steps."""
 
     position: dict[str, int]
     groups: list[State]
@@ -41,6 +42,7 @@ class RankState(msgspec.Struct, frozen=True):
     tensors: list[StoredTensor]
     frozen: str
     batches: dict[int, list[Batch]]
+    clocks: dict[str, int]
 
 
 _DECODER = msgspec.msgpack.Decoder(RankState)
@@ -48,7 +50,7 @@ _DECODER = msgspec.msgpack.Decoder(RankState)
 
 def capture(
     parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, position: DataPosition, frozen: str,
-    batches: dict[int, list[Batch]],
+    batches: dict[int, list[Batch]], clocks: dict[str, int],
 ) -> bytes:  # fmt: skip
     """Return the current state.
 
@@ -56,6 +58,7 @@ def capture(
         position: the next batch to train on.
         frozen: `fingerprint` of the frozen parameters.
         batches: the last ones of each loader, where members may change.
+        clocks: of the stores.
     """
     plain, more = tracked.state()
     found = {f"buffer/{name}": one for name, one in parts.buffers().items()} | more
@@ -64,14 +67,14 @@ def capture(
     tensors = [_stored(name, one) for name, one in found.items()]
     where = msgspec.structs.asdict(position)
     return msgspec.msgpack.encode(
-        RankState(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches)
+        RankState(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches, clocks)
     )
 
 
 def restore(
     data: bytes, parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, *, own: bool
-) -> tuple[DataPosition, dict[int, list[Batch]]]:
-    """Restore the state that `capture` returned; returns the position in the data, and the last batches.
+) -> tuple[DataPosition, dict[int, list[Batch]], dict[str, int]]:
+    """Restore the state that `capture` returned; returns the position in the data, the last batches, and the clocks.
 
     Args:
         own: this rank stored the state itself.
@@ -100,7 +103,7 @@ def restore(
         for prefix in ("random/now/", "random/epoch/", "random/origin/")
     )
     generators.resume(SavedGenerators(now, epoch, None if own else origin))
-    return position_from(state.position), state.batches
+    return position_from(state.position), state.batches, state.clocks
 
 
 def has_own_state(data: bytes) -> bool:

@@ -92,6 +92,7 @@ class Run(CollectiveCalls):
         self._progress = TrainingProgress(session, welcome, self._weight, self._tracked, self._spans)
         self._stores = Stores(session.me.rank, welcome.world, links or LocalServer, self._progress, folder)
         self._progress.on_save = self._on_save
+        self._progress.store_clocks = lambda: self._stores.clocks
         script_links = ScriptLinks(session, welcome.world)
         self._opens_stores = False  # by run.store()
         self._collectives = GroupCollectives(
@@ -509,7 +510,8 @@ class Run(CollectiveCalls):
         """Begin to train by a synchronizer, together with all ranks; `replaces`: in place of a lost worker."""
         self._strategy, self._synchronizer = decision.strategy, synchronizer
         self._session.begin(self.step)
-        if replaces:  # the lost worker may not have marked a checkpoint, at which the others are held back
+        if replaces:  # the lost worker may not have ended a clock, nor marked a checkpoint, at which the others wait
+            self._stores.end_clocks(self._progress.taken_clocks)
             self._stores.mark(self._progress.last_checkpoint())
         self._interval = ReportInterval(synchronizer, self._clock)
 

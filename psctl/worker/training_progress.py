@@ -68,6 +68,10 @@ class TrainingProgress:
         """Whether a batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], object] = lambda step: None
         """Called on every rank between a step's checkpoint and later operations."""
+        self.store_clocks: Callable[[], dict[str, int]] = dict
+        """Returns the number of finished clocks of each store."""
+        self.taken_clocks: dict[str, int] = {}
+        """Those of the state that this worker took, if it replaces a lost one."""
         self.generators = RandomGenerators()
         """The script's own random numbers, apart from those of steps."""
         self._session, self._weight, self._tracked = session, weight, tracked
@@ -112,6 +116,12 @@ class TrainingProgress:
     def shares_examples(self) -> bool:
         """Whether the last batch came from a loader of psctl, or the next one will: a resumed run's."""
         return self._drawn_from is not None or (self._resuming and self._begin.loader >= 0)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a worker that replaces a lost one takes a state that is stored between two steps."""
+        sync = self._synchronizer
+        return sync is not None and sync.update == "server" and not sync.recovers_sums
 
     def settle(self) -> bool:
         """Where lost workers are not replaced, wait until finished steps are certain to count; return if it did."""
@@ -359,7 +369,9 @@ class TrainingProgress:
             return
         if self.rank == 0 or sync.is_asynchronous or sync.recovers_sums:
             kept = self._tracked, self.generators, position
-            sync.store_rank_state(self.step, lambda: capture(parts, *kept, self._frozen, self._batches))
+            sync.store_rank_state(
+                self.step, lambda: capture(parts, *kept, self._frozen, self._batches, self.store_clocks())
+            )
 
     def replace_lost_worker(self, resume: Resume | None, parts: TrainingParts, synchronizer: Synchronizer) -> bool:
         """Continue at a lost worker's step, if this process replaces one; return whether it does."""
@@ -367,7 +379,7 @@ class TrainingProgress:
         if resume is not None and replaces:
             own = self.rank == 0 or synchronizer.is_asynchronous
             step, stored = synchronizer.fetch_rank_state(resume.step)
-            position, self._batches = restore(stored, parts, self._tracked, self.generators, own=own)
+            position, self._batches, self.taken_clocks = restore(stored, parts, self._tracked, self.generators, own=own)
             self._continue_at(step, position)
         return replaces
 

@@ -31,6 +31,7 @@ class Nowhere:
     """A run without steps."""
 
     step_mark = last_boundary = 0
+    keeps_states = False
 
     def settle(self) -> bool:
         return False

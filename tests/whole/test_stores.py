@@ -103,6 +103,20 @@ def test_without_replicas_a_store_goes_back_with_the_rest_to_the_last_checkpoint
     assert taken(again.events) == [EXACT] * 2
 
 
+@pytest.mark.timeout(240)
+def test_a_worker_lost_before_the_end_of_its_clock_is_replaced_and_its_clock_ends(tmp_path: Path) -> None:
+    args = 'args=["--epochs", "2", "--consistency", "bsp", "--dies", "7"]'
+    done = Psctl(tmp_path).run(
+        "train", COUNTING, "-o", "jsonl", *TRAINING, "--set", args, "--env", f"DIED={tmp_path / 'died'}", timeout=200
+    )
+    assert done.code == 0, done
+    events = done.events
+    assert [event["rank"] for event in events if event["event"] == "worker-lost"] == [1]
+    assert not [event for event in events if event["event"] == "restored"]
+    texts = [event["text"] for event in events if event["event"] == "log" and event["text"].startswith("taken ")]
+    assert texts == ["taken 320 examples 2 to 2 times, steps 20"] * 2
+
+
 @pytest.mark.soak
 def test_counting_and_training_continue_together_when_a_server_is_lost(tmp_path: Path) -> None:
     events = train(tmp_path, 25, "--servers", "3", "--set", 'args=["--pause", "0.1"]')

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
@@ -28,6 +31,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--consistency", default="asp")
+    parser.add_argument("--dies", type=int, default=0, help="worker/1, after this step and before its clock ends")
     given = parser.parse_args()
     run = psctl.init()
     store = run.store("taken", consistency=given.consistency)
@@ -40,8 +44,13 @@ def main() -> None:
             loss = model(inputs).square().mean()
             loss.backward()
             store.push(numbers, torch.ones(len(numbers), 1))
-            optimizer.step()
             store.push("steps", 1.0)
+            if given.dies:
+                store.flush()  # what has not arrived is lost with its worker
+            optimizer.step()
+            if given.dies and run.rank == 1 and run.step == given.dies and not Path(os.environ["DIED"]).exists():
+                Path(os.environ["DIED"]).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             if given.consistency != "asp":
                 store.clock()
             run.report(loss=loss, epoch=epoch)
