@@ -52,12 +52,13 @@ class World:
 
     def __init__(
         self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
-        replicas=0, begins=False, shares=False,
+        replicas=0, begins=False, shares=False, full_every=1,
     ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
         self.store = StoreSpec("s", staleness, eager, group, shards)
         self.random, self.bytes, self.epoch = random, 0, -1
+        self.full_every = full_every
         self.shares = shares  # long payloads are in shared memory, and are overwritten as soon as their owner may
         self.shared: list[tuple[int, int, bytearray]] = []  # worker, sequence, bytes that a server reads
         self.servers: dict[int, TableServer] = {}
@@ -78,7 +79,9 @@ class World:
 
     def start(self, rank: int) -> TableServer:
         """Start a server (again), with empty state."""
-        machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
+        machine = self.servers[rank] = TableServer(
+            rank, self.functions, self.store.shards, full_every=self.full_every
+        )
         self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)

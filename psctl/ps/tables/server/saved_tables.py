@@ -192,8 +192,10 @@ def _join(
                                               for worker, at in about.clocks.items()}  # fmt: skip
     for spec in about.tables:
         table = held.table(spec)
+        changes = table.changes
         _add_rows(table, parts, tensors, own)
         if spec.name in about.states:
+            table.changes = changes  # those that the run has counted, whatever number of parts they come in
             sketch = tensors.get(f"{place.prefix}{_inside(spec.name)}/sketch")
             _restore(table, about.states[spec.name], sketch, counts=_begins_in(place.hashes, own))
     for data in about.staged:
