@@ -79,9 +79,7 @@ class World:
 
     def start(self, rank: int) -> TableServer:
         """Start a server (again), with empty state."""
-        machine = self.servers[rank] = TableServer(
-            rank, self.functions, self.store.shards, full_every=self.full_every
-        )
+        machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards, full_every=self.full_every)
         self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)

@@ -336,9 +336,14 @@ def _send_copies(job: JobState, step: int) -> None:
     missing = job.order.checkpoint.copies - len(copies.waiting | copies.holding)
     for agent in [each for each in _copy_hosts(job) if each not in used][:missing]:
         copies.waiting.add(agent)
-        job.instructions.append(SendCheckpointCopy(step, agent, job.checkpoints.copied.get(agent, -1)))
+        job.instructions.append(SendCheckpointCopy(step, agent, _newest_copy(job, agent)))
     if not copies.waiting:
         del job.checkpoints.copying[step]
+
+
+def _newest_copy(job: JobState, agent: Member) -> int:
+    """Return the step of an agent's copy that a later one may share files with, -1 for none: those of tables."""
+    return job.checkpoints.copied.get(agent, -1) if job.tables.placement is not None else -1
 
 
 def on_copied(job: JobState, agent: Member, step: int, problem: str, *, is_lost: bool = False) -> None:
@@ -351,7 +356,8 @@ def on_copied(job: JobState, agent: Member, step: int, problem: str, *, is_lost:
         return
     copies.waiting.discard(agent)
     host = job.order.hosts[agent.rank].name
-    base = job.checkpoints.copied.pop(agent, -1)
+    base = _newest_copy(job, agent)
+    job.checkpoints.copied.pop(agent, None)
     if problem and base >= 0 and not is_lost:
         pass  # it is sent again, with all its files
     elif problem:
