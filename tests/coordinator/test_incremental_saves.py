@@ -142,9 +142,13 @@ def test_a_disk_without_links_copies_the_files(tmp_path: Path, monkeypatch: pyte
     assert head.save(600, 500).problem == ""
     assert verify(head.folder(600)) == []
     assert not inodes(head.folder(600)).keys() & inodes(head.folder(500)).keys()
+
+
+def test_a_file_that_was_removed_cannot_be_linked(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(CheckpointIncomplete, match="was removed"):
-        monkeypatch.undo()
-        Disk().link(tmp_path / "none", tmp_path / "other", os.open(tmp_path, os.O_RDONLY))
+        Disk().link(tmp_path / "none", tmp_path / "other", folder)
+    os.close(folder)
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------
