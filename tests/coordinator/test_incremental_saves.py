@@ -242,19 +242,20 @@ def test_servers_are_told_of_the_newest_checkpoint_that_they_may_continue() -> N
 
 
 def test_a_target_copies_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fsspec")
+    fsspec = pytest.importorskip("fsspec")
     head = Head(tmp_path / "head")
     head.save(500)
     head.save(600, 500)
     target = CheckpointTarget(f"file://{tmp_path}/target")
     uploaded: list[str] = []
-    put = type(target._system).put_file
+    files = type(fsspec.filesystem("file"))
+    put = files.put_file
 
     def put_file(self: Any, source: str, to: str, *more: Any, **options: Any) -> Any:
         uploaded.append(source.rsplit("/", 1)[-1])
         return put(self, source, to, *more, **options)
 
-    monkeypatch.setattr(type(target._system), "put_file", put_file)
+    monkeypatch.setattr(files, "put_file", put_file)
     target.upload(head.folder(500))
     uploaded.clear()
     target.upload(head.folder(600))

@@ -16,8 +16,7 @@ from psctl.ps.tables import retention
 from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.server import table_checkpoints
 from psctl.ps.tables.server.saved_names import incomplete
-from psctl.ps.tables.server.saved_tables import copy_shard, load
-from psctl.ps.tables.server.table_checkpoints import TableCheckpoints
+from psctl.ps.tables.server.saved_tables import copy_changes, copy_shard, load
 from psctl.ps.tables.server.table_shard import ReplicatedTables
 from psctl.ps.tables.table_state import TableShard
 from psctl.types import TensorSlice
@@ -82,13 +81,14 @@ class Run:
         self.checkpoints: dict[int, dict[int, list[list[CopiedSlice]]]] = {}  # by step, by server: files
         self.newest: int | None = None
         self.incremental = self.dropped = 0
-        copied = TableCheckpoints._copy
 
-        def copy(checkpoints: TableCheckpoints, part: Any, store: TableShard, shard: int) -> None:
-            self.whole.setdefault(part.step, {})[store.spec.name, shard] = copy_shard(store, shard, 4)
-            copied(checkpoints, part, store, shard)
+        def copy(held: TableShard, shard: int, shards: int, *changes: Any) -> list[CopiedSlice]:
+            whole = copy_shard(held, shard, shards)
+            self.whole.setdefault(held.cut, {})[held.spec.name, shard] = whole
+            return copy_changes(held, shard, shards, *changes) if changes else whole
 
-        monkeypatch.setattr(TableCheckpoints, "_copy", copy)
+        monkeypatch.setattr(table_checkpoints, "copy_shard", copy)
+        monkeypatch.setattr(table_checkpoints, "copy_changes", copy)
 
     def begin(self, saved: dict[str, tuple[TensorSlice, bytes]]) -> None:
         """Begin with some number of servers, and with the tensors of a checkpoint, if there are any."""
