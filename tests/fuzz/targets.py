@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from psctl.checkpoint import manifest, state_file
 from psctl.errors import PsctlError
@@ -124,6 +125,8 @@ def _manifest(data: bytes) -> None:
     body = data.partition(b"\n")[2] if data.startswith(b'{"checksum"') else data
     read = manifest.decode(b'{"checksum":"' + manifest.checksum(body).encode() + b'",\n' + body, "checkpoint")
     manifest.signature_of(data)
+    assert manifest.shared_files(read, read).keys() <= read.sizes().keys()
+    assert 0 <= read.written <= read.bytes
     assert read.step >= 0
 
 
@@ -166,6 +169,8 @@ def _manifests() -> Iterable[bytes]:
         files=(manifest.TensorFile("part-0.safetensors", 124, 100, digest, slices),),
     )  # fmt: skip
     yield manifest.encode(whole)
+    linked = manifest.TensorFile("tables-0-at-2.safetensors", 124, 100, digest, slices)
+    yield manifest.encode(replace(whole, format=manifest.LINKED_FORMAT, files=(linked,)))
 
 
 def _events() -> Iterable[bytes]:
