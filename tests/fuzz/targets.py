@@ -30,6 +30,7 @@ from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import probe, recognise
 from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import UNDECODABLE, Member, Role
+from tests.fuzz import table_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURED = ROOT / "tests" / "captured"
@@ -204,6 +205,8 @@ TARGETS: dict[str, FuzzTarget] = {
     "messages of the coordinator": FuzzTarget(_messages(COORDINATION), _encoded(COORDINATION)),
     "messages of parameter servers": FuzzTarget(_messages(PARAMETERS), _encoded(PARAMETERS)),
     "messages of tables": FuzzTarget(_messages(TABLES), _encoded(TABLES)),
+    "a server of tables": FuzzTarget(table_machines.run_server, table_machines.to_server),
+    "a worker of tables": FuzzTarget(table_machines.run_worker, table_machines.to_worker),
     "probe output": FuzzTarget(_probe_output, lambda: _files("tests/captured/*/*.txt", "tests/captured/*/*.xml")),
     "host facts": FuzzTarget(_host_facts, lambda: _files("tests/captured/*/*.txt")),
     "cluster and job files": FuzzTarget(_spec, lambda: _files("templates/*/*.yaml", "clusters/*.yaml")),
