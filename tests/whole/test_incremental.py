@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,33 @@ def test_incremental_checkpoints_survive_a_killed_server_and_restore_to_the_bit(
     assert rows(again.events) == rows(events)
     assert psctl.run("checkpoint", "prune", "incremental-1", "--keep", "1", "--yes").code == 0
     assert psctl.run("checkpoint", "verify", "incremental-1@latest").code == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_host_that_leads_later_goes_on_from_its_copies(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = train(tmp_path / "plain", 0)
+    hosts = make_hosts(3)
+    home = hosts.make_home(tmp_path / "home")
+    psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
+    text = hosts.cluster_text().replace("- h2", "- {address: h2, slots: 2}")
+    cluster.write_text(text.replace("- h1", "- {address: h1, roles: [server]}"))  # no worker is lost with the head
+    options = ["--cluster", str(cluster), "--servers", "3", "--set", "checkpoint.copies=2"]
+    slow = ["--set", 'args=["--pause", "0.5"]']
+    job = psctl.run("train", JOB, *options, *slow, "-d", "-o", "json", timeout=200).document["job"]
+    events, lost = [], False
+    with psctl.start("attach", job, "-o", "jsonl") as follower:
+        assert follower.stdout is not None
+        for line in follower.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "checkpoint" and events[-1]["step"] == 20:  # those before are copied
+                lost = True
+                hosts.crash("h1")
+    assert lost, "\n".join(str(event) for event in events if event["event"] != "progress")
+    assert rows(events) == rows(plain)
+    saved = {event["step"]: event for event in events if event["event"] == "checkpoint"}
+    assert saved[15]["written"] < saved[15]["bytes"] / 5
+    assert max(saved) > 25
+    for which in ("10", "latest"):
+        assert psctl.run("checkpoint", "verify", f"{job}@{which}", timeout=120).code == 0
