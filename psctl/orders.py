@@ -34,6 +34,7 @@ class CheckpointOrder(msgspec.Struct, frozen=True):
     on_stop: bool
     copies: int
     every_auto: bool = False  # by time, at the interval that the measured cost and the losses give
+    full_every: int = 1  # checkpoints of tables of which one is written in full
 
 
 class ExportOrder(msgspec.Struct, frozen=True):

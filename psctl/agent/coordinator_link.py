@@ -81,7 +81,8 @@ class CheckpointCopies:
         if isinstance(message, CheckpointCopyBegin):
             self.discard()  # from a connection that broke
             folder = self._root / self._order.name / folder_name(step)
-            self._receivers[step] = CheckpointReceiver(folder, message.files)
+            base = self._root / self._order.name / folder_name(message.base) if message.linked else None
+            self._receivers[step] = CheckpointReceiver(folder, message.files, base=base, linked=message.linked)
         elif step in self._receivers and isinstance(message, CheckpointCopyPart):
             self._receivers[step].write_part(message.file, message.offset, payload if payload is not None else b"")
         elif step in self._receivers:

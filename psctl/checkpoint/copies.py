@@ -13,7 +13,7 @@ from pathlib import Path
 
 from psctl import errors
 from psctl.checkpoint.disk import CHUNK, Disk, Unfit, pieces, regular_size
-from psctl.checkpoint.manifest import MANIFEST, MAX_FILES, Manifest
+from psctl.checkpoint.manifest import MANIFEST, MAX_FILES, Manifest, shared_files
 from psctl.checkpoint.partial_files import Buffer, OpenFile, ReceivedRanges
 from psctl.checkpoint.reader import open_checkpoint, verify
 from psctl.checkpoint.writer import PartialFolder
@@ -46,27 +46,37 @@ class CheckpointReceiver:
     Args:
         folder: its final name on this host.
         files: file names and sizes in bytes, as `file_sizes` returns them; not trusted.
+        base: folder of an earlier checkpoint on this host.
+        linked: those of the files that are not received, and their names in that folder; not trusted.
 
     Raises:
         CheckpointCorrupt: names that no checkpoint has.
         DiskFull: less free space than the files need, or none left later.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, int], disk: Disk | None = None) -> None:
+    def __init__(
+        self, folder: Path, files: Mapping[str, int], disk: Disk | None = None, base: Path | None = None,
+        linked: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
-        disk = disk or Disk()
+        self._disk = disk = disk or Disk()
         self._open: dict[str, OpenFile] = {}
-        self._arrivals = {name: ReceivedRanges(size) for name, size in files.items()}
+        self._linked, self._earlier = linked or {}, None if base is None else open_checkpoint(base)
+        received = {name: size for name, size in files.items() if name not in self._linked}
+        self._arrivals = {name: ReceivedRanges(size) for name, size in received.items()}
         for name, size in files.items():
             if not _FILE_NAME.fullmatch(name) or size < 0 or len(files) > MAX_FILES:
                 raise errors.CheckpointCorrupt(f"a copy of a checkpoint cannot hold a file {name!r} of {size} bytes")
+        if not self._linked.keys() <= files.keys():
+            raise errors.CheckpointCorrupt(f"the copy of {folder} links files that it does not have")
         self._partial = PartialFolder(folder, disk)
-        wanted, free = sum(files.values()), shutil.disk_usage(self._partial.path).free
+        wanted, free = sum(received.values()), shutil.disk_usage(self._partial.path).free
         if wanted > free:
             self.discard()
             raise errors.DiskFull(f"{folder} needs {wanted} bytes, the disk has {free} left", hint="free space there")
         try:
-            for name in files:
+            self._link(base)
+            for name in self._arrivals:
                 self._open[name] = OpenFile(self._partial.path / name, self._partial.descriptor, disk)
         except errors.PsctlError:
             self.discard()
@@ -105,12 +115,21 @@ class CheckpointReceiver:
                 )
             self._open[name].sync()
             self._open[name].close()
-        open_checkpoint(self._partial.path)
-        faults = verify(self._partial.path)
+        found = open_checkpoint(self._partial.path)
+        same = {} if self._earlier is None else shared_files(found, self._earlier)
+        faults = verify(self._partial.path, {name for name, old in self._linked.items() if same.get(name) == old})
         if faults:
             raise errors.CheckpointCorrupt(f"the copy of {self.folder} is damaged: {faults[0]}", where=str(self.folder))
         self._partial.publish()
         return open_checkpoint(self.folder)
+
+    def _link(self, base: Path | None) -> None:
+        """Link the files of the earlier checkpoint."""
+        known = {} if self._earlier is None else self._earlier.sizes()
+        for name, old in self._linked.items():
+            if base is None or old not in known:
+                raise errors.CheckpointIncomplete(f"{self.folder}: no earlier checkpoint here has {old!r}")
+            self._disk.link(base / old, self._partial.path / name, self._partial.descriptor)
 
     def discard(self) -> None:
         """Remove what was received; harmless after finish."""

@@ -116,6 +116,35 @@ class Disk:
             finally:
                 os.close(descriptor)
 
+    def link(self, old: Path, path: Path, folder: int) -> None:
+        """Give a file that is on the disk a second name; where the disk has no such links, copy it.
+
+        Args:
+            old: the file.
+            path: the second name.
+            folder: as for `create`.
+
+        Raises:
+            CheckpointIncomplete: the file was removed.
+        """
+        try:
+            os.link(old, path.name, dst_dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError as error:
+            raise errors.CheckpointIncomplete(f"{old} was removed", hint="psctl checkpoint list") from error
+        except OSError:
+            self._copy(old, path, folder)
+
+    def _copy(self, old: Path, path: Path, folder: int) -> None:
+        descriptor, offset = self.create(path, folder), 0
+        try:
+            with writing(path):
+                for data in pieces(old, 0, regular_size(old)):
+                    self.write(path, descriptor, memoryview(data), offset)
+                    offset += len(data)
+            self.sync(path, descriptor)
+        finally:
+            os.close(descriptor)
+
     def rename(self, old: Path, new: Path) -> None:
         """Give a file or folder its final name, at once or not at all."""
         with writing(new):

@@ -9,6 +9,9 @@ writer.
 Slices of a tensor are half-open ranges of it laid flat. Together the slices of all files cover every named tensor
 exactly once. Only a scalar (shape ()) may come from several senders (the step count of a parameter that is cut over two
 servers); then all must be equal, and it counts once.
+
+A sender may continue its part of an earlier checkpoint (format 2). The files of that part are in this folder too, by
+hard links where the disk has these, as `SENDER-at-STEP.safetensors`; so a checkpoint needs no other one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from psctl.checkpoint.disk import checksum
 from psctl.types import UNDECODABLE, TensorSlice
 
 FORMAT = 1
+LINKED_FORMAT = 2
+"""The format of a checkpoint that has files of earlier ones; a psctl that reads format 1 only would misread them."""
+
 MANIFEST = "manifest.json"
 STATE = "state.json"
 MAX_MANIFEST = 1 << 28
@@ -40,6 +46,7 @@ MAX_DIMENSIONS = 64
 _FIRST_LINE = re.compile(rb'\{"checksum":"([0-9a-f]{64})",(?:"signature":"((?:[0-9a-f]{2}){1,200})",)?')
 _SIGNED = b"psctl checkpoint manifest\n"  # before the checksum in what is signed: the key signs other things too
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors")
+_SENDER_FILE = re.compile(r"([a-z]+-[0-9]+)(?:-at-([0-9]{1,18}))?\.safetensors")
 
 
 Sign = Callable[[bytes], bytes]
@@ -111,6 +118,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of tensors and state."""
         return self.state.size + sum(file.size for file in self.files)
 
+    @property
+    def written(self) -> int:
+        """Bytes of tensors and state that no earlier checkpoint has."""
+        return self.state.size + sum(file.size for file in self.files if earlier_step(file.name) is None)
+
+    @property
+    def earlier_steps(self) -> list[int]:
+        """The steps of earlier checkpoints whose files this one has."""
+        return sorted({step for file in self.files if (step := earlier_step(file.name)) is not None})
+
     def sizes(self) -> dict[str, int]:
         """Return the size of every file but the manifest, which does not contain its own."""
         return {STATE: self.state.size} | {file.name: file.size for file in self.files}
@@ -118,6 +135,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 _MANIFEST = msgspec.json.Decoder(Manifest)
 """Made at import: msgspec crashes when several threads use a type for the first time at once."""
+
+
+def earlier_step(name: str) -> int | None:
+    """Return the step of the earlier checkpoint for which a file was written; None: it was written for this one."""
+    match = _SENDER_FILE.fullmatch(name)
+    return int(match[2]) if match is not None and match[2] else None
+
+
+def files_of(manifest: Manifest, source: str) -> dict[str, TensorFile]:
+    """Return the files of a sender ("tables/0") in a checkpoint, by name, as entries of a later one that has them."""
+    found = {}
+    for file in manifest.files:
+        match = _SENDER_FILE.fullmatch(file.name)
+        if match is not None and match[1] == source.replace("/", "-"):
+            name = file.name if match[2] else f"{match[1]}-at-{manifest.step}.safetensors"
+            found[file.name] = msgspec.structs.replace(file, name=name)
+    return found
+
+
+def shared_files(manifest: Manifest, earlier: Manifest) -> dict[str, str]:
+    """Return those files of a checkpoint that an earlier one has with the same bytes, and their names in that one."""
+    names = {msgspec.structs.replace(file, name=""): file.name for file in earlier.files}
+    return {
+        file.name: same
+        for file in manifest.files
+        if earlier_step(file.name) is not None
+        and (same := names.get(msgspec.structs.replace(file, name=""))) is not None
+    }
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -165,9 +210,10 @@ def decode(data: bytes, where: str) -> Manifest:
         raise Problem(f"{MANIFEST} is damaged: its bytes do not match its own checksum").error(where)
     try:
         format_found = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format", msgspec.Raw(b"0"))
-        if bytes(format_found) != str(FORMAT).encode():
+        if bytes(format_found) not in (b"%d" % FORMAT, b"%d" % LINKED_FORMAT):
             raise errors.VersionMismatch(
-                f"{where}: written in format {bytes(format_found).decode()}, this psctl reads format {FORMAT}",
+                f"{where}: written in format {bytes(format_found).decode()}, this psctl reads formats {FORMAT} and "
+                f"{LINKED_FORMAT}",
                 hint="install the psctl that wrote it",
                 where=where,
             )

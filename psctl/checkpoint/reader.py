@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from psctl import errors
@@ -79,8 +79,13 @@ def _file_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             yield Problem(f"{name} has {found} bytes, it had {size}")
 
 
-def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
-    """Yield the faults of a checkpoint; reads every byte of it, in small parts."""
+def problems(folder: Path, manifest: Manifest, trusted: Collection[str] = ()) -> Iterator[Problem]:
+    """Yield the faults of a checkpoint; reads every byte of it, in small parts.
+
+    Args:
+        folder, manifest: the checkpoint.
+        trusted: files of which only the size is compared.
+    """
     known = {MANIFEST, *manifest.sizes()}
     with os.scandir(folder) as entries:
         others = (entry.name for entry in entries if entry.name not in known)
@@ -90,12 +95,12 @@ def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     bad = list(_file_problems(folder, manifest))
     yield from bad
     if not bad:
-        yield from _byte_problems(folder, manifest)
+        yield from _byte_problems(folder, manifest, trusted)
 
 
-def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+def _byte_problems(folder: Path, manifest: Manifest, trusted: Collection[str]) -> Iterator[Problem]:
     ranges = [(STATE, 0, manifest.state.size, manifest.state.checksum, "")]
-    for file in manifest.files:
+    for file in (each for each in manifest.files if each.name not in trusted):
         ranges.append((file.name, 0, file.header, file.header_checksum, "header"))
         for piece in file.slices:
             label = tensorfile.entry_name(piece.slice)
@@ -112,11 +117,16 @@ def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             yield Problem(f"{name}: bytes of {label} were changed" if label else f"{name}: its bytes were changed")
 
 
-def verify(folder: Path) -> list[str]:
-    """Return the faults of a checkpoint, reading every byte of it; empty: it is complete and unchanged."""
+def verify(folder: Path, trusted: Collection[str] = ()) -> list[str]:
+    """Return the faults of a checkpoint, reading every byte of it; empty: it is complete and unchanged.
+
+    Args:
+        folder: the checkpoint.
+        trusted: files that were verified as files of an earlier checkpoint; their bytes are not read again.
+    """
     try:
         manifest = read_manifest(folder)
-        return [problem.text for problem in problems(folder, manifest)]
+        return [problem.text for problem in problems(folder, manifest, trusted)]
     except errors.PsctlError as error:
         return [error.message.removeprefix(f"{folder}: ")]
 

@@ -3,7 +3,7 @@
 The layout is that of a host, `<to>/<job>/<step>/`. An object store has no rename, so the manifest is uploaded last: a
 checkpoint without it does not exist. While an upload is under way the folder also holds UPLOADED: for each file that is
 there the checksum of its entry in the manifest, which has the checksums of its content. An upload that was interrupted
-continues after these files.
+continues after these files. Files that a checkpoint shares with the one before are copied at the target, where it can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.catalog import Metrics, is_step_folder, steps_to_remove
 from psctl.checkpoint.copies import CheckpointReceiver, file_sizes
 from psctl.checkpoint.disk import CHUNK, checksum
-from psctl.checkpoint.manifest import MANIFEST, MAX_MANIFEST, STATE, Manifest
+from psctl.checkpoint.manifest import MANIFEST, MAX_MANIFEST, STATE, Manifest, shared_files
 from psctl.checkpoint.reader import folder_name, open_checkpoint
 
 FileSystem: TypeAlias = Any
@@ -87,6 +87,7 @@ class CheckpointTarget:
     def __init__(self, target: str) -> None:
         self.target = target.rstrip("/")
         self._system, self._path = _open_target(target)
+        self._newest: Manifest | None = None  # of what was uploaded last
         self._metrics: dict[tuple[str, int], Metrics] = {}  # of checkpoints that are there; a manifest does not change
 
     def place(self, job: str, step: int) -> str:
@@ -106,12 +107,13 @@ class CheckpointTarget:
         with _reaching(f"{self.target} ({manifest.id})"):
             self._system.invalidate_cache()
             self._system.makedirs(there, exist_ok=True)
-            uploaded = self._uploaded(there)
+            uploaded, earlier = self._uploaded(there), self._shared(manifest)
             self._remove_file(f"{there}/{MANIFEST}")
             for name, size in file_sizes(folder, manifest).items():
                 if name in checksums and uploaded.get(name) == checksums[name] and self._has(f"{there}/{name}", size):
                     continue
-                self._system.put_file(str(folder / name), f"{there}/{name}")
+                if not (name in earlier and self._copy_there(earlier[name], f"{there}/{name}", size)):
+                    self._system.put_file(str(folder / name), f"{there}/{name}")
                 self._system.invalidate_cache()
                 if not self._has(f"{there}/{name}", size):
                     raise errors.CheckpointIncomplete(
@@ -122,7 +124,26 @@ class CheckpointTarget:
                     self._system.pipe_file(f"{there}/{UPLOADED}", json.dumps(uploaded).encode())
             self._remove_file(f"{there}/{UPLOADED}")
         self._metrics[manifest.job, manifest.step] = manifest.metrics
+        self._newest = manifest
         return self.place(manifest.job, manifest.step)
+
+    def _shared(self, manifest: Manifest) -> dict[str, str]:
+        """Return the files that a checkpoint shares with the one uploaded last, and their paths at the target."""
+        last = self._newest
+        if last is None or last.job != manifest.job:
+            return {}
+        return {
+            name: f"{self._folder(last.job, last.step)}/{old}" for name, old in shared_files(manifest, last).items()
+        }
+
+    def _copy_there(self, old: str, new: str, size: int) -> bool:
+        """Copy a file at the target; return False if the target cannot, or it was removed: then it is uploaded."""
+        try:
+            self._system.cp_file(old, new)
+            self._system.invalidate_cache()
+            return self._has(new, size)
+        except Exception:  # noqa: BLE001  each file system raises its own
+            return False
 
     def jobs(self) -> list[str]:
         """Return the jobs that have folders of checkpoints."""

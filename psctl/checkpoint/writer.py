@@ -3,6 +3,7 @@
 Everything is written to a folder next to the final one, named `STEP.HOST.PID.partial`:
 
     open_file, write_part*, finish_file   for each sender, interleaved: one safetensors file each, synced at its end
+    link_files                            for a sender whose part continues that of an earlier checkpoint
     commit                                state.json, then manifest.json, each synced; then the folder's names; then one
                                           rename gives the folder its final name; then the parent folder's names
 
@@ -29,7 +30,7 @@ from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.disk import Disk, checksum, locked
 from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
 from psctl.checkpoint.partial_files import Buffer, PartialTensorFile
-from psctl.checkpoint.reader import verify
+from psctl.checkpoint.reader import open_checkpoint, verify
 from psctl.checkpoint.state_file import encode_state
 from psctl.types import State, TensorSlice
 
@@ -167,6 +168,7 @@ class CheckpointWriter:
         self._lock = threading.Lock()
         self._partials: dict[str, PartialTensorFile] = {}
         self._files: dict[str, TensorFile] = {}
+        self._linked: dict[str, TensorFile] = {}  # by name
 
     def open_file(self, source: str, slices: Sequence[TensorSlice]) -> None:
         """Make the file of a sender ("worker/0", "server/1") for the slices that it will send.
@@ -185,6 +187,34 @@ class CheckpointWriter:
             self._partials[source] = PartialTensorFile(
                 source, path, self._partial.descriptor, slices, metadata, self._disk
             )
+
+    def link_files(self, source: str, folder: Path) -> list[str]:
+        """Include the files of a sender in an earlier checkpoint, which what it sends now continues.
+
+        Args:
+            source: the sender.
+            folder: of the earlier checkpoint.
+
+        Returns:
+            The names of the tensors in these files.
+
+        Raises:
+            CheckpointIncomplete: there is no such checkpoint, or it has no file of the sender.
+        """
+        entries = manifests.files_of(open_checkpoint(folder), source)
+        if not entries:
+            raise errors.CheckpointIncomplete(f"{folder} has no part of {source}, which its next one continues")
+        for name, entry in entries.items():
+            self._disk.link(folder / name, self._partial.path / entry.name, self._partial.descriptor)
+        with self._lock:
+            self._linked |= {entry.name: entry for entry in entries.values()}
+        return [piece.name for entry in entries.values() for piece in entry.slices]
+
+    @property
+    def linked(self) -> frozenset[str]:
+        """Names of the files of earlier checkpoints."""
+        with self._lock:
+            return frozenset(self._linked)
 
     def write_part(self, source: str, index: int, offset: int, data: Buffer) -> None:
         """Write bytes of slice number `index` of a sender, from byte `offset` of that slice."""
@@ -236,13 +266,15 @@ class CheckpointWriter:
             waited = sorted(set(self._partials) - set(self._files))
             if waited:
                 raise errors.CheckpointIncomplete(f"step {self.step}: {', '.join(waited)} did not send all")
-            entries = tuple(self._files[source] for source in sorted(self._files))
+            linked = [self._linked[name] for name in sorted(self._linked)]
+            entries = (*(self._files[source] for source in sorted(self._files)), *linked)
         for problem in manifests.uncovered(entries):
             raise problem.error(f"{self.job}@{self.step}")
         text = encode_state(state)
         manifest = Manifest(
-            format=manifests.FORMAT, job=self.job, step=self.step, epoch=epoch, time=time, version=psctl.__version__,
-            world=world, servers=servers, strategy=strategy, update=update, seed=seed, code_hash=code_hash,
+            format=manifests.LINKED_FORMAT if linked else manifests.FORMAT,
+            job=self.job, step=self.step, epoch=epoch, time=time, version=psctl.__version__, world=world,
+            servers=servers, strategy=strategy, update=update, seed=seed, code_hash=code_hash,
             metrics={name: value if isfinite(value) else None for name, value in metrics.items()},
             job_file=job_file, state=StateFile(len(text), checksum(text)), files=entries,
         )  # fmt: skip

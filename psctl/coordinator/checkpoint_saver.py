@@ -17,7 +17,7 @@ import msgspec
 
 from psctl.checkpoint.catalog import find_newest_verified, prune
 from psctl.checkpoint.copies import file_sizes, read_parts
-from psctl.checkpoint.manifest import whole_tensors
+from psctl.checkpoint.manifest import Manifest, shared_files, whole_tensors
 from psctl.checkpoint.reader import folder_name, open_checkpoint, read_state, verify
 from psctl.checkpoint.upload import CheckpointTarget
 from psctl.checkpoint.writer import CheckpointWriter, remove_abandoned
@@ -27,7 +27,7 @@ from psctl.coordinator.state.instructions import (
     CommitCheckpoint,
     RestorableFound,
 )
-from psctl.errors import CheckpointIncomplete, PsctlError
+from psctl.errors import CheckpointIncomplete, DiskFull, PsctlError
 from psctl.job.checkpoint_messages import (
     CheckpointCopyBegin,
     CheckpointCopyEnd,
@@ -37,6 +37,7 @@ from psctl.job.checkpoint_messages import (
 )
 from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
+from psctl.ps.tables.server.saved_names import incomplete
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member
 
@@ -61,7 +62,7 @@ class _Open(msgspec.Struct):
     sending: set[str] = msgspec.field(default_factory=set)  # senders that have begun and not ended
     moved_at: float = 0.0  # when a sender last began, sent bytes or ended
     committing: bool = False
-    problem: str = ""  # why it cannot be written, once it is being committed
+    problem: PsctlError | None = None  # why it cannot be written, once it is being committed
 
 
 class CheckpointSaver:
@@ -100,6 +101,8 @@ class CheckpointSaver:
                 save.state = dict(message.state)
             save.names.update(piece.name for piece in message.slices)
             save.writer.open_file(source, message.slices)
+            if message.base is not None:
+                save.names.update(save.writer.link_files(source, self._folder(message.base)))
 
         self._try(source, message.step, act, begins=True)
 
@@ -129,10 +132,13 @@ class CheckpointSaver:
             if save is not None:
                 act(save)
         except PsctlError as error:
-            if self._fail(step, error.message):
-                self._answer(CheckpointCommitted(step, problem=error.message))
+            if self._fail(step, error):
+                self._answer(_given_up(step, error))
 
-    def _fail(self, step: int, problem: str) -> bool:
+    def _folder(self, step: int) -> Path:
+        return self._root / self._order.name / folder_name(step)
+
+    def _fail(self, step: int, problem: PsctlError) -> bool:
         """Give a checkpoint up; return False when it was given up before, or its commit will answer."""
         with self._moved:
             save = self._open.get(step)
@@ -150,12 +156,12 @@ class CheckpointSaver:
                 self._closed.add(step)
                 self._answer(CheckpointCommitted(step, problem=f"{MOST} checkpoints are being written already"))
             elif new:
-                folder = self._root / self._order.name / folder_name(step)
                 try:
-                    self._open[step] = _Open(CheckpointWriter(folder, self._order.name, step), time.monotonic())
+                    writer = CheckpointWriter(self._folder(step), self._order.name, step)
+                    self._open[step] = _Open(writer, time.monotonic())
                 except PsctlError as error:
                     self._closed.add(step)
-                    self._answer(CheckpointCommitted(step, problem=error.message))
+                    self._answer(_given_up(step, error))
             save = self._open.get(step)
             if save is not None:
                 save.moved_at = time.monotonic()
@@ -192,11 +198,17 @@ class CheckpointSaver:
                 save.committing = True
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
-    def copy(self, step: int, agent: Member, peer: PeerConnection | None) -> None:
-        """Send a checkpoint to an agent, which answers; the answer to a failure is CheckpointCopyFailed."""
+    def copy(self, step: int, agent: Member, peer: PeerConnection | None, base: int = -1) -> None:
+        """Send a checkpoint to an agent, which answers; the answer to a failure is CheckpointCopyFailed.
+
+        Args:
+            step: of the checkpoint.
+            agent, peer: the agent, and the connection to it.
+            base: step of an earlier one that the agent has, whose files are not sent again; -1: there is none.
+        """
 
         def send() -> None:
-            problem = self._copy(step, peer)
+            problem = self._copy(step, peer, base)
             if problem:
                 self._answer(CheckpointCopyFailed(step, agent, problem))
 
@@ -254,17 +266,17 @@ class CheckpointSaver:
             return CheckpointCommitted(commit.step, problem="it was given up")
         self._wait_for_parts(commit.step, save)
         try:
-            if save.problem:
-                raise CheckpointIncomplete(save.problem)
+            if save.problem is not None:
+                raise save.problem
             return self._written(commit, save)
         except PsctlError as error:
             save.writer.discard()
-            return CheckpointCommitted(commit.step, problem=error.message)
+            return _given_up(commit.step, error)
 
     def _wait_for_parts(self, step: int, save: _Open) -> None:
         """Wait until no part is arriving, and ignore what comes later."""
         with self._moved:
-            while save.sending and not save.problem:
+            while save.sending and save.problem is None:
                 left = save.moved_at + PART_TIMEOUT - time.monotonic()
                 if left <= 0:
                     break
@@ -274,12 +286,13 @@ class CheckpointSaver:
 
     def _find_written(self, step: int) -> CheckpointCommitted:
         """Return the result of a commit that an earlier coordinator had begun."""
-        folder = self._root / self._order.name / folder_name(step)
+        folder = self._folder(step)
         try:
             whole = folder.is_dir() and not verify(folder)
             if not whole:
                 return CheckpointCommitted(step, problem="the coordinator was lost before it was written")
-            return CheckpointCommitted(step, str(folder), open_checkpoint(folder).bytes)
+            found = open_checkpoint(folder)
+            return CheckpointCommitted(step, str(folder), found.bytes, written=found.written)
         except PsctlError as error:
             return CheckpointCommitted(step, problem=error.message)
 
@@ -293,28 +306,37 @@ class CheckpointSaver:
         missing = [name for name in commit.parameters if f"param/{name}" not in save.names]
         if missing:
             raise CheckpointIncomplete(f"no part of it holds {missing[0]}: shards moved while it was taken")
+        if hole := incomplete(save.names):
+            raise CheckpointIncomplete(f"{hole}: shards moved while it was taken")
         manifest = save.writer.commit(
             time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
             update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,
             code_hash=order.code_hash, job_file=order.job_file, sign=self._sign,
         )  # fmt: skip
         folder = save.writer.folder
-        faults = verify(folder)
+        faults = verify(folder, save.writer.linked)
         if faults:
             raise CheckpointIncomplete(f"it reads back wrong: {faults[0]}")
+        is_this = open_checkpoint(folder) == manifest  # else a complete one of that step was there, and was kept
         keep = order.checkpoint
         prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
-        return CheckpointCommitted(commit.step, str(folder), manifest.bytes, time.monotonic() - save.since)
+        return CheckpointCommitted(
+            commit.step, str(folder), manifest.bytes, time.monotonic() - save.since, written=manifest.written,
+            can_continue=is_this,
+        )  # fmt: skip
 
-    def _copy(self, step: int, peer: PeerConnection | None) -> str:
+    def _copy(self, step: int, peer: PeerConnection | None, base: int) -> str:
         """Send a checkpoint; return why that failed, "" when all of it was sent."""
         if peer is None:
             return "its host is not connected"
-        folder = self._root / self._order.name / folder_name(step)
+        folder = self._folder(step)
         try:
-            names = file_sizes(folder, open_checkpoint(folder))
-            peer.send(CheckpointCopyBegin(step, names))
-            for name, offset, data in read_parts(folder, names):
+            manifest = open_checkpoint(folder)
+            names = file_sizes(folder, manifest)
+            linked = self._shared(manifest, base) if base >= 0 else {}
+            peer.send(CheckpointCopyBegin(step, names, base, linked))
+            sent = {name: size for name, size in names.items() if name not in linked}
+            for name, offset, data in read_parts(folder, sent):
                 peer.send(CheckpointCopyPart(step, name, offset), data)
                 if peer.pending() > QUEUED:
                     peer.flush(FLUSH_TIMEOUT)
@@ -322,6 +344,18 @@ class CheckpointSaver:
         except PsctlError as error:
             return error.message
         return ""
+
+    def _shared(self, manifest: Manifest, base: int) -> dict[str, str]:
+        """Return the files that a checkpoint shares with an earlier one, and their names there; {}: it was removed."""
+        try:
+            return shared_files(manifest, open_checkpoint(self._folder(base)))
+        except PsctlError:
+            return {}
+
+
+def _given_up(step: int, error: PsctlError) -> CheckpointCommitted:
+    """Return the answer for a checkpoint that could not be written; after a full disk what was complete still is."""
+    return CheckpointCommitted(step, problem=error.message, can_continue=isinstance(error, DiskFull))
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:

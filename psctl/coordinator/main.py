@@ -284,8 +284,8 @@ class CoordinatorProcess:
                 self._saver.discard(step)
             case FindRestorable():
                 self._saver.find_restorable(self._connections.read_from)
-            case SendCheckpointCopy(step=step, agent=agent):
-                self._saver.copy(step, agent, self._connections.peer(agent))
+            case SendCheckpointCopy(step=step, agent=agent, base=base):
+                self._saver.copy(step, agent, self._connections.peer(agent), base)
             case UploadCheckpoint(step=step):
                 self._uploader.upload(step)
             case CloseCoordinator(status=status):

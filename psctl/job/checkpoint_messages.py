@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from psctl import types
 from psctl.job.message import JobMessage
 from psctl.types import State
@@ -30,12 +32,17 @@ class CutAt(JobMessage, frozen=True):
 
 
 class SaveBegin(JobMessage, frozen=True):
-    """This sender begins its part of the checkpoint of `step`: these slices, and (rank 0) its state as JSON text."""
+    """This sender begins its part of the checkpoint of `step`: these slices, and (rank 0) its state as JSON text.
+
+    `tables`: a server's tables, which it sends apart from its parameters. `base`: the step of the checkpoint whose part
+    of this sender the slices continue; the part includes that one.
+    """
 
     step: types.Step
     slices: types.Slices
     state: State | None = None
-    tables: bool = False  # a server's tables, which it sends apart from its parameters
+    tables: bool = False
+    base: types.Step | None = None
 
 
 class SavePart(JobMessage, frozen=True):
@@ -85,10 +92,15 @@ class LoadEnd(JobMessage, frozen=True):
 
 
 class CheckpointCopyBegin(JobMessage, frozen=True):
-    """A checkpoint will be sent to this host as a copy; `files` maps names to sizes in bytes."""
+    """A checkpoint will be sent to this host as a copy; `files` maps names to sizes in bytes.
+
+    `linked`: files that are not sent, with their names in the copy of the checkpoint of step `base` on this host.
+    """
 
     step: types.Step
     files: dict[types.Name, types.Size]
+    base: types.Step = -1
+    linked: dict[types.Name, types.Name] = msgspec.field(default_factory=dict)
 
 
 class CheckpointCopyPart(JobMessage, frozen=True):

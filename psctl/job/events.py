@@ -82,12 +82,13 @@ class Progress(Event, frozen=True, tag="progress"):
 
 
 class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
-    """A checkpoint is whole on disk and verified."""
+    """A checkpoint is whole on disk and verified; `written`: bytes of it that no earlier checkpoint has."""
 
     step: int
     path: str
     bytes: int
     seconds: float
+    written: int = 0
 
 
 class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):

@@ -163,6 +163,7 @@ COORDINATION = Permits(
         Permit(tables.TablesAssigned, (TO_SERVER,), size=LAYOUTS),
         Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),
         Permit(tables.TablesSave, (TO_SERVER,)),
+        Permit(tables.TablesSaved, (TO_SERVER,)),
     ]
 )
 """Every message of a connection to or from the coordinator, once."""

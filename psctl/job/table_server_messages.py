@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from psctl import types
 from psctl.job.message import JobMessage
 from psctl.types import Address, Assignment, ServerAt, TensorSlice
 
@@ -22,7 +23,12 @@ class ScriptOpensStore(JobMessage, frozen=True):
 
 
 class ServeTables(JobMessage, frozen=True):
-    """The coordinator to a server: hold tables. Answered by TablesReady."""
+    """The coordinator to a server: hold tables. Answered by TablesReady.
+
+    `full_every`: its part of a checkpoint has all rows at least once in so many checkpoints.
+    """
+
+    full_every: int = 1
 
 
 class TablesReady(JobMessage, frozen=True):
@@ -59,6 +65,15 @@ class TablesSave(JobMessage, frozen=True):
     """The coordinator to servers: send your part of the checkpoint of `step` when all workers have marked it."""
 
     step: int
+
+
+class TablesSaved(JobMessage, frozen=True):
+    """The coordinator to servers: the checkpoint of `step` is complete, and later parts may hold the changes since it.
+
+    -1: later parts must not continue an earlier one.
+    """
+
+    step: types.Step
 
 
 class ReadWanted(JobMessage, frozen=True):

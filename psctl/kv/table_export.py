@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,8 +24,10 @@ from psctl.errors import CheckpointCorrupt, UsageError
 from psctl.kv.parquet_file import write_parquet
 from psctl.ps.table_messages import TableSpec
 from psctl.ps.tables.reductions import Array, Lanes, array_dtype, array_of, dtype_named, reductions, tensor_from
-from psctl.ps.tables.row_index import Keys
-from psctl.ps.tables.server.saved_tables import ROOT, decode_about
+from psctl.ps.tables.row_changes import newest_rows
+from psctl.ps.tables.row_index import NO_KEYS, Keys
+from psctl.ps.tables.server.saved_names import ROOT, find_parts
+from psctl.ps.tables.server.saved_tables import decode_about, row_set
 from psctl.types import TensorSlice
 
 FORMAT = "psctl table"
@@ -51,27 +54,33 @@ class SavedRows:
 
     def __init__(self, folder: Path, manifest: Manifest, store: str) -> None:
         self._folder, self._slices = folder, slices_by_name(manifest.files)
-        inside = f"{ROOT}{quote(store, safe='')}/"
-        places = sorted(name.removesuffix("about") for name in self._slices
-                        if name.startswith(inside) and name.endswith("/about") and name.count("/") == 3)  # fmt: skip
+        places = [place for place in find_parts(self._slices) if place.store == quote(store, safe="")]
         if not places:
             stores = sorted({name.split("/")[1] for name in self._slices if name.startswith(ROOT)})
             known = f"it has: {', '.join(stores)}" if stores else "it has none"
             raise UsageError(f"{manifest.id} has no store {store!r}; {known}", "--table STORE", where=manifest.id)
-        abouts = [decode_about(bytes(self._bytes(f"{place}about")), f"{place}about") for place in places]
+        names = [f"{place.prefix}about" for place in places]
+        abouts = [decode_about(bytes(self._bytes(name)), name) for name in names]
         specs = [spec for about in abouts for spec in about.tables if not spec.name]
         if not specs:
             raise UsageError(f"store {store!r} of {manifest.id} has no rows of integer keys", where=manifest.id)
         self.spec: TableSpec = specs[0]
         self._dtype = dtype_named(self.spec.dtype)
-        self._parts = [f"{place}integers" for place in places if f"{place}integers/keys" in self._slices]
-        keys = [self._array(f"{part}/keys", np.int64) for part in self._parts]
-        joined = np.concatenate(keys) if keys else np.empty(0, dtype=np.int64)
+        self._parts: list[str] = []
+        found: list[tuple[Keys, Keys, Keys]] = [(NO_KEYS, NO_KEYS, NO_KEYS)]  # keys, their part, their place in it
+        for _, chain in groupby(zip(places, abouts, strict=True), key=lambda each: each[0].hashes):
+            parts = list(chain)
+            names = [f"{place.prefix}integers/{of}" for place, _ in parts for of in ("keys", "removed")]
+            listed = {name: self._array(name, np.int64) for name in names if name in self._slices}
+            sets = [row_set(listed, place, about, "") for place, about in parts]
+            for (place, _), rows, at in zip(parts, sets, newest_rows(sets), strict=True):
+                if len(at):
+                    found.append((rows.keys[at], np.full(len(at), len(self._parts)), at))
+                    self._parts.append(f"{place.prefix}integers")
+        joined, part, at = (np.concatenate(each) for each in zip(*found, strict=True))
         order = np.argsort(joined)
-        starts = np.cumsum([0, *(len(part) for part in keys)])
         self.keys: Keys = joined[order]
-        self._part = np.searchsorted(starts, order, side="right") - 1
-        self._at = order - starts[self._part]
+        self._part, self._at = part[order], at[order]
 
     def chunks(self) -> Iterator[torch.Tensor]:
         """Yield the rows, as a reader receives them, in the order of `keys`."""

@@ -47,10 +47,14 @@ class LoadTables(msgspec.Struct, frozen=True):
 
 
 class SaveSlices(msgspec.Struct, frozen=True):
-    """Send these slices to the coordinator as this server's part of the checkpoint of `step`."""
+    """Send these slices to the coordinator as this server's part of the checkpoint of `step`.
+
+    `base`: the step of the complete checkpoint whose part of this server they continue; None: they are all of it.
+    """
 
     step: int
     copied: list[CopiedSlice]
+    base: int | None = None
 
 
 class ReplicaCaughtUp(msgspec.Struct, frozen=True):

@@ -330,7 +330,7 @@ def stream_save(coordinator: MemberConnection, save: SaveSlices, *, tables: bool
     Raises:
         ConnectionFailed: the coordinator is lost.
     """
-    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied], tables=tables))
+    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied], tables=tables, base=save.base))
     queued = 0
     for index, copied in enumerate(save.copied):
         for offset in range(0, len(copied.data), PART):

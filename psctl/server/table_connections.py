@@ -35,6 +35,7 @@ from psctl.job.table_server_messages import (
     TablesAssigned,
     TablesReady,
     TablesSave,
+    TablesSaved,
 )
 from psctl.permits import WireMessage
 from psctl.process.user_functions import JobFunctions
@@ -87,7 +88,7 @@ class TableConnections(PeerConnections):
         self._answers_read: dict[int, int] = {}  # by worker: number of these answers that it has read
         self._saved: list[TensorSlice] = []
         self._loading: dict[int, ReceivedSlices] = {}  # by ticket
-        self._shards = 0
+        self._shards, self._full_every = 0, 1
         self._world: set[int] = set()
         self._last: dict[int, int] = {}  # by lost worker: the last sequence that counts
         self._gone: dict[int, int] = {}  # the same, of the workers that are not replaced
@@ -102,12 +103,17 @@ class TableConnections(PeerConnections):
         """Process a message of the coordinator; returns False when it is not about tables alone."""
         match message:
             case ServeTables():
+                self._full_every = message.full_every
                 assert self._listen is not None, "only servers with tables receive this"
                 self._send_to_coordinator(TablesReady(self._listen(self)))
             case TablesAssigned():
                 self.assign(message)
             case TablesSave():
                 self._run(lambda state: state.request_checkpoint(message.step))
+            case TablesSaved():
+                with self._lock:
+                    if self._state is not None:
+                        self._state.on_saved(message.step)
             case ReadWanted():
                 self._read(message)
             case LoadEnd() if message.ticket >= FIRST_TICKET:
@@ -136,7 +142,9 @@ class TableConnections(PeerConnections):
             if self._state is None:
                 keep_freed_memory()
                 allocate = allocate_private if self._memory is None else self._memory.allocate
-                self._state = TableServer(self.me.rank, JobFunctions(self._folder), len(new.chains), allocate)
+                self._state = TableServer(
+                    self.me.rank, JobFunctions(self._folder), len(new.chains), allocate, self._full_every
+                )
             alive = [at.rank for at in new.servers]
             self._follow(self._state.on_assignment(new.epoch, new.chains, new.copies, alive))
             if message.begins:

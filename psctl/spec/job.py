@@ -177,6 +177,11 @@ class CheckpointSpec(Section, frozen=True):
     )
     on_stop: Annotated[bool, truth(), Doc("Write a checkpoint when the job is stopped.")] = True
     copies: Annotated[int, whole(0, 16), Doc("Further hosts that hold a copy of every checkpoint.")] = 1
+    full_every: Annotated[
+        int,
+        whole(1, 1000),
+        Doc("Of so many checkpoints of tables one writes all rows, the others those that changed; 1: always all."),
+    ] = 10
 
 
 class RestartSpec(Section, frozen=True):

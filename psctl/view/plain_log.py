@@ -114,6 +114,8 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.CheckpointWritten():
             size = format_bytes(event.bytes).replace(" ", "")
             text = f"checkpoint step={event.step} size={size} seconds={event.seconds:.3g} path={event.path}"
+            if 0 < event.written < event.bytes:
+                text += f" written={format_bytes(event.written).replace(' ', '')}"
         case kinds.CheckpointCopied():
             text = f"checkpoint-copied step={event.step} place={event.place}"
         case kinds.WorkerLost():

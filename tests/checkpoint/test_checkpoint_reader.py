@@ -243,8 +243,8 @@ def test_file_names_outside_the_folder_are_refused(save, tmp_path, name):
 
 def test_a_later_format_is_refused_as_a_version_mismatch(save, tmp_path):
     folder, _ = save(tmp_path)
-    rewrite(folder, format=2)
-    with pytest.raises(errors.VersionMismatch, match="written in format 2, this psctl reads format 1"):
+    rewrite(folder, format=3)
+    with pytest.raises(errors.VersionMismatch, match="written in format 3, this psctl reads formats 1 and 2"):
         open_checkpoint(folder)
 
 

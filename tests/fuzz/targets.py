@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from psctl.checkpoint import manifest, state_file
 from psctl.errors import PsctlError
@@ -29,6 +30,7 @@ from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import probe, recognise
 from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import UNDECODABLE, Member, Role
+from tests.fuzz import table_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURED = ROOT / "tests" / "captured"
@@ -124,6 +126,8 @@ def _manifest(data: bytes) -> None:
     body = data.partition(b"\n")[2] if data.startswith(b'{"checksum"') else data
     read = manifest.decode(b'{"checksum":"' + manifest.checksum(body).encode() + b'",\n' + body, "checkpoint")
     manifest.signature_of(data)
+    assert manifest.shared_files(read, read).keys() <= read.sizes().keys()
+    assert 0 <= read.written <= read.bytes
     assert read.step >= 0
 
 
@@ -166,6 +170,8 @@ def _manifests() -> Iterable[bytes]:
         files=(manifest.TensorFile("part-0.safetensors", 124, 100, digest, slices),),
     )  # fmt: skip
     yield manifest.encode(whole)
+    linked = manifest.TensorFile("tables-0-at-2.safetensors", 124, 100, digest, slices)
+    yield manifest.encode(replace(whole, format=manifest.LINKED_FORMAT, files=(linked,)))
 
 
 def _events() -> Iterable[bytes]:
@@ -199,6 +205,8 @@ TARGETS: dict[str, FuzzTarget] = {
     "messages of the coordinator": FuzzTarget(_messages(COORDINATION), _encoded(COORDINATION)),
     "messages of parameter servers": FuzzTarget(_messages(PARAMETERS), _encoded(PARAMETERS)),
     "messages of tables": FuzzTarget(_messages(TABLES), _encoded(TABLES)),
+    "a server of tables": FuzzTarget(table_machines.run_server, table_machines.to_server),
+    "a worker of tables": FuzzTarget(table_machines.run_worker, table_machines.to_worker),
     "probe output": FuzzTarget(_probe_output, lambda: _files("tests/captured/*/*.txt", "tests/captured/*/*.xml")),
     "host facts": FuzzTarget(_host_facts, lambda: _files("tests/captured/*/*.txt")),
     "cluster and job files": FuzzTarget(_spec, lambda: _files("templates/*/*.yaml", "clusters/*.yaml")),

@@ -19,9 +19,10 @@ from psctl.ps.messages import SharedRange
 from psctl.ps.outputs import ToServer, ToWorker
 from psctl.ps.permits import TABLES
 from psctl.ps.table_messages import Fetched, StoreSpec, TableSpec, Update
-from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.client.calls_in_flight import pooled_route, result
 from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import custom, reductions
+from psctl.ps.tables.row_bags import RowBags
 from psctl.ps.tables.server.table_server import TableServer
 
 DECODER = msgspec.msgpack.Decoder(TABLES.union)
@@ -52,12 +53,13 @@ class World:
 
     def __init__(
         self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
-        replicas=0, begins=False, shares=False,
+        replicas=0, begins=False, shares=False, full_every=1,
     ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
         self.store = StoreSpec("s", staleness, eager, group, shards)
         self.random, self.bytes, self.epoch = random, 0, -1
+        self.full_every = full_every
         self.shares = shares  # long payloads are in shared memory, and are overwritten as soon as their owner may
         self.shared: list[tuple[int, int, bytearray]] = []  # worker, sequence, bytes that a server reads
         self.servers: dict[int, TableServer] = {}
@@ -78,7 +80,7 @@ class World:
 
     def start(self, rank: int) -> TableServer:
         """Start a server (again), with empty state."""
-        machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards)
+        machine = self.servers[rank] = TableServer(rank, self.functions, self.store.shards, full_every=self.full_every)
         self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)
@@ -241,11 +243,28 @@ class World:
         self.put(rank, client.read_one(client.resolve_kind(table), key, ticket))
         return ticket
 
-    def begin(self, rank: int, table: TableSpec, keys):
-        """Begin a read; return it."""
+    def begin(self, rank: int, table: TableSpec, keys, ahead=0):
+        """Begin a read, of a clock that is so far ahead; return it."""
         client = self.clients[rank]
         keys = keys if isinstance(keys, range) else client.routes.route_of(table.name, np.asarray(keys, dtype=np.int64))
-        read, outs = client.start_read([(client.resolve_kind(table), keys)], self.ticket())
+        read, outs = client.start_read([(client.resolve_kind(table), keys)], self.ticket(), ahead=ahead)
+        self.put(rank, outs)
+        return read
+
+    def route_bags(self, rank: int, table: TableSpec, keys, bags: RowBags):
+        """Return the route of bags of the places of these keys."""
+        client = self.clients[rank]
+        return pooled_route(client.resolve_kind(table), client.routes.route_of(table.name, keys), bags)
+
+    def push_sums(self, rank: int, route, gradients, place=0) -> None:
+        """Push gradients of bags."""
+        client = self.clients[rank]
+        for change in client.prepare_sums(route, gradients, self.ticket()):
+            self.put(rank, client.send_change(change, place))
+
+    def begin_sums(self, rank: int, route):
+        """Begin a read of sums of bags; return it."""
+        read, outs = self.clients[rank].start_sums(route, self.ticket())
         self.put(rank, outs)
         return read
 

@@ -11,15 +11,18 @@ import pytest
 from psctl.errors import MessageRefused, UsageError
 from psctl.ps.permits import TABLES
 from psctl.ps.table_messages import (
+    BagCounts,
     Fetch,
     Marker,
     OpenStore,
     ReadSection,
+    RowOptimizerSpec,
     StoreSpec,
     TableSpec,
     Update,
     UpdateSection,
 )
+from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.server import client_sessions, read_answers
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.table_kinds import TableKind
@@ -124,6 +127,40 @@ def test_the_size_of_a_read_of_absent_rows_is_bounded() -> None:
         tables.send(worker, Marker("s", 1, tables.term, list(range(SHARDS)), tables.sequence, "clock", 1))
     with pytest.raises(MessageRefused, match="a read of 4194304000 bytes of store"):
         tables.fetch(1, 0, 1000)
+
+
+BAGS = BagCounts(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "lists", "why"),
+    [
+        ([ReadSection(0, "", 1), ReadSection(0, "", 6, bags=BAGS)], (1, 6), "a table of a shard twice"),
+        ([ReadSection(0, "", -1, 0, 9, bags=BagCounts(1, 0))], (), "bags of a range of keys"),
+        ([ReadSection(0, "", 6, bags=BAGS)], (6,), "sums of rows of '', which has no optimizer"),
+        ([ReadSection(0, "", 6, bags=BagCounts(1000, 6))], (6,), "a read of .* bytes of store"),
+    ],
+)
+def test_reads_of_sums_that_no_answer_fits_are_refused(
+    sections: list[ReadSection], lists: tuple[int, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_answers, "LARGEST_ANSWER", 4000)
+    tables = Tables()
+    sums = "optimizer" in why
+    optimizer = None if sums else complete(RowOptimizerSpec("sgd", {"lr": 1.0}))
+    spec = TableSpec("", (2,), "float64", optimizer=optimizer)
+    for worker in (0, 1):
+        tables.update(worker, push(spec=spec), arrays=(np.zeros(1, dtype=np.int64), np.ones(2)))
+        tables.sequence += 1
+        tables.send(worker, Marker("s", 1, tables.term, list(range(SHARDS)), tables.sequence, "clock", 1))
+    arrays = [np.arange(count, dtype=np.int64) for count in lists]
+    bags = sections[-1].bags
+    assert bags is not None
+    lengths = np.zeros(bags.bags, dtype=np.int32)
+    lengths[0] = bags.places
+    read = Fetch("s", 1, tables.term, 1, -1, sections)
+    with pytest.raises(MessageRefused, match=why):
+        tables.send(1, read, *arrays, np.arange(bags.places, dtype=np.int32), lengths)
 
 
 def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from psctl.agent.leadership import Voter
@@ -39,6 +40,8 @@ from psctl.ps.dense.server.shard_answers import VersionReaders
 from psctl.ps.outputs import Snapshot
 from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.tables import table_bytes
+from psctl.ps.tables.row_bags import RowBags
+from psctl.ps.tables.row_filters import Rounded
 from psctl.ps.tables.server.client_sessions import OpenedStore
 from psctl.ps.tables.server.table_server import TableServer
 from psctl.ps.tables.server.table_shard import ReplicatedTables
@@ -123,6 +126,36 @@ def _share_send_buffer(method: Any) -> Any:
     def mutant(self: SendBuffers, *args: Any, **more: Any) -> None:
         method(self, *args, **more)
         self._flat = [self._flat[0]] * len(self._flat)
+
+    return mutant
+
+
+def _find_no_change(method: Any) -> Any:
+    """Send nothing after the early answer to a read of the next clock."""
+
+    def mutant(table: ShardTable, keys: Any, change: int) -> Any:
+        return method(table, keys, change)[:0]
+
+    return mutant
+
+
+def _count_a_key_once(method: Any) -> Any:
+    """Divide the gradient of a bag among its keys as if each were in it once."""
+
+    def mutant(bags: RowBags, of_sums: Any, keys: int) -> Any:
+        _, first = np.unique(bags.places, return_index=True)
+        number = np.repeat(np.arange(len(bags.lengths)), bags.lengths)[np.sort(first)]
+        lengths = np.bincount(number, minlength=len(bags.lengths)).astype(np.int32)
+        return method(RowBags(bags.places[np.sort(first)], lengths), of_sums, keys)
+
+    return mutant
+
+
+def _round_to_less(method: Any) -> Any:
+    """Decode rows of 16 bits with a relative error."""
+
+    def mutant(rounded: Rounded, keys: Any, coded: Any) -> Any:
+        return method(rounded, keys, coded) * (1 + 2.0**-20)
 
     return mutant
 
@@ -673,6 +706,14 @@ MUTANTS = (
     Mutant(
         "tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _snapshot_first_copy),), 0, simulation="tables"
     ),
+    Mutant(
+        "tables: no answer after an early one",
+        ((ShardTable, "changed_since", _find_no_change),),
+        3,
+        simulation="tables",
+    ),
+    Mutant("tables: a bag's key counts once", ((RowBags, "gradients", _count_a_key_once),), 4, simulation="tables"),
+    Mutant("tables: a code is another value", ((Rounded, "decode", _round_to_less),), 3, simulation="tables"),
     Mutant("tables: last uses not copied", ((table_bytes, "_fill", _forget_uses),), 37, simulation="tables"),
     Mutant("tables: optimizer state not copied", ((table_bytes, "_fill", _forget_state),), 37, simulation="tables"),
     Mutant("tables: term ignored", ((TableServer, "_is_led", _accept_any_term),), 30, simulation="tables"),

@@ -4,7 +4,8 @@ The state machines are the shipped ones: servers and workers (psctl/ps), and the
 (psctl/job/shard_placement.py). Every message, also the coordinator's to each server, arrives at a random time; a
 connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every push is
 applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket remains, and
-all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave.
+all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave; others
+have a filter that encodes rows, and are read one clock ahead; of others bags of rows are summed on servers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch
 
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp
-from psctl.ps.table_messages import Admission, RowOptimizerSpec, TableSpec
+from psctl.ps.table_messages import Admission, FilterSpec, RowOptimizerSpec, TableSpec
 from psctl.ps.tables import table_packing
 from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.row_bags import RowBags
 from psctl.ps.tables.row_optimizers import complete
 from psctl.ps.tables.server import client_sessions
 from psctl.ps.tables.table_kinds import KEY_BYTES
@@ -76,6 +78,11 @@ class TableRun(World):
         self.last_push: dict[int, tuple[np.ndarray, bool]] = {}  # by worker: (keys, whether pushed one by one)
         self.repeat: set[int] = set()  # replaced workers that must repeat their last step
         self.reads: list = []  # (worker, client, read, the worker's own pushes)
+        self.more = random.Random(f"{seed} more")  # of choices that were added later
+        self.pools, self.prefetches = seed % 10 == 4, seed % 10 == 3
+        self.by_clock: dict[int, np.ndarray] = {}  # pushes of all workers in each of their clocks
+        self.early_reads: dict[int, int] = {}  # by ticket: the clock whose pushes the rows must contain
+        self.sum_reads: list = []  # (worker, client, read, keys of each bag)
         self.row_reads: list = []  # (worker, client, ticket, key, the worker's own pushes)
         self.values_checked = 0
 
@@ -167,6 +174,7 @@ class TableRun(World):
         for _ in range(1 + (self.numbers.random() < 0.1)):
             self.expected[keys] += 1
             self.own_pushes[rank, keys] += 1
+            self.by_clock.setdefault(client.clock, np.zeros(KEYS))[keys] += 1
             self.last_push[rank] = keys, one_by_one
             self.run_step(rank, step, keys, one_by_one)
             self.next_step[rank] = step = step + 1
@@ -180,9 +188,11 @@ class TableRun(World):
         """
         if self.table.optimizer is not None and step % 3 == 1:
             self.configure(rank, step)
-        if one_by_one:
+        if self.pools and one_by_one:
+            self.push_bags(rank, step, keys)
+        elif one_by_one:
             for key in (keys[0], *keys):
-                self.push_one(rank, self.table, int(key), 0.5 if key == keys[0] else 1.0, place=step)
+                self.push_single(rank, int(key), 0.5 if key == keys[0] else 1.0, step)
                 for _ in range(self.numbers.randrange(3)):
                     self.step()
         else:
@@ -194,10 +204,32 @@ class TableRun(World):
                 self.row_reads.append((rank, self.clients[rank], ticket, key, of_key))
         if self.numbers.random() < 0.3:
             self.reads.append((rank, self.clients[rank], self.begin(rank, self.table, keys), own))
+        if self.pools and self.more.random() < 0.5:
+            bags = bags_of(keys)
+            read = self.begin_sums(rank, self.route_bags(rank, self.table, keys, bags))
+            self.sum_reads.append((rank, self.clients[rank], read, np.split(keys[bags.places], bags.lengths[:1])))
+        if self.prefetches and self.more.random() < 0.5:
+            ahead = int(self.store.staleness is not None)
+            read = self.begin(rank, self.table, keys, ahead)
+            self.reads.append((rank, self.clients[rank], read, own))
+            if self.store.staleness == 0:
+                self.early_reads[read.ticket] = self.clients[rank].clock
         if self.store.staleness is not None:
             self.clock(rank, place=step)
         if step % 5 == 4 and self.steps[rank] < step:
             self.mark(rank, step, place=step)
+
+    def push_single(self, rank: int, key: int, value: float, step: int) -> None:
+        """Push one row, in a batch if the table's rows may be in one."""
+        if self.clients[rank].resolve_kind(self.table).batchable:
+            self.push_one(rank, self.table, key, value, place=step)
+        else:
+            self.push(rank, self.table, [key], [value], place=step)
+
+    def push_bags(self, rank: int, step: int, keys: np.ndarray) -> None:
+        """Push gradients of bags that add up to one for each key."""
+        route = self.route_bags(rank, self.table, keys, bags_of(keys))
+        self.push_sums(rank, route, torch.tensor([[1.0], [0.5]], dtype=torch.float64), place=step)
 
     def configure(self, rank: int, step: int) -> None:
         """Set the optimizer's settings: where pushes are counted, to those that it has."""
@@ -238,6 +270,19 @@ class TableRun(World):
                 own = own * (self.table.optimizer is None)  # only servers apply gradients
                 check((found <= most).all(), "nothing twice", f"{rank} read {found} where {most} was pushed")
                 check((found >= own).all(), "read my writes", f"{rank} read {found}, and pushed {own} itself")
+                early = self.early_reads.pop(read.ticket, -1)
+                least = sum((pushed[keys] for clock, pushed in self.by_clock.items() if clock <= early), 0 * found)
+                check((found >= least).all(), "nothing lost", f"{rank} read {found} where {least} was pushed before")
+                self.values_checked += len(found)
+        for each in list(self.sum_reads):
+            rank, client, read, bags = each
+            if self.clients[rank] is not client:
+                self.sum_reads.remove(each)
+            elif self.done(rank, read):
+                self.sum_reads.remove(each)
+                found = self.pushes_in(read.wants[0].total().flatten().numpy())
+                most = [self.expected[keys].sum() for keys in bags]
+                check((found <= most).all() and (found >= 0).all(), "nothing twice", f"sums {found}, pushed {most}")
                 self.values_checked += len(found)
         self.row_reads = [each for each in self.row_reads if self.clients[each[0]] is each[1]]
         for each in [each for each in self.row_reads if each[2] in each[1].rows]:
@@ -284,6 +329,7 @@ def run_and_check(world: TableRun) -> None:
     drain(world)
     check(world.placement.settled, "shards add_server to drain")
     world.check_reads()
+    check(not world.sum_reads, "no ticket left", f"reads of sums: {world.sum_reads}")
     check(not world.row_reads, "no ticket left", f"reads of one row: {world.row_reads}")
     outstanding = [
         (client.outstanding.bytes_in_flight, list(client._reads), client.is_open) for client in world.clients
@@ -313,8 +359,12 @@ def run_and_check(world: TableRun) -> None:
 
 
 def table_of(seed: int, staleness: int | None, *, eager: bool) -> tuple[bool, TableSpec]:
-    """Return whether rows tell the pushes that they contain, and the table: sums, or in a fifth of the runs the rows of
-    an optimizer; of these a half with all limits that the store can keep."""
+    """Return whether rows tell the pushes that they contain, and the table: sums, some of them filtered, or the rows of
+    an optimizer; of these some with all limits that the store can keep."""
+    if seed % 10 == 3:
+        return True, spec(filters=(FilterSpec("bf16"),))
+    if seed % 10 == 4:
+        return True, spec(optimizer=complete(RowOptimizerSpec("sgd", {"lr": 1.0})))
     if seed % 5 != 2:
         return True, spec()
     if seed % 10 == 2:
@@ -323,6 +373,13 @@ def table_of(seed: int, staleness: int | None, *, eager: bool) -> tuple[bool, Ta
     expire = 4 if staleness is not None and not eager else 0
     capacity = 0 if eager else 2 * SHARDS * (8 + 8 + KEY_BYTES)
     return False, spec(optimizer=own, admit=Admission(count=2), expire=expire, capacity=capacity)
+
+
+def bags_of(keys: np.ndarray) -> RowBags:
+    """Return two bags of the keys at even and at odd places; the second bag has each of its keys twice."""
+    places = np.arange(len(keys), dtype=np.int32)
+    odd = np.repeat(places[1::2], 2)
+    return RowBags(np.concatenate([places[::2], odd]), np.array([len(places[::2]), len(odd)], dtype=np.int32))
 
 
 def drain(world: TableRun) -> None:

@@ -431,9 +431,13 @@ def _draw_brief(console: Console, brief: Document) -> None:
     from psctl.view.text import date_time, number
 
     metrics = " ".join(f"{name}={number(value)}" for name, value in brief["metrics"].items())
+    size = format_bytes(brief["bytes"])
+    if brief["earlier_steps"]:
+        steps = ", ".join(map(str, brief["earlier_steps"]))
+        size += f", of which {format_bytes(brief['written'])} was written; the rest is linked from step {steps}"
     draw_fields(console, {
         "checkpoint": brief["id"], "written": date_time(brief["time"]), "step": brief["step"], "epoch": brief["epoch"],
-        "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "hosts": ", ".join(brief["hosts"]),
+        "size": size, "folder": brief["folder"], "hosts": ", ".join(brief["hosts"]),
         "metrics": metrics,
         "workers": brief["world"], "servers": brief["servers"], "strategy": brief["strategy"],
         "optimizer on": brief["update"], "seed": brief["seed"], "psctl": brief["version"], "code": brief["code_hash"],

@@ -93,6 +93,8 @@ class JobCheckpoints(msgspec.Struct):
     """The last step whose checkpoint has a part of a worker that leaves while others train."""
     open: dict[int, PendingCheckpoint] = msgspec.field(default_factory=dict)
     """By step: the checkpoints that are being made."""
+    copied: dict[Member, int] = msgspec.field(default_factory=dict)
+    """The step of the newest verified copy of each agent."""
     copying: dict[int, PendingCopies] = msgspec.field(default_factory=dict)
     """By step: the checkpoints whose copies are being made."""
     uploading: set[int] = msgspec.field(default_factory=set)
@@ -282,7 +284,12 @@ def on_committed(job: JobState, message: CheckpointCommitted) -> None:
     state.committed.add(message.step)
     job.append_event(
         events.CheckpointWritten(
-            time=job.time, step=message.step, path=message.path, bytes=message.bytes, seconds=message.seconds
+            time=job.time,
+            step=message.step,
+            path=message.path,
+            bytes=message.bytes,
+            seconds=message.seconds,
+            written=message.written,
         )
     )
     if job.order.checkpoint.to is not None:
@@ -329,23 +336,36 @@ def _send_copies(job: JobState, step: int) -> None:
     missing = job.order.checkpoint.copies - len(copies.waiting | copies.holding)
     for agent in [each for each in _copy_hosts(job) if each not in used][:missing]:
         copies.waiting.add(agent)
-        job.instructions.append(SendCheckpointCopy(step, agent))
+        job.instructions.append(SendCheckpointCopy(step, agent, _newest_copy(job, agent)))
     if not copies.waiting:
         del job.checkpoints.copying[step]
 
 
-def on_copied(job: JobState, agent: Member, step: int, problem: str) -> None:
-    """An agent has verified its copy (problem ""), or it failed: another host gets it then, if there is one."""
+def _newest_copy(job: JobState, agent: Member) -> int:
+    """Return the step of an agent's copy that a later one may share files with, -1 for none: those of tables."""
+    return job.checkpoints.copied.get(agent, -1) if job.tables.placement is not None else -1
+
+
+def on_copied(job: JobState, agent: Member, step: int, problem: str, *, is_lost: bool = False) -> None:
+    """An agent has verified its copy (problem ""), or it failed: another host gets it then, if there is one.
+
+    A copy that was to share files with the agent's former one is first sent completely.
+    """
     copies = job.checkpoints.copying.get(step)
     if copies is None or agent not in copies.waiting:
         return
     copies.waiting.discard(agent)
     host = job.order.hosts[agent.rank].name
-    if problem:
+    base = _newest_copy(job, agent)
+    job.checkpoints.copied.pop(agent, None)
+    if problem and base >= 0 and not is_lost:
+        pass  # it is sent again, with all its files
+    elif problem:
         copies.failed.add(agent)
         job.notice(f"the copy of the checkpoint of step {step} on {host} failed: {problem}")
     else:
         copies.holding.add(agent)
+        job.checkpoints.copied[agent] = step
         job.append_event(events.CheckpointCopied(time=job.time, step=step, place=host))
     _send_copies(job, step)
 
@@ -353,7 +373,8 @@ def on_copied(job: JobState, agent: Member, step: int, problem: str) -> None:
 def remove_copy_host(job: JobState, agent: Member) -> None:
     """A host is lost: its copies are not waited for."""
     for step in sorted(job.checkpoints.copying):
-        on_copied(job, agent, step, "the host is lost")
+        on_copied(job, agent, step, "the host is lost", is_lost=True)
+    job.checkpoints.copied.pop(agent, None)
 
 
 # ---- checkpoints that are given up ---------------------------------------------------------------------------------

@@ -74,13 +74,19 @@ class ShardsMade(msgspec.Struct, frozen=True):
 
 
 class CheckpointCommitted(msgspec.Struct, frozen=True):
-    """A checkpoint is whole and verified on disk (problem ""), or was given up and removed."""
+    """A checkpoint is whole and verified on disk (problem ""), or was given up and removed.
+
+    `written`: bytes of files that no earlier checkpoint has. `can_continue`: whether later parts may be based on it,
+    or, with a problem, on that on which it was based.
+    """
 
     step: int
     path: str = ""
     bytes: int = 0
     seconds: float = 0.0
     problem: str = ""
+    written: int = 0
+    can_continue: bool = True
 
 
 class CheckpointCopyFailed(msgspec.Struct, frozen=True):
@@ -211,10 +217,14 @@ class DiscardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class SendCheckpointCopy(msgspec.Struct, frozen=True):
-    """Send the checkpoint of this step to an agent as a copy; the agent answers, or CheckpointCopyFailed."""
+    """Send the checkpoint of this step to an agent as a copy; the agent answers, or CheckpointCopyFailed.
+
+    `base`: the step of an earlier one of which the agent has a copy; -1: there is none.
+    """
 
     step: int
     agent: Member
+    base: int = -1
 
 
 class UploadCheckpoint(msgspec.Struct, frozen=True):

@@ -211,6 +211,7 @@ class JobStateMachine:
                 startup.on_shards_made(job, given)
             case CheckpointCommitted():
                 checkpoints.on_committed(job, given)
+                table_placement.on_saved(job, given)
             case CheckpointCopyFailed(step=step, agent=agent, problem=problem):
                 checkpoints.on_copied(job, agent, step, problem)
             case CheckpointUploadEnded():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from psctl.coordinator.state import checkpoints, server_changes
+from psctl.coordinator.state.instructions import CheckpointCommitted
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.table_server_messages import (
     ServeTables,
@@ -21,6 +22,7 @@ from psctl.job.table_server_messages import (
     TablesAt,
     TablesReady,
     TablesSave,
+    TablesSaved,
 )
 from psctl.orders import JobOrder
 from psctl.types import Address, Member, TensorSlice
@@ -117,7 +119,7 @@ def advance(job: JobState, patient: bool) -> str:
     for rank in job.live("server"):
         if rank.joined and rank.member not in tables.ordered and not rank.leaving:
             tables.ordered.add(rank.member)
-            job.send(rank.member, ServeTables())
+            job.send(rank.member, ServeTables(job.order.checkpoint.full_every))
     if tables.placement is None and not awaited_servers(job):
         _place_shards(job)
     placement = tables.placement
@@ -198,6 +200,17 @@ def announce(job: JobState) -> None:
                 job.send(rank.member, _tables_at(placement))
     placement.forget_released()
     server_changes.dismiss_released(job)
+
+
+def on_saved(job: JobState, answer: CheckpointCommitted) -> None:
+    """Tell the servers which checkpoint is the newest complete one, which later parts may continue."""
+    placement = job.tables.placement
+    if placement is None or job.order.checkpoint.full_every == 1 or (answer.problem and answer.can_continue):
+        return
+    step = answer.step if answer.can_continue and not answer.problem else -1
+    for rank in job.live("server"):
+        if rank.member.rank in placement.places:
+            job.send(rank.member, TablesSaved(step))
 
 
 def ask_parts(job: JobState, step: int) -> None:

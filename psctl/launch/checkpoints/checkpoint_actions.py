@@ -103,6 +103,7 @@ def brief_of(manifest: Manifest, data: bytes, folder: str, record: JobRecord | N
     found = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
     return found | {
         "id": manifest.id, "folder": folder, "bytes": manifest.bytes, "complete": True,
+        "written": manifest.written, "earlier_steps": manifest.earlier_steps,
         "tensors": [
             {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)
         ],

@@ -286,6 +286,7 @@ def _checkpoints(job: JobSpec) -> CheckpointOrder:
         keep_best=(best.metric, best.mode) if best else None,
         on_stop=job.checkpoint.on_stop,
         copies=job.checkpoint.copies,
+        full_every=job.checkpoint.full_every,
     )
 
 

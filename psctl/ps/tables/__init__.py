@@ -2,6 +2,7 @@
 
 reductions: commutative monoids on rows
 row_bags: sums of rows that servers make, and gradients of such sums
+row_changes: which rows have changed since a cut
 row_filters: which pushed rows a worker sends, and in which form
 row_index: rows by 64-bit key
 retention: which rows a table takes and keeps: admission, expiry, eviction

@@ -30,6 +30,7 @@ from psctl.errors import UsageError
 from psctl.ps.table_messages import PlainValue, Separation, StoreSpec, TableSpec, TableStats
 from psctl.ps.tables.reductions import Array, Lanes, Reduction
 from psctl.ps.tables.retention import SPARE, Sketch, admitted, evicted, expired, is_sweep, row_limit, use_at
+from psctl.ps.tables.row_changes import RowChanges
 from psctl.ps.tables.row_index import Keys, rounds
 from psctl.ps.tables.row_optimizers import check_settings
 from psctl.ps.tables.table_kinds import KEY_BYTES, Functions, TableKind, UserFunction, check_table
@@ -113,6 +114,17 @@ def _grown(column: Keys, count: int) -> Keys:
     return np.concatenate([column, np.zeros(count + count // 4 - len(column), dtype=column.dtype)])
 
 
+class TableCut(msgspec.Struct, frozen=True, eq=False):
+    """A moment after which the changes of a table's rows are known."""
+
+    changes: RowChanges
+    number: int
+
+    def is_known(self, table: ShardTable) -> bool:
+        """Whether the changes of this table since then are known."""
+        return self.changes is table.row_changes and self.changes.is_known(self.number)
+
+
 class ShardTable:
     """Rows of one table in one shard, with the number of the last change of each row.
 
@@ -143,6 +155,8 @@ class ShardTable:
         self.changes = 0
         self.stamps = np.zeros(0, dtype=np.int64)
         """By slot."""
+        self.row_changes: RowChanges | None = None
+        """The rows that have changed since the cuts of checkpoints; None before the first cut."""
 
     def push(self, keys: Keys, lanes: Lanes) -> None:
         """Combine pushed rows with those here; each key is given once."""
@@ -266,6 +280,8 @@ class ShardTable:
     def stamp(self, slots: Keys) -> None:
         """Note that these rows have changed."""
         self.changes += 1
+        if self.row_changes is not None:
+            self.row_changes.note_changed(slots, len(self.rows))
         if self._watched:
             self.stamps = _grown(self.stamps, len(self.rows))
             self.stamps[slots] = self.changes
@@ -301,8 +317,17 @@ class ShardTable:
 
     def _remove(self, slots: Keys) -> None:
         if len(slots):
+            keys = self.rows.keys.take(slots)
             moved, to = self.rows.remove(slots)
             self.uses[to] = self.uses[moved]
+            if self.row_changes is not None:
+                self.row_changes.note_removed(keys, moved, to, len(self.rows))
+
+    def cut(self) -> TableCut:
+        """Begin to note which rows change after this moment; return it."""
+        if self.row_changes is None:
+            self.row_changes = RowChanges(len(self.rows))
+        return TableCut(self.row_changes, self.row_changes.cut())
 
     @property
     def stats(self) -> TableStats:

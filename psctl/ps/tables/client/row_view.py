@@ -131,15 +131,25 @@ class RowView:
         return scan
 
     def add_rows(self, given: AnswerSection, part: ReadPart | None, reader: PayloadReader, *, wanted: bool) -> None:
-        """Decode one table's rows of an answer, overlay own pushes, and store them in the read that requested them."""
-        kind = self._kinds[given.table]
-        if given.sums or (part is not None and isinstance(part.want, WantedSums)):
+        """Decode one table's rows of an answer, overlay own pushes, and store them in the read that requested them.
+
+        Raises:
+            ProtocolError: the answer is not one to the request.
+        """
+        kind = self._kinds.get(given.table)
+        if kind is None:
+            raise ProtocolError(f"an answer with rows of table {given.table!r}, which this worker has not used")
+        if part is not None and given.sums != isinstance(part.want, WantedSums):
+            raise ProtocolError("an answer with sums to a read of rows, or with rows to a read of sums")
+        if given.sums:
             self._add_sums(given, part, reader)
             return
         keys = reader.keys(max(0, given.count)) if given.keys else part.keys if part is not None else NO_KEYS
         if given.count < 0:  # the shard has no such table yet
             held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().zeros(len(keys))
         else:
+            if len(keys) != given.count and wanted:
+                raise ProtocolError(f"an answer of {given.count} rows for {len(keys)} keys")
             held = reader.array(given.count, np.uint8).astype(bool)
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.stored_extra)
         if not wanted:

@@ -132,15 +132,19 @@ class ClientSession:
 
         Raises:
             UnknownToSession: it names a key list that this session has not sent.
-            MessageRefused: its bags do not fit its keys.
+            MessageRefused: its bags do not fit its keys, or a table with bags is there twice.
         """
         sections: list[tuple[ReadSection, Keys]] = []
         bags: dict[tuple[int, str], RowBags] = {}
         for asked in message.sections:
             keys = NO_KEYS if asked.count < 0 else self.lists.keys(reader, asked.count, asked.digest)
             sections.append((asked, keys))
+            if asked.bags is not None and asked.count < 0:
+                raise MessageRefused(f"bags of a range of keys of {asked.table!r}")
             if asked.bags is not None:
                 bags[asked.shard, asked.table] = RowBags.read(reader, asked.bags, len(keys))
+        if len({(asked.shard, asked.table) for asked, _ in sections}) < len(sections) and bags:
+            raise MessageRefused("a read of bags that has a table of a shard twice")
         return sections, bags
 
     def forget(self, shard: int) -> None:

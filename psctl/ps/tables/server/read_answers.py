@@ -134,21 +134,23 @@ LARGEST_ANSWER = 1 << 30
 """Most bytes of rows that one read may request from one server."""
 
 
-def check_read(
-    opened: OpenedStore, worker: int, wanted: Sequence[tuple[ReadSection, Keys]], shards: Mapping[int, HostedShard]
-) -> None:  # fmt: skip
-    """Refuse a read whose answer would be too large, or that exceeds the number of waiting reads.
+def check_read(opened: OpenedStore, read: WaitingRead, shards: Mapping[int, HostedShard]) -> None:
+    """Refuse a read whose answer would be too large, that exceeds the number of waiting reads, or wants wrong sums.
 
     Raises:
-        MessageRefused: the limit that is exceeded.
+        MessageRefused: the limit that is exceeded, or the table that has no sums.
     """
     waiting = opened.waiting_reads
-    if len(waiting) >= MOST_WAITING and sum(each.worker == worker for each in waiting) >= MOST_WAITING:
+    if len(waiting) >= MOST_WAITING and sum(each.worker == read.worker for each in waiting) >= MOST_WAITING:
         raise MessageRefused(f"more than {MOST_WAITING} reads of store {opened.spec.name!r} that wait for a clock")
     size = 0
-    for asked, keys in wanted:
+    for asked, keys in read.wanted:
         table = shards[asked.shard].table(opened.spec.name, asked.table)
-        size += len(keys) * (table.kind.row_bytes if table is not None else 1)
+        bags = read.bags.get((asked.shard, asked.table))
+        if bags is not None and table is not None and table.kind.optimizer is None:
+            raise MessageRefused(f"sums of rows of {asked.table!r}, which has no optimizer of rows")
+        rows = len(keys) if bags is None else len(keys) + len(bags.lengths)
+        size += rows * (table.kind.row_bytes if table is not None else 1)
     if size > LARGEST_ANSWER:
         raise MessageRefused(f"a read of {size} bytes of store {opened.spec.name!r}, more than {LARGEST_ANSWER}")
 
@@ -327,7 +329,7 @@ class ReadAnswers:
         Raises:
             MessageRefused: the read exceeds a limit.
         """
-        check_read(opened, waiting.worker, waiting.wanted, self._shards)
+        check_read(opened, waiting, self._shards)
         if waiting.message.early and not waiting.bags:
             waiting = self._answer_early(opened, waiting)
         self.answer_read(opened, waiting)

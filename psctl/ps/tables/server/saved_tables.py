@@ -5,16 +5,20 @@
     store/STORE/LO-HI/integers/sketch                    counts of keys without a row
     store/STORE/LO-HI/named/KEY/{keys,rows,beside,state} the blocks of a named key's tensor
 
-LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the extra integers that some
+LO and HI bound hash values (saved_names.py). `beside` are the extra integers that some
 reductions have with a row, `state` is that of the table's optimizer, `uses` are the last uses of rows that may leave.
 Names are quoted as in a URL. A server that restores takes its own keys from every range that overlaps its own range.
 
-A server's part of a checkpoint of tables: each shard that it leads, as it was when all had marked the step.
+    store/STORE/LO-HI+STEP/...     the same tensors, with the rows that have changed since the part before
+
+After the part with all rows follow those of the changes, by step. Each has the tables' state that is not rows, and
+`removed`, the keys of rows that were removed; a table that `about` names as `whole` has all its rows in that part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from urllib.parse import quote
 
 import msgspec
@@ -22,20 +26,18 @@ import numpy as np
 import torch
 
 from psctl.errors import CheckpointCorrupt
-from psctl.ps.outputs import SaveSlices
 from psctl.ps.pieces import bytes_view
 from psctl.ps.snapshot import CopiedSlice, dtype_name
 from psctl.ps.table_messages import StoreSpec, TableSpec
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.retention import Sketch
-from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
-from psctl.ps.tables.server.table_shard import HostedShard, ReplicatedTables, led_shards
+from psctl.ps.tables.row_changes import RowSet, newest_rows
+from psctl.ps.tables.row_index import NO_KEYS, SHARD_BITS, Keys, shard_of
+from psctl.ps.tables.server.saved_names import ROOT, WHOLE, SavedPlace, find_parts, read_name
+from psctl.ps.tables.server.table_shard import ReplicatedTables
 from psctl.ps.tables.table_bytes import decode_entry, staged_entries
-from psctl.ps.tables.table_state import FOREVER, EntryPart, ShardTable, TableEntry, TableShard
+from psctl.ps.tables.table_state import EntryPart, ShardTable, TableCut, TableEntry, TableShard
 from psctl.types import UNDECODABLE, Range, TensorSlice
-
-ROOT = "store/"
-"""What the names of all tensors of tables begin with."""
 
 
 class SavedTable(msgspec.Struct, frozen=True):
@@ -56,6 +58,8 @@ class SavedStore(msgspec.Struct, frozen=True):
     staged: list[bytes]
     states: dict[str, SavedTable] = {}
     """By table."""
+    whole: list[str] = []
+    """In a part with changes: the tables of which it has all rows."""
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -69,30 +73,66 @@ def hashes(shard: int, shards: int) -> Range:
 
 def copy_shard(held: TableShard, shard: int, shards: int) -> list[CopiedSlice]:
     """Copy a shard of a store as it is now."""
-    where = hashes(shard, shards)
-    place = f"{ROOT}{quote(held.spec.name, safe='')}/{where.start:08x}-{where.stop:08x}"
+    return _copies(held, SavedPlace(quote(held.spec.name, safe=""), hashes(shard, shards)), None)
+
+
+def copy_changes(
+    held: TableShard, shard: int, shards: int, step: int, cuts: Mapping[str, TableCut]
+) -> list[CopiedSlice]:
+    """Copy what has changed in a shard of a store.
+
+    Args:
+        held, shard, shards: the shard.
+        step: of the checkpoint that the copy is for.
+        cuts: by table, since when; a table without one has all rows in the copy.
+    """
+    return _copies(held, SavedPlace(quote(held.spec.name, safe=""), hashes(shard, shards), step), cuts)
+
+
+def _copies(held: TableShard, place: SavedPlace, cuts: Mapping[str, TableCut] | None) -> list[CopiedSlice]:
     tables = held.tables
     states = {
         name: SavedTable(table.settings, table.changes, table.counts, table.sketch.counted)
         for name, table in tables.items()
     }
+    known = {} if cuts is None else {name: cut for name, cut in cuts.items() if cut.is_known(tables[name])}
     about = SavedStore(
-        held.spec, [table.kind.spec for table in tables.values()], held.clocks, staged_entries(held), states
-    )
-    found = [_copied(f"{place}/about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
-    for name, table in held.tables.items():
-        within = f"{place}/named/{quote(name, safe='')}" if name else f"{place}/integers"
-        lanes = table.rows.lanes.at(slice(0, len(table.rows)))
-        found.append(_copied(f"{within}/keys", torch.from_numpy(table.rows.keys.copy())))
-        found.append(_copied(f"{within}/rows", lanes.values.clone()))
+        held.spec, [table.kind.spec for table in tables.values()], held.clocks, staged_entries(held), states,
+        [] if cuts is None else [name for name in tables if name not in known],
+    )  # fmt: skip
+    found = [_copied(f"{place.prefix}about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
+    for name, table in tables.items():
+        found += _copied_table(table, place.prefix + _inside(name), known.get(name))
+    return found
+
+
+def _inside(table: str) -> str:
+    return f"named/{quote(table, safe='')}" if table else "integers"
+
+
+def _copied_table(table: ShardTable, within: str, cut: TableCut | None) -> list[CopiedSlice]:
+    """Copy the rows that have changed since a cut, None: all rows; and what the table has beside rows."""
+    found, rows, at = [], table.rows, slice(0, len(table.rows))
+    changed: Keys | slice = at
+    count = len(rows)
+    if cut is not None:
+        changed, removed = cut.changes.changed_since(cut.number, count), cut.changes.removed_since(cut.number)
+        count = len(changed)
+        if len(removed):
+            found.append(_copied(f"{within}/removed", torch.from_numpy(removed)))
+    if cut is None or count:
+        picked = changed if isinstance(changed, slice) else torch.from_numpy(changed)
+        found.append(_copied(f"{within}/keys", torch.from_numpy(rows.keys[changed].copy())))
+        lanes = rows.lanes.at(at)
+        found.append(_copied(f"{within}/rows", lanes.values[picked].clone()))
         if lanes.extra is not None:
-            found.append(_copied(f"{within}/beside", lanes.extra.clone()))
-        if table.rows.state is not None:
-            found.append(_copied(f"{within}/state", table.rows.state[: len(table.rows)].clone()))
+            found.append(_copied(f"{within}/beside", lanes.extra[picked].clone()))
+        if rows.state is not None:
+            found.append(_copied(f"{within}/state", rows.state[at][picked].clone()))
         if table.kind.removes:
-            found.append(_copied(f"{within}/uses", torch.from_numpy(table.uses[: len(table.rows)].copy())))
-        if table.sketch.cells.size:
-            found.append(_copied(f"{within}/sketch", torch.from_numpy(table.sketch.cells.copy())))
+            found.append(_copied(f"{within}/uses", torch.from_numpy(table.uses[at][changed].copy())))
+    if table.sketch.cells.size:
+        found.append(_copied(f"{within}/sketch", torch.from_numpy(table.sketch.cells.copy())))
     return found
 
 
@@ -104,15 +144,7 @@ def _copied(name: str, tensor: torch.Tensor) -> CopiedSlice:
 def wanted(saved: Iterable[TensorSlice], shard: int, shards: int) -> list[TensorSlice]:
     """Return the tensors of a checkpoint of which a shard needs something."""
     own = hashes(shard, shards)
-    return [each for each in saved if each.name.startswith(ROOT) and len(_range(each.name).meet(own))]
-
-
-def _range(name: str) -> Range:
-    try:
-        low, high = name.split("/")[2].split("-")
-        return Range(int(low, 16), int(high, 16))
-    except (IndexError, ValueError):
-        raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
+    return [each for each in saved if each.name.startswith(ROOT) and len(read_name(each.name).hashes.meet(own))]
 
 
 def decode_about(data: bytes, name: str) -> SavedStore:
@@ -139,41 +171,72 @@ def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: 
         CheckpointCorrupt: the checkpoint's description of a store contradicts itself.
     """
     found: dict[str, TableShard] = {}
-    for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
-        about = decode_about(bytes(tensors[name].numpy()), name)
-        first = about.store.name not in found
-        held = found.setdefault(about.store.name, machine.make_shard(about.store))
+    for _, chain in groupby(find_parts(tensors), key=lambda part: (part.store, part.hashes)):
+        parts = list(chain)
+        abouts = [decode_about(bytes(tensors[f"{part.prefix}about"].numpy()), f"{part.prefix}about") for part in parts]
+        store = abouts[-1].store
+        first = store.name not in found
+        held = found.setdefault(store.name, machine.make_shard(store))
         held.restored = True
-        _join(held, about, tensors, name.removesuffix("about"), (shard, shards), first=first)
+        _join(held, list(zip(parts, abouts, strict=True)), tensors, (shard, shards), first=first)
     return list(found.values())
 
 
 def _join(
-    held: TableShard, about: SavedStore, tensors: Mapping[str, torch.Tensor], place: str, own: tuple[int, int],
-    *, first: bool,
+    held: TableShard, parts: Sequence[tuple[SavedPlace, SavedStore]], tensors: Mapping[str, torch.Tensor],
+    own: tuple[int, int], *, first: bool,
 ) -> None:  # fmt: skip
-    """Add to a shard its own part of one saved range."""
+    """Add to a shard its own part of one saved range; the newest part has the state that is not rows."""
+    place, about = parts[-1]
     held.clocks = about.clocks if first else {worker: min(at, held.clocks.get(worker, at))
                                               for worker, at in about.clocks.items()}  # fmt: skip
     for spec in about.tables:
-        within = f"{place}named/{quote(spec.name, safe='')}" if spec.name else f"{place}integers"
         table = held.table(spec)
-        keys, extra = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
-        mine = torch.from_numpy(_mine(spec.name, keys, own))
-        if mine.any():
-            lanes, state = Lanes(tensors[f"{within}/rows"], extra).at(mine), tensors.get(f"{within}/state")
-            uses = tensors.get(f"{within}/uses")
-            table.set_absent(
-                keys[mine.numpy()], lanes,
-                None if state is None else state[mine], None if uses is None else uses[mine].numpy(),
-            )  # fmt: skip
+        changes = table.changes
+        _add_rows(table, parts, tensors, own)
         if spec.name in about.states:
-            _restore(table, about.states[spec.name], tensors.get(f"{within}/sketch"), counts=_begins_in(place, own))
+            table.changes = changes  # those that the run has counted, whatever number of parts they come in
+            sketch = tensors.get(f"{place.prefix}{_inside(spec.name)}/sketch")
+            _restore(table, about.states[spec.name], sketch, counts=_begins_in(place.hashes, own))
     for data in about.staged:
         entry = decode_entry(data, held.kind)
-        parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
-        if parts:
-            held.stage(TableEntry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
+        kept = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
+        if kept:
+            held.stage(TableEntry(entry.worker, -1, entry.clock, kept))  # numbers begin anew
+
+
+def row_set(tensors: Mapping[str, Keys], place: SavedPlace, about: SavedStore, table: str) -> RowSet:
+    """Return which rows of a table are in one part of a checkpoint, and which keys were removed.
+
+    Args:
+        tensors: those that have keys, by name.
+    """
+    within = place.prefix + _inside(table)
+    return RowSet(
+        tensors.get(f"{within}/keys", NO_KEYS), tensors.get(f"{within}/removed", NO_KEYS),
+        place.step == WHOLE or table in about.whole,
+    )  # fmt: skip
+
+
+def _add_rows(
+    table: ShardTable, parts: Sequence[tuple[SavedPlace, SavedStore]], tensors: Mapping[str, torch.Tensor],
+    own: tuple[int, int],
+) -> None:  # fmt: skip
+    """Add a shard's own rows of one table of a saved range."""
+    name = table.kind.spec.name
+    names = {f"{place.prefix}{_inside(name)}/{column}" for place, _ in parts for column in ("keys", "removed")}
+    listed = {each: tensors[each].numpy() for each in names & tensors.keys()}
+    sets = [row_set(listed, place, about, name) for place, about in parts]
+    for (place, _), rows, counted in zip(parts, sets, newest_rows(sets), strict=True):
+        mine = counted[_mine(name, rows.keys[counted], own)]
+        if len(mine):
+            within, at = place.prefix + _inside(name), torch.from_numpy(mine)
+            lanes = Lanes(tensors[f"{within}/rows"], tensors.get(f"{within}/beside")).at(at)
+            state, uses = tensors.get(f"{within}/state"), tensors.get(f"{within}/uses")
+            table.set_absent(
+                rows.keys[mine], lanes,
+                None if state is None else state[at], None if uses is None else uses.numpy()[mine],
+            )  # fmt: skip
 
 
 def _restore(table: ShardTable, saved: SavedTable, sketch: torch.Tensor | None, *, counts: bool) -> None:
@@ -186,9 +249,9 @@ def _restore(table: ShardTable, saved: SavedTable, sketch: torch.Tensor | None, 
         table.counts[name] += count
 
 
-def _begins_in(place: str, own: tuple[int, int]) -> bool:
+def _begins_in(saved: Range, own: tuple[int, int]) -> bool:
     """Return whether a saved range begins in a shard: so in exactly one."""
-    return hashes(*own).start <= _range(place).start < hashes(*own).stop
+    return hashes(*own).start <= saved.start < hashes(*own).stop
 
 
 def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -205,53 +268,3 @@ def _part(part: EntryPart, own: tuple[int, int], *, first: bool) -> EntryPart | 
         return None
     lanes = None if part.lanes is None else part.lanes.at(torch.from_numpy(mine))
     return msgspec.structs.replace(part, keys=part.keys[mine], lanes=lanes)
-
-
-KEPT = 2
-"""Checkpoints kept until they are requested."""
-
-
-class TableCheckpoints:
-    """Copies that were taken.
-
-    Args:
-        hosted: the server's shards.
-        shards: how many each store has.
-    """
-
-    def __init__(self, hosted: Mapping[int, HostedShard], shards: int) -> None:
-        self.wanted: int | None = None
-        """The step of the checkpoint that this server is to send its part of."""
-        self._hosted, self._shards = hosted, shards
-        self._cuts: dict[int, dict[tuple[str, int], list[CopiedSlice]]] = {}  # step -> (store, shard) -> as it was then
-
-    def add_copy(self, store: TableShard, shard: int) -> None:
-        """Copy a shard in which all workers have marked a step."""
-        self._cuts.setdefault(store.cut, {})[store.spec.name, shard] = copy_shard(store, shard, self._shards)
-        for old in sorted(self._cuts)[:-KEPT]:
-            del self._cuts[old]
-
-    def forget(self, shard: int) -> None:
-        """Forget the copies of a shard that another server leads."""
-        for cut in self._cuts.values():
-            for key in [key for key in cut if key[1] == shard]:
-                del cut[key]
-
-    def take_part(self) -> SaveSlices | None:
-        """Return this server's part of the checkpoint that is wanted, once, when it is there."""
-        if self.wanted is None:
-            return None
-        copied: list[CopiedSlice] = []
-        for hosted in led_shards(self._hosted):
-            for name, store in hosted.state.stores.items():
-                held = self._cuts.get(self.wanted, {}).get((name, hosted.shard))
-                if held is not None:
-                    copied += held
-                elif store.cut < self.wanted:
-                    return None
-                elif store.cut == FOREVER:  # all have left it: it does not change any more
-                    copied += copy_shard(store, hosted.shard, self._shards)
-        step, self.wanted = self.wanted, None
-        for old in [old for old in self._cuts if old <= step]:
-            del self._cuts[old]
-        return SaveSlices(step, copied)

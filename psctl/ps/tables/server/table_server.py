@@ -42,7 +42,8 @@ from psctl.ps.table_messages import (
 )
 from psctl.ps.tables.server.client_sessions import ClientSession, OpenedStore, UnknownToSession, WaitingRead, open_store
 from psctl.ps.tables.server.read_answers import HeldAnswers, ReadAnswers
-from psctl.ps.tables.server.saved_tables import TableCheckpoints, load
+from psctl.ps.tables.server.saved_tables import load
+from psctl.ps.tables.server.table_checkpoints import TableCheckpoints
 from psctl.ps.tables.server.table_shard import EntryHead, HostedShard, WaitingEntry, led_shards
 from psctl.ps.tables.table_kinds import Functions
 from psctl.ps.tables.table_packing import Allocate, PayloadReader, allocate_private
@@ -59,9 +60,12 @@ class TableServer:
         functions: reductions and users' functions.
         shards: how many each store has.
         allocate: returns memory for answers.
+        full_every: a part of a checkpoint has all rows at least once in so many; others have those that changed.
     """
 
-    def __init__(self, rank: int, functions: Functions, shards: int, allocate: Allocate = allocate_private) -> None:
+    def __init__(
+        self, rank: int, functions: Functions, shards: int, allocate: Allocate = allocate_private, full_every: int = 1
+    ) -> None:  # fmt: skip
         self.rank, self.shard_count, self.epoch = rank, shards, -1
         self.stores: dict[str, OpenedStore] = {}
         self.shards_here: dict[int, HostedShard] = {}
@@ -73,7 +77,7 @@ class TableServer:
         self._applied: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
         self._lost_workers: dict[int, int] = {}  # by rank: the last sequence that counts
         self._answers = ReadAnswers(self.held_answers, self.shards_here, allocate)
-        self._checkpoints = TableCheckpoints(self.shards_here, shards)
+        self._checkpoints = TableCheckpoints(self.shards_here, shards, full_every)
 
     # ---- decisions of the coordinator --------------------------------------------------------------------------------
 
@@ -125,6 +129,10 @@ class TableServer:
         """Request this server's part of the checkpoint of `step`, which is sent when all workers have marked it."""
         self._checkpoints.wanted = step
         return self.release_outputs()
+
+    def on_saved(self, step: int) -> None:
+        """Note that the checkpoint of `step` is complete; -1: that later ones must not be based on an earlier one."""
+        self._checkpoints.on_saved(step)
 
     def _add_removals(self, hosted: HostedShard) -> None:
         for name in hosted.state.stores:
