@@ -38,6 +38,7 @@ def parameters(text: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.soak
 def test_gradients_are_those_of_ddp_and_steps_count(job: Path) -> None:
     plain = train(job)
     ring = train(job, "--strategy", "ring", ACCELERATE="1")

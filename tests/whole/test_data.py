@@ -51,6 +51,7 @@ def lines(ended: Any) -> list[str]:
     return [event["text"] for event in ended.of("log") if event["text"].startswith("corpus ")]
 
 
+@pytest.mark.soak
 def test_data_is_on_every_host_once_and_only_what_changed_is_sent(lab: Any, tmp_path: Path) -> None:
     psctl, hosts, cluster = lab
     job = make_job(tmp_path / "mine", 8_000_000)

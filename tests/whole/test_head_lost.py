@@ -32,6 +32,7 @@ def job(make_hosts: Callable[..., Any], tmp_path: Path) -> JobOnHosts:
     return made
 
 
+@pytest.mark.soak
 def test_the_head_loses_its_power_and_psctl_follows_the_job(job: JobOnHosts, reference: dict[int, str]) -> None:
     job.until(lambda: any(event["step"] >= 40 for event in job.of("checkpoint")), "two checkpoints")
     with job.psctl.start("attach", job.job, "-o", "jsonl") as follower:
@@ -84,7 +85,7 @@ def _without_paths(event: dict[str, Any]) -> dict[str, Any]:
     return {key: event[key] for key in ("event", "time", "step", "rank", "status") if key in event}
 
 
-@pytest.mark.soak  # the test above loses a head; tests/simulation has the returns
+@pytest.mark.soak  # tests/simulation has the returns
 def test_a_head_that_was_cut_off_is_used_again(job: JobOnHosts, reference: dict[int, str]) -> None:
     job.hosts.cut("h1")
     job.until(lambda: job.notices("h2 leads the job after"), "another leader", 60)

@@ -139,6 +139,7 @@ def test_data_is_sent_once_a_disk_and_outputs_come_back(tmp_path: Path, shared: 
     assert len(printed) == 2 and len(set(printed)) == 1
 
 
+@pytest.mark.soak
 def test_a_job_runs_in_an_allocation_of_any_batch_system(tmp_path: Path) -> None:
     for name in ("home", "node-1", "node-2"):
         (tmp_path / name).mkdir()

@@ -76,6 +76,7 @@ def test_a_job_survives_its_psctl_and_is_restored_on_another_number_of_hosts(lab
     assert_clean(hosts)
 
 
+@pytest.mark.soak
 def test_commands_run_on_all_hosts_and_beside_a_process(lab: Any) -> None:
     psctl, hosts, cluster = lab
     cluster.write_text(hosts.cluster_text(["h1", "h2"]))

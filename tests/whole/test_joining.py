@@ -18,6 +18,7 @@ JOB = ROOT / "tests" / "whole" / "counted" / "job.yaml"
 EXAMPLES, EPOCHS = 96, 20
 
 
+@pytest.mark.soak
 def test_scale_changes_the_workers_while_they_train(tmp_path: Path) -> None:
     psctl, result = Psctl(tmp_path), tmp_path / "result"
     cluster = tmp_path / "four.yaml"

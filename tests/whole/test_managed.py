@@ -116,6 +116,7 @@ def check_environment(told: list[dict[str, str]]) -> None:
     assert told[0]["MASTER_PORT"] == told[1]["MASTER_PORT"] != "0"
 
 
+@pytest.mark.soak
 def test_managed_makes_an_environment_from_the_wheelhouse_and_a_job_without_torch_runs_in_it(
     make_hosts: Any, tmp_path: Path, wheelhouse: Path
 ) -> None:

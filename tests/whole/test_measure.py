@@ -162,6 +162,7 @@ def test_what_up_measured_is_kept_for_plans_until_down(lab: Any) -> None:
     assert not kept.exists()
 
 
+@pytest.mark.soak
 def test_train_measures_as_up_does_and_of_two_links_a_job_trains_over_the_fast_one(lab: Any) -> None:
     lab = lab(2, rate="10mbit", second="300mbit")
     planned = lab.actions("--dry-run")

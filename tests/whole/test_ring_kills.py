@@ -37,6 +37,7 @@ def kill(job: JobOnHosts, host: str, pid: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.soak
 def test_killed_workers_are_replaced_and_nobody_else_starts_again(
     make_hosts: Callable[..., Any], tmp_path: Path, reference: dict[int, str]
 ) -> None:

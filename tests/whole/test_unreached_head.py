@@ -12,6 +12,7 @@ from tests.helpers.running import STEADY, Psctl, set_args, until
 pytestmark = pytest.mark.whole
 
 
+@pytest.mark.soak
 def test_a_job_whose_head_is_unreachable_is_unknown_and_its_copies_are_listed(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2)
     home = hosts.make_home(tmp_path / "home")

@@ -60,6 +60,7 @@ def alone() -> tuple[float, dict[str, torch.Tensor]]:
     return norm.item(), net.state_dict()
 
 
+@pytest.mark.soak
 def test_a_script_that_clips_by_torch_starts_again_with_the_optimizer_on_workers(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
