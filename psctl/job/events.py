@@ -97,6 +97,20 @@ class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):
     place: str
 
 
+class BucketSize(msgspec.Struct, frozen=True):
+    """A size of buckets that was tried: bytes, and the median of the seconds from one sum of gradients to the next."""
+
+    size: int
+    seconds: float
+
+
+class BucketChosen(Event, frozen=True, tag="bucket"):
+    """`sync.bucket: auto` has chosen the bytes of a bucket; `measured` has those that were tried."""
+
+    size: int
+    measured: list[BucketSize]
+
+
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
     """A worker was lost. `lost`: state that is lost with it and not computed again; "": none."""
 
@@ -242,13 +256,14 @@ class Notice(Event, frozen=True, tag="notice"):
 
 
 AnyEvent = (
-    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
-    | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
+    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
+    | ServerLost | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
     | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (
-    Started, Planned, Progress, CheckpointWritten, WorkerLost, WorkerJoined, ServerLost, Restored, Log, Finished,
+    Started, Planned, Progress, CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
+    Finished,
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -12,7 +12,7 @@ import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
-from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
+from psctl.types import BUCKET, NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
 MOST_PEERS = 1 << 14
 """Peers of which a worker reports bytes at once; those with the fewest bytes are left out beyond it."""
@@ -121,6 +121,7 @@ class Decision(JobMessage, frozen=True):
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
     `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
+    `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps.
     """
 
     strategy: str
@@ -139,6 +140,7 @@ class Decision(JobMessage, frozen=True):
     hosts: tuple[tuple[int, ...], ...] = ()
     factors: tuple[str, ...] = ()
     factor_rows: int = 0
+    bucket: types.Size = BUCKET
 
 
 class Go(JobMessage, frozen=True):
@@ -247,6 +249,16 @@ class ConnectAgain(JobMessage, frozen=True):
 
     epoch: int
     hosts: list[int]
+
+
+class BucketSizeChosen(JobMessage, frozen=True):
+    """A worker to the coordinator: `sync.bucket: auto` has ended with this size.
+
+    `measured`: the bytes of each bucket size that was tried, and the median of the seconds between two sums.
+    """
+
+    size: types.Size
+    measured: Annotated[tuple[tuple[types.Size, types.Seconds], ...], msgspec.Meta(max_length=64)] = ()
 
 
 class PlaneBroken(JobMessage, frozen=True):

@@ -26,7 +26,7 @@ from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
 from psctl.plan.server_placement import ServingMode, lower_bounds, place_servers, server_placements, time_push_pull
 from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
-from psctl.types import STRATEGIES, Layout, consistency
+from psctl.types import BUCKET, FIRST_BUCKET, STRATEGIES, Layout, consistency
 from psctl.units import format_bytes
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -46,9 +46,6 @@ UNKNOWN = 100_000_000
 """Bytes of gradients that a plan assumes when their number is not known."""
 
 ONE_WORKER = "one worker has nothing to synchronise"
-
-FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
-"""Bytes of the first bucket, which is sent as soon as the last layers' gradients are there, and of the others."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -83,15 +80,20 @@ class Plan(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
-def buckets(size: int) -> tuple[int, ...]:
-    """Return the bytes of each bucket of `size` bytes of gradients, as DistributedDataParallel fills and sends them.
+def buckets(size: int, each: int = BUCKET) -> tuple[int, ...]:
+    """Return the bytes of each bucket of `size` bytes of gradients, in the order in which they are sent.
 
     Parameters are not cut, so real buckets differ by up to the largest parameter.
+
+    Args:
+        size: bytes of gradients.
+        each: bytes of a bucket; the first may be smaller.
     """
-    if size <= FIRST_BUCKET:
+    first = min(FIRST_BUCKET, each)
+    if size <= first:
         return (size,)
-    whole, rest = divmod(size - FIRST_BUCKET, BUCKET)
-    return (FIRST_BUCKET, *(BUCKET for _ in range(whole)), *((rest,) if rest else ()))
+    whole, rest = divmod(size - first, each)
+    return (first, *(each for _ in range(whole)), *((rest,) if rest else ()))
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -123,6 +125,11 @@ def choose(
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
     planner = Planner(plan_input_of_job(order), order.hosts, request)
     plan = planner.plan(known if known is not None else UNKNOWN, decided)
+    if hooked and order.bucket != BUCKET:
+        raise UsageError(
+            "sync.bucket with gradients from DistributedDataParallel (psctl.accelerate_ddp), which makes the buckets",
+            "leave bucket out, and give DistributedDataParallel bucket_cap_mb=; or use run.prepare",
+        )
     if order.factor_rows is None or layout is None or planner.world == 1:
         return plan
     if hooked:
@@ -393,7 +400,7 @@ class Planner:
         return found
 
     def _buckets(self, size: int) -> tuple[int, ...]:
-        return buckets(size) if self._request.bucketed else (size,)
+        return buckets(size, self._request.bucket) if self._request.bucketed else (size,)
 
     def _candidate(self, name: str, found: Predicted | None, size: int, ps: _ServerTiming) -> PlanCandidate:
         why_not = self._why_not(name, ps.servers)
