@@ -36,8 +36,12 @@ class Started(Event, frozen=True, tag="started"):
     checkpoint: str = ""
 
 
-class PlanCandidate(msgspec.Struct, frozen=True):
-    """One strategy in a plan; `seconds` None when it is not feasible."""
+class PlanCandidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One strategy in a plan; `seconds` None when it is not feasible.
+
+    `step_seconds`, of a whole training step, and `hidden_seconds`, of the synchronization that compute hides: None
+    where the compute of a step is not known.
+    """
 
     strategy: str
     params: dict[str, object]
@@ -47,6 +51,8 @@ class PlanCandidate(msgspec.Struct, frozen=True):
     bottleneck: str | None
     feasible: bool
     why_not: str | None
+    step_seconds: float | None = None
+    hidden_seconds: float | None = None
 
 
 class Planned(Event, frozen=True, tag="plan"):

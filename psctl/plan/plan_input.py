@@ -34,6 +34,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         on_gpus: gradients are on GPUs; None: where the ranks are.
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
         bucket: bytes of a bucket of collectives.
+        compute: seconds of compute of a step, forward and backward; None: not known.
     """
 
     strategy: str = "auto"
@@ -50,6 +51,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     on_gpus: bool | None = None
     hooked: bool = False
     bucket: int = BUCKET
+    compute: float | None = None
 
     @property
     def halved(self) -> float:
@@ -74,6 +76,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         compression=order.compression,
         encrypted=order.require_encryption,
         bucket=order.bucket or BUCKET,
+        compute=order.compute,
     )
 
 

@@ -126,6 +126,11 @@ class SyncSpec(Section, frozen=True):
         Doc("Bytes of gradients that a collective sums together; auto: the fastest size of those tried at first."),
     ] = types.BUCKET
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
+    compute: Annotated[
+        float | None,
+        duration(86400),
+        Doc("Compute of a step, forward and backward. The plan then compares whole steps; null: synchronisations."),
+    ] = None
 
     @property
     def compressed(self) -> types.Compression:
