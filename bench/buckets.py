@@ -1,10 +1,10 @@
 """Training steps by the size of buckets, given and chosen in the first steps, on test hosts with shaped links.
 
-    python bench/buckets.py [--hosts 3] [--rate 500] [--compute 0.5] [--strategy ring] [--rounds 5]
+    python bench/buckets.py [--hosts 3] [--rate 500] [--compute 0.5] [--sizes 25MB,1MB,auto] [--rounds 5]
 
 Test hosts of this machine (root, sshd, iproute2), one worker a host. In each round every size has a job of its own, and
-then `sync.bucket: auto`, whose choice is made before the measured steps. It prints Markdown for
-docs/internals/measurements.md: medians of the rounds, and what `auto` chose.
+so has `sync.bucket: auto`; the steps in which it tries sizes come before the measured ones, in all of them. It prints
+Markdown for docs/internals/measurements.md: medians of the rounds, and what `auto` chose.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ SIZES = ("25MB", "1MB", "4MB", "10MB", "100MB", "auto")
 
 def train(home: dict[str, str], size: str, options: list[str], strategy: str) -> tuple[float, str]:
     """Run one job; return the seconds of a step, and the size that was chosen ("": given)."""
-    before = 2 * ROUNDS * (len(SIZES) - 1) if size == "auto" else 3
-    args = [*options, "--before", str(before)]
+    args = [*options, "--before", str(2 * ROUNDS * (len(SIZES) - 1))]
     done = subprocess.run(
         [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "training_job" / "job.yaml"), "-o", "jsonl",
          "--set", "script=buckets.py", "--set", f"args={json.dumps(args)}", "--set", f"sync.bucket={size}",
@@ -56,12 +55,13 @@ def main() -> int:
     parser.add_argument("--compute", default="0.5", help="seconds of a step on a device")
     parser.add_argument("--width", default="512", help="of 24 layers")
     parser.add_argument("--strategy", default="ring")
+    parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     if os.getuid() != 0:
         print("needs root")
         return 1
-    found: dict[str, list[float]] = {size: [] for size in SIZES}
+    found: dict[str, list[float]] = {size: [] for size in given.sizes.split(",")}
     choices: list[str] = []
     options = ["--compute", given.compute, "--width", given.width]
     with Hosts(given.hosts, rate=f"{given.rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,7 @@ def main() -> int:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=home.env["HOME"],
         )  # fmt: skip
         for _ in range(given.rounds):
-            for size in SIZES:
+            for size in found:
                 seconds, chosen = train(home.env, size, options, given.strategy)
                 found[size].append(seconds)
                 choices += [chosen] if chosen else []

@@ -19,6 +19,7 @@ from psctl.errors import UsageError
 from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
+from psctl.plan.collective_choice import ChosenAlgorithm, CollectivePlanner
 from psctl.plan.compression_cost import Coding, coding
 from psctl.plan.factor_layers import factored_layers, operations_per_second
 from psctl.plan.in_network import InNetwork, in_network
@@ -36,6 +37,7 @@ from psctl.plan.server_placement import (
 from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
+from psctl.schedule.algorithms import catalog
 from psctl.types import BUCKET, FIRST_BUCKET, STRATEGIES, Layout, consistency
 from psctl.units import format_bytes, format_seconds
 
@@ -63,7 +65,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
     `options` are those of the chosen schedule (`catalog.ScheduleOptions` as plain data, without the defaults);
-    empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors.
+    empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors. `start`: the
+    broadcast of start values, where it is faster than a sum.
     """
 
     size: int
@@ -76,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     candidates: list[PlanCandidate]
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
+    start: ChosenAlgorithm | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -133,8 +137,11 @@ def choose(
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
-    planner = Planner(plan_input_of_job(order), order.hosts, request)
+    inputs = plan_input_of_job(order)
+    planner = Planner(inputs, order.hosts, request)
     plan = planner.plan(known if known is not None else UNKNOWN, decided)
+    if decided and layout is not None and not planner.on_gpus:
+        plan = _with_start(inputs, plan, layout)
     if hooked and order.bucket != BUCKET:
         raise UsageError(
             "sync.bucket with gradients from DistributedDataParallel (psctl.accelerate_ddp), which makes the buckets",
@@ -149,6 +156,16 @@ def choose(
             "leave factor_rows out, or use run.prepare",
         )
     return _with_factors(planner, plan, order, layout, decided=decided)
+
+
+def _with_start(inputs: PlanInput, plan: Plan, layout: Layout) -> Plan:
+    """Return the plan of sums on hosts with the broadcast of start values, where one is faster than a sum."""
+    if plan.chosen in ("ps", "native") or inputs.world == 1 or not plan.size or plan.seconds is None:
+        return plan
+    size = sum(each.size * WIDTHS.get(each.dtype, 4) for each in layout.parameters)
+    schedule = catalog.build(plan.chosen, inputs.world, msgspec.convert(plan.options, catalog.ScheduleOptions))
+    start = CollectivePlanner(inputs).broadcast_within(schedule, size, plan.seconds * size / plan.size)
+    return msgspec.structs.replace(plan, start=start)
 
 
 def _with_factors(planner: Planner, plan: Plan, order: JobOrder, layout: Layout, *, decided: bool) -> Plan:

@@ -16,7 +16,6 @@ from psctl.collectives.allreduce_backends import (
     AllReduceBackend,
     EngineAllReduce,
     ScheduleAllReduce,
-    broadcast,
     played_on_host,
 )
 from psctl.collectives.data_plane import DataPlane
@@ -43,6 +42,7 @@ from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleR
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.recoverable_reducer import RecoverableReducer
 from psctl.sync.replacement_state import ReplacementState
+from psctl.sync.start_broadcast import give_start_values
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
 from psctl.types import BUCKET, Layout, Member, State, TensorSlice, consistency
@@ -161,8 +161,8 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
         schedule = _schedule(decision, tools.world)
         if not _steps_locally(decision, tools):
             return _recoverable(parts, schedule, halves, decision, tools, factors, tuner)
-        backend = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
-        broadcast(backend, tools.session.me.rank == 0, values)
+        backend = played = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
+        give_start_values(played, tools.session.me.rank, decision.start, values)
     else:
         group = EngineGroup(device)
         if not tools.session.is_in_job:  # under psctl the coordinator has compared the ranks
@@ -215,7 +215,8 @@ def _recoverable(
     step = resume.step if resume is not None else 0
     state = ReplacementState(session.me.rank, schedule, parts, step, session.report_not_replaceable)
     if not replaces:
-        broadcast(backend, session.me.rank == 0, [*parts.parameters().values(), *parts.buffers().values()])
+        values = [*parts.parameters().values(), *parts.buffers().values()]
+        give_start_values(backend, session.me.rank, decision.start, values)
         state.keep_start()
     parameters = list(trainable.values())
     reducer = RecoverableReducer(
