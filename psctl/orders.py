@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.types import PLAIN, Address, Compression, JsonObject
+from psctl.types import BUCKET, PLAIN, Address, Compression, JsonObject
 
 
 class HostOrder(msgspec.Struct, frozen=True):
@@ -80,6 +80,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     period: int = 1  # steps that workers take alone between two synchronizations; 1: none
     compression: Compression = PLAIN
     factor_rows: int | None = None  # rows of a worker's batch, where gradients of linear layers may go as factors
+    compute: float | None = None  # seconds of compute of a step, for the plan
+    bucket: int = BUCKET  # bytes of gradients that a collective sums together; 0: measured in the first steps
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma

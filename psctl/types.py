@@ -29,6 +29,10 @@ psctl only stores it and gives it back."""
 State: TypeAlias = dict[str, StateValue]
 """The state of a worker in a checkpoint, without its tensors: JSON values by name."""
 
+FIRST_BUCKET, BUCKET = 1 << 20, 25_000_000
+"""Bytes of the first bucket of gradients, which is small so that it is sent early, and of the others by default: large
+enough that a ring's latency does not count."""
+
 RACK = "rack"
 """The label of a host that names its rack."""
 

@@ -40,9 +40,9 @@ class _Device(torch.autograd.Function):
 class Layer(nn.Module):
     """A linear layer that takes `seconds` forward and twice as long backward."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, width: int = WIDTH) -> None:
         super().__init__()
-        self.linear, self._seconds = nn.Linear(WIDTH, WIDTH), seconds
+        self.linear, self._seconds = nn.Linear(width, width), seconds
 
     def forward(self, values: Tensor) -> Tensor:
         return _Device.apply(torch.tanh(self.linear(values)), self._seconds)

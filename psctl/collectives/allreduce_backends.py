@@ -43,6 +43,8 @@ class AllReduceBackend(Protocol):
     """Sums vectors in place over all ranks, in one order on every rank."""
 
     world: int
+    takes_parts: bool
+    """Whether a part of a vector of `buffer` may be summed, too."""
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a vector of zeros that is summed without a copy."""
@@ -72,6 +74,8 @@ class EngineAllReduce:
     Args:
         group: the engine's.
     """
+
+    takes_parts = True
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -173,6 +177,8 @@ class ScheduleAllReduce:
         group: the engine's process group; None: one is made where `plane` is None. Of Gloo on the host.
         shared: the plane has other users: `close` returns its buffers and leaves it open.
     """
+
+    takes_parts = True
 
     def __init__(
         self, schedule: Schedule, device: torch.device, plane: DataPlane | None = None,

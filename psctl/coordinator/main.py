@@ -63,6 +63,7 @@ from psctl.job.leadership_messages import has_standby
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
 from psctl.job.training_messages import CollectiveChoice
+from psctl.plan.candidates import options_as_data
 from psctl.plan.choose import choose
 from psctl.plan.collective_choice import choices_as_data
 from psctl.plan.plan_input import plan_input_of_job
@@ -326,7 +327,14 @@ class CoordinatorProcess:
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
-        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors)
+        start = None
+        if plan.start is not None:
+            start = CollectiveChoice(
+                "broadcast", plan.start.size, plan.start.algorithm, options_as_data(plan.start.options)
+            )
+        return PlanMade(
+            plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors, start=start
+        )
 
 
 def main() -> int:

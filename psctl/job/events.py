@@ -36,8 +36,12 @@ class Started(Event, frozen=True, tag="started"):
     checkpoint: str = ""
 
 
-class PlanCandidate(msgspec.Struct, frozen=True):
-    """One strategy in a plan; `seconds` None when it is not feasible."""
+class PlanCandidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One strategy in a plan; `seconds` None when it is not feasible.
+
+    `step_seconds`, of a whole training step, and `hidden_seconds`, of the synchronization that compute hides: None
+    where the compute of a step is not known.
+    """
 
     strategy: str
     params: dict[str, object]
@@ -47,6 +51,8 @@ class PlanCandidate(msgspec.Struct, frozen=True):
     bottleneck: str | None
     feasible: bool
     why_not: str | None
+    step_seconds: float | None = None
+    hidden_seconds: float | None = None
 
 
 class Planned(Event, frozen=True, tag="plan"):
@@ -96,6 +102,20 @@ class CheckpointCopied(Event, frozen=True, tag="checkpoint-copied"):
 
     step: int
     place: str
+
+
+class BucketSize(msgspec.Struct, frozen=True):
+    """A size of buckets that was tried: bytes, and the median of the seconds from one sum of gradients to the next."""
+
+    size: int
+    seconds: float
+
+
+class BucketChosen(Event, frozen=True, tag="bucket"):
+    """`sync.bucket: auto` has chosen the bytes of a bucket; `measured` has those that were tried."""
+
+    size: int
+    measured: list[BucketSize]
 
 
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
@@ -249,13 +269,14 @@ class Notice(Event, frozen=True, tag="notice"):
 
 
 AnyEvent = (
-    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | WorkerLost | WorkerJoined | ServerLost
-    | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
+    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
+    | ServerLost | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
     | ReplicasChanged | Recovering | Recovered | Notice
 )  # fmt: skip
 
 PROMISED = (
-    Started, Planned, Progress, CheckpointWritten, WorkerLost, WorkerJoined, ServerLost, Restored, Log, Finished,
+    Started, Planned, Progress, CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
+    Finished,
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -134,6 +134,7 @@ COORDINATION = Permits(
         Permit(training.RankListens, (WORKER,), INSIDE),
         Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
+        Permit(training.BucketSizeChosen, (WORKER,), WITH_MODEL),
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.ScriptOpensStore, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),

@@ -12,7 +12,7 @@ import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
-from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
+from psctl.types import BUCKET, NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
 MOST_PEERS = 64
 """Peers whose bytes a report has one by one, the most bytes first; those of further peers are one sum.
@@ -118,6 +118,18 @@ class Welcome(JobMessage, frozen=True):
     training: bool = False  # the others train already
 
 
+class CollectiveChoice(msgspec.Struct, frozen=True):
+    """The algorithm of a collective up to a size, of the bytes of its vector; the largest size has no end.
+
+    `options` are those of its schedule (`catalog.ScheduleOptions` as plain data).
+    """
+
+    collective: str
+    size: int
+    algorithm: str
+    options: dict[str, object] = {}
+
+
 class Decision(JobMessage, frozen=True):
     """The decision how gradients are synchronized. Shards and assignment are empty unless the strategy is ps.
 
@@ -126,6 +138,8 @@ class Decision(JobMessage, frozen=True):
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
     `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
+    `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps. `start`: the broadcast
+    of start values over the connections of the sums; None: a sum with zeros.
     """
 
     strategy: str
@@ -144,6 +158,8 @@ class Decision(JobMessage, frozen=True):
     hosts: tuple[tuple[int, ...], ...] = ()
     factors: tuple[str, ...] = ()
     factor_rows: int = 0
+    bucket: types.Size = BUCKET
+    start: CollectiveChoice | None = None
 
 
 class Go(JobMessage, frozen=True):
@@ -183,18 +199,6 @@ class WorkerListens(JobMessage, frozen=True):
     address: Address | None
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     epoch: types.Count = 0
-
-
-class CollectiveChoice(msgspec.Struct, frozen=True):
-    """The algorithm of a collective up to a size, of the bytes of its vector; the largest size has no end.
-
-    `options` are those of its schedule (`catalog.ScheduleOptions` as plain data).
-    """
-
-    collective: str
-    size: int
-    algorithm: str
-    options: dict[str, object] = {}
 
 
 class WorkerAt(msgspec.Struct, frozen=True):
@@ -252,6 +256,16 @@ class ConnectAgain(JobMessage, frozen=True):
 
     epoch: int
     hosts: list[int]
+
+
+class BucketSizeChosen(JobMessage, frozen=True):
+    """A worker to the coordinator: `sync.bucket: auto` has ended with this size.
+
+    `measured`: the bytes of each bucket size that was tried, and the median of the seconds between two sums.
+    """
+
+    size: types.Size
+    measured: Annotated[tuple[tuple[types.Size, types.Seconds], ...], msgspec.Meta(max_length=64)] = ()
 
 
 class PlaneBroken(JobMessage, frozen=True):

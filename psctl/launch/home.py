@@ -138,6 +138,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     exit: int | None = None
     step: int = 0
     size: int | None = None  # bytes of gradients, once the run has decided its plan
+    compute: float | None = None  # seconds of compute of a step, as last reported to this machine
     ranks: list[ReportedRank] = []  # last known, once the job is over
     authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
     data: list[DataLink] = []

@@ -4,8 +4,8 @@ Candidates within TIE of the fastest count as equal, because predictions are no 
 carries psctl's schedules too, the engine's own all-reduce is preferred among these, then `ps`, then the fastest of the
 others. On CPUs `ps` is preferred, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither
 encrypted nor authenticated) is chosen only where all others are slower. Where training buckets the gradients, a
-synchronisation is the sum over its buckets, one after another; overlap with backward is ignored, because it is the same
-for all.
+synchronisation is the sum over its buckets, one after another. Where the compute of a step is known, whole steps are
+compared: compute, and what it does not hide of the synchronisation (overlap.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,27 @@ from psctl.errors import UsageError
 from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
+from psctl.plan.collective_choice import ChosenAlgorithm, CollectivePlanner
 from psctl.plan.compression_cost import Coding, coding
 from psctl.plan.factor_layers import factored_layers, operations_per_second
+from psctl.plan.in_network import InNetwork, in_network
+from psctl.plan.overlap import StepTime, after_period, pushed_and_pulled, summed_in_backward, without_waiting
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job, request_of_job
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
-from psctl.plan.server_placement import ServingMode, lower_bounds, place_servers, server_placements, time_push_pull
+from psctl.plan.server_placement import (
+    ServingMode,
+    lower_bounds,
+    place_servers,
+    server_placements,
+    shard_count,
+    time_push_pull,
+)
 from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
-from psctl.types import STRATEGIES, Layout, consistency
-from psctl.units import format_bytes
+from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
+from psctl.schedule.algorithms import catalog
+from psctl.types import BUCKET, FIRST_BUCKET, STRATEGIES, Layout, consistency
+from psctl.units import format_bytes, format_seconds
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -47,16 +59,14 @@ UNKNOWN = 100_000_000
 
 ONE_WORKER = "one worker has nothing to synchronise"
 
-FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
-"""Bytes of the first bucket, which is sent as soon as the last layers' gradients are there, and of the others."""
-
 
 class Plan(msgspec.Struct, frozen=True):
     """How gradients are synchronised and why.
 
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
     `options` are those of the chosen schedule (`catalog.ScheduleOptions` as plain data, without the defaults);
-    empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors.
+    empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors. `start`: the
+    broadcast of start values, where it is faster than a sum.
     """
 
     size: int
@@ -69,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     candidates: list[PlanCandidate]
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
+    start: ChosenAlgorithm | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -83,15 +94,20 @@ class Plan(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
-def buckets(size: int) -> tuple[int, ...]:
-    """Return the bytes of each bucket of `size` bytes of gradients, as DistributedDataParallel fills and sends them.
+def buckets(size: int, each: int = BUCKET) -> tuple[int, ...]:
+    """Return the bytes of each bucket of `size` bytes of gradients, in the order in which they are sent.
 
     Parameters are not cut, so real buckets differ by up to the largest parameter.
+
+    Args:
+        size: bytes of gradients.
+        each: bytes of a bucket; the first may be smaller.
     """
-    if size <= FIRST_BUCKET:
+    first = min(FIRST_BUCKET, each)
+    if size <= first:
         return (size,)
-    whole, rest = divmod(size - FIRST_BUCKET, BUCKET)
-    return (FIRST_BUCKET, *(BUCKET for _ in range(whole)), *((rest,) if rest else ()))
+    whole, rest = divmod(size - first, each)
+    return (first, *(each for _ in range(whole)), *((rest,) if rest else ()))
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -121,8 +137,16 @@ def choose(
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
     request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
-    planner = Planner(plan_input_of_job(order), order.hosts, request)
+    inputs = plan_input_of_job(order)
+    planner = Planner(inputs, order.hosts, request)
     plan = planner.plan(known if known is not None else UNKNOWN, decided)
+    if decided and layout is not None and not planner.on_gpus:
+        plan = _with_start(inputs, plan, layout)
+    if hooked and order.bucket != BUCKET:
+        raise UsageError(
+            "sync.bucket with gradients from DistributedDataParallel (psctl.accelerate_ddp), which makes the buckets",
+            "leave bucket out, and give DistributedDataParallel bucket_cap_mb=; or use run.prepare",
+        )
     if order.factor_rows is None or layout is None or planner.world == 1:
         return plan
     if hooked:
@@ -132,6 +156,16 @@ def choose(
             "leave factor_rows out, or use run.prepare",
         )
     return _with_factors(planner, plan, order, layout, decided=decided)
+
+
+def _with_start(inputs: PlanInput, plan: Plan, layout: Layout) -> Plan:
+    """Return the plan of sums on hosts with the broadcast of start values, where one is faster than a sum."""
+    if plan.chosen in ("ps", "native") or inputs.world == 1 or not plan.size or plan.seconds is None:
+        return plan
+    size = sum(each.size * WIDTHS.get(each.dtype, 4) for each in layout.parameters)
+    schedule = catalog.build(plan.chosen, inputs.world, msgspec.convert(plan.options, catalog.ScheduleOptions))
+    start = CollectivePlanner(inputs).broadcast_within(schedule, size, plan.seconds * size / plan.size)
+    return msgspec.structs.replace(plan, start=start)
 
 
 def _with_factors(planner: Planner, plan: Plan, order: JobOrder, layout: Layout, *, decided: bool) -> Plan:
@@ -193,6 +227,17 @@ class _ServerTiming(msgspec.Struct, frozen=True):
         return round(self.timing.seconds, 9)
 
 
+def _time_of(row: PlanCandidate) -> tuple[float, float]:
+    """Return by what a candidate is compared: the time of a step, where it is known, then that of its
+    synchronisation."""
+    own = row.seconds or 0.0
+    return (own if row.step_seconds is None else row.step_seconds), own
+
+
+def _times(step: StepTime | None) -> tuple[float | None, float | None]:
+    return (None, None) if step is None else (round(step.seconds, 9), round(step.hidden, 9))
+
+
 def _impossible(strategy: str, why: str | None) -> UsageError:
     return UsageError(f"strategy: {strategy} is not possible here: {why}", hint="strategy: auto")
 
@@ -225,6 +270,15 @@ class Planner:
         """Whether gradients are on GPUs."""
         return self._gpus
 
+    def in_network(self, size: int) -> InNetwork | None:
+        """Return the time of sums in the network's switches, to compare with; None where they cannot."""
+        return in_network(self._inputs, size * self._request.halved)
+
+    @property
+    def compares_steps(self) -> bool:
+        """Whether the compute of a step is known, so that whole steps are compared."""
+        return self._request.compute is not None
+
     def plan(self, size: int, decided: bool = False, spared: int = 0, *, whole: bool = True) -> Plan:
         """Return the plan for a number of bytes.
 
@@ -243,7 +297,7 @@ class Planner:
             [name for name in STRATEGIES if self._why_not(name, ps.servers) is None], summed, whole=whole
         )
         rows = [self._candidate(name, found.get(name), summed, ps) for name in STRATEGIES]
-        rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
+        rows.sort(key=lambda row: (not row.feasible, *_time_of(row)))
         chosen = self._choose(rows)
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._request.strategy == "auto"))
         own = found.get(chosen) if chosen != "native" else None  # the engine takes no options
@@ -311,9 +365,55 @@ class Planner:
 
     def _total(self, seconds: float, waiting: float, size: int) -> float:
         """Return the seconds of all buckets, one after another, from those of the largest."""
+        return round(sum(self._bucket_seconds(seconds, waiting, size)), 9)
+
+    def _bucket_seconds(self, seconds: float, waiting: float, size: int) -> list[float]:
+        """Return the seconds of each bucket, from those of the largest."""
         moving, largest = seconds - waiting, max(self._buckets(size))
-        codes = size * self._codes.encode + size * self._codes.read
-        return round(codes + sum(waiting + moving * part / max(1, largest) for part in self._buckets(size)), 9)
+        code = self._codes.encode + self._codes.read
+        return [waiting + part * (moving / max(1, largest) + code) for part in self._buckets(size)]
+
+    def _step(self, found: Predicted | None, size: int, ps: _ServerTiming) -> StepTime | None:
+        """Return the time of a step with this synchronisation (None: `ps`); None where its compute is not known."""
+        request, compute = self._request, self._request.compute
+        if compute is None:
+            return None
+        parts, times = [1.0], [ps.seconds]
+        if found is not None:
+            parts = [float(part) for part in self._buckets(size)]
+            times = self._bucket_seconds(found.seconds, found.timing.waiting, size)
+        if request.period > 1:
+            return after_period(compute, sum(times), request.period)
+        if found is not None:
+            return summed_in_backward(compute, parts, times)
+        codes = coding(request.compression, ps.update)
+        shards = shard_count(self._inputs, [self._hosts[at].name for at in ps.servers], size)
+        if request.staleness != 0:
+            return without_waiting(compute, ps.seconds)
+        if ps.update == "worker":
+            return summed_in_backward(compute, [1.0] * shards, [ps.seconds / shards] * shards)
+        pushing = ps.seconds * codes.push / (codes.push + codes.pull)
+        return pushed_and_pulled(compute, pushing, ps.seconds - pushing, shards)
+
+    def terms(self, name: str, size: int) -> list[StepTerm]:
+        """Return the terms of a step's time with this strategy, as if nothing overlapped.
+
+        Raises:
+            UsageError: the strategy is not possible here.
+        """
+        ps = self._ps_timing(size)
+        why_not = self._why_not(name, ps.servers)
+        if why_not is not None:
+            raise _impossible(name, why_not)
+        if name == "ps":
+            servers = [self._hosts[at].name for at in ps.servers]
+            return server_terms(
+                self._inputs, servers, size, self._request.compute, coding(self._request.compression, ps.update),
+                sum_by_host=self._sum_by_host, on_gpus=self._gpus,
+            )  # fmt: skip
+        found, count = self._predicted([name], size, whole=False)[name], len(self._buckets(size))
+        moved = self._total(found.seconds, found.timing.waiting, size) - found.timing.waiting * count
+        return schedule_terms(self._request.compute, found.timing, moved, count)
 
     @property
     def _codes(self) -> Coding:
@@ -393,7 +493,7 @@ class Planner:
         return found
 
     def _buckets(self, size: int) -> tuple[int, ...]:
-        return buckets(size) if self._request.bucketed else (size,)
+        return buckets(size, self._request.bucket) if self._request.bucketed else (size,)
 
     def _candidate(self, name: str, found: Predicted | None, size: int, ps: _ServerTiming) -> PlanCandidate:
         why_not = self._why_not(name, ps.servers)
@@ -406,13 +506,14 @@ class Planner:
                 "hosts": names,
                 "update": ps.update,
             } | self._compression_parameter
-            where = bottleneck(ps.timing)
-            return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None)
+            where, step = bottleneck(ps.timing), self._step(None, size, ps)
+            return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
         params = options_as_data(found.options) | buckets | self._compression_parameter
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
-        return PlanCandidate(name, params, total, found.steps, sent, where, True, None)
+        step = self._step(found, size, ps)
+        return PlanCandidate(name, params, total, found.steps, sent, where, True, None, *_times(step))
 
     @property
     def _compression_parameter(self) -> dict[str, str]:
@@ -435,7 +536,7 @@ class Planner:
             raise UsageError(f"no strategy supports the request: {rows[0].why_not}", hint="servers: auto")
         if self._inputs.world == 1 and by_name["native"].feasible:
             return "native"
-        return self._preferred([(row.strategy, row.seconds or 0.0) for row in feasible])
+        return self._preferred([(row.strategy, _time_of(row)[0]) for row in feasible])
 
     def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
         if self._inputs.world == 1 and chosen == "native":
@@ -444,7 +545,11 @@ class Planner:
         carried = channel(chosen, hosts, gpus=self._gpus)
         if self._request.strategy != "auto" and self._request.strategy == chosen:
             return f"strategy: {chosen} is requested" + carried
-        return reason(chosen, rows) + carried
+        if self._request.compute is None:
+            return reason(chosen, rows) + carried
+        steps = [msgspec.structs.replace(row, seconds=row.step_seconds) for row in rows]
+        whole = f"; times are of a step with {format_seconds(self._request.compute)} of compute"
+        return reason(chosen, steps) + whole + carried
 
     def _preferred(self, timed: Sequence[tuple[str, float]]) -> str:
         """Return the preferred one of those within TIE of the fastest, else the fastest."""

@@ -93,6 +93,25 @@ class CollectivePlanner:
                 found.append(ChosenAlgorithm(round(math.sqrt(size * after)), *one))
         return [*found, ChosenAlgorithm(SIZES[-1], *best[-1])]
 
+    def broadcast_within(self, sums: Schedule, size: int, seconds: float) -> ChosenAlgorithm | None:
+        """Return the fastest broadcast of rank 0 whose messages run between ranks that a schedule of sums connects.
+
+        Args:
+            sums: the schedule.
+            size: bytes.
+            seconds: only a broadcast that takes less.
+        """
+        if self._inputs.world > LARGE:
+            return None
+        known, found = _pairs(sums), []
+        for algorithm in ALGORITHMS["broadcast"]:
+            each = self._best("broadcast", algorithm, size, simulated=False)
+            made = collectives.build("broadcast", self._inputs.world, algorithm, options=each.options)
+            if each.seconds < seconds and _pairs(made) <= known:
+                found.append(each)
+        best = min(found, key=lambda each: each.seconds, default=None)
+        return None if best is None else ChosenAlgorithm(size, best.algorithm, best.options)
+
     def _fastest(self, collective: Collective, size: int) -> tuple[str, ScheduleOptions]:
         if collective == "all-reduce":
             sums = [self._search.estimate(name, size) for name in SUMS if self._search.why_not(name) is None]
@@ -115,7 +134,7 @@ class CollectivePlanner:
         """Return options with the best number of chunks of a chain by its closed form; and with fewer and more."""
         if algorithm not in PIPELINES:
             return [ONLY]
-        trees = rank_orders.trees(self._inputs, self._port) if algorithm == "packed-trees" else ()
+        trees = rank_orders.broadcast_trees(self._inputs, self._port) if algorithm == "packed-trees" else ()
         most = max(1, min(MOST // max(1, len(trees)), size // LEAST))
         best = closed_form("broadcast", "pipelined-chain", self._inputs.world, size, self._rates, 0).chunks
         cuts = dict.fromkeys(min(most, max(1, each)) for each in (best, best // 4, 4 * best)[:tried])
@@ -149,6 +168,12 @@ class CollectivePlanner:
         if algorithm in PIPELINES:
             return simulate_pipeline(cut, options.chunks, inputs.network, inputs.ranks, size, costs)
         return simulate(schedule, inputs.network, inputs.ranks, size, costs)
+
+
+def _pairs(schedule: Schedule) -> set[frozenset[int]]:
+    """Return the pairs of ranks between which messages run; helpers count as rank 0."""
+    real = [*range(schedule.world), *(0 for _ in range(schedule.nodes - schedule.world))]
+    return {frozenset((real[one.source], real[one.destination])) for one in schedule.messages()}
 
 
 def _messages_after_each_other(schedule: Schedule) -> int:

@@ -13,7 +13,7 @@ from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, StrategyPace
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
-from psctl.types import PLAIN, Compression, Layout
+from psctl.types import BUCKET, PLAIN, Compression, Layout
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
@@ -33,6 +33,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
         encrypted: nothing may be sent between hosts unencrypted (network.require_encryption).
         on_gpus: gradients are on GPUs; None: where the ranks are.
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
+        bucket: bytes of a bucket of collectives.
+        compute: seconds of compute of a step, forward and backward; None: not known.
     """
 
     strategy: str = "auto"
@@ -48,6 +50,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     encrypted: bool = False
     on_gpus: bool | None = None
     hooked: bool = False
+    bucket: int = BUCKET
+    compute: float | None = None
 
     @property
     def halved(self) -> float:
@@ -71,6 +75,8 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         replicas=order.replicas,
         compression=order.compression,
         encrypted=order.require_encryption,
+        bucket=order.bucket or BUCKET,
+        compute=order.compute,
     )
 
 

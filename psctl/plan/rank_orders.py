@@ -20,7 +20,7 @@ from psctl.plan.plan_input import PlanInput
 from psctl.schedule.algorithms.catalog import WeightedRing
 from psctl.schedule.algorithms.trees import WeightedTree
 from psctl.topology.algorithms import trees as packing
-from psctl.topology.algorithms.direct_links import direct_links
+from psctl.topology.algorithms.direct_links import DirectLinks, direct_links
 from psctl.topology.algorithms.islands import hierarchy
 from psctl.topology.algorithms.rings import rings as ring_search
 
@@ -167,6 +167,36 @@ def trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:
         for root, weight in enumerate(shares(port))
         if weight
     )
+
+
+def broadcast_trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:
+    """Return trees from rank 0 that share no direction of a direct link, as many as the links can carry (Blink): among
+    the GPUs of one host, or hosts of one rank each that cables join directly; elsewhere those of `trees`."""
+    wires = _direct(inputs)
+    if wires is None or not wires.links or not wires.connected:
+        return trees(inputs, port)
+    _, found = packing.trees_from(wires.units(), 0)
+    divisor = math.gcd(*found.values())
+    return tuple((0, edges, weight // divisor) for edges, weight in found.items())
+
+
+def _direct(inputs: PlanInput) -> DirectLinks | None:
+    """Return the direct links between ranks; None where ranks have none."""
+    graph = inputs.cluster.host(inputs.hosts[0])
+    if inputs.nodes == 1:
+        ids = [place.rpartition("/")[2] for place in inputs.ranks]
+        return direct_links(graph.graph, ids) if inputs.gpus and graph is not None else None
+    if inputs.nodes < inputs.world:
+        return None
+    at = {host: rank for rank, host in enumerate(inputs.hosts)}
+    rates: dict[tuple[int, int], float] = {}
+    for cable in inputs.cluster.between:
+        if cable.a in at and cable.b in at and cable.bandwidth:
+            a, b = sorted((at[cable.a], at[cable.b]))
+            rates[a, b] = rates.get((a, b), 0.0) + cable.bandwidth
+    least = min(rates.values(), default=0.0)
+    links = tuple((a, b, round(rate / least)) for (a, b), rate in sorted(rates.items()))
+    return DirectLinks(tuple(inputs.hosts), links, least)
 
 
 def _part(time: float, rate: float, count: int) -> float:

@@ -35,6 +35,9 @@ MOST_A_HOST = 4
 TRANSFERS = 4000
 """Most transfers of one simulation; above it, shards are simulated together."""
 
+MOST_SHARDS = 200
+"""Shards beyond which more of them change nothing in how a synchronisation overlaps with compute."""
+
 LARGE = 64
 """Workers up to which a push and a pull are simulated; with more, the busiest port determines the time."""
 
@@ -227,6 +230,11 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, mode: Serv
                 worst, name = amount / rate, inputs.network.names[link]
     waiting = 2 * (wait + costs.alpha + 2 * costs.overhead)
     return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
+
+
+def shard_count(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
+    """Return the number of shards, as `ps/shards` cuts them; of very many, as many as matter for overlap."""
+    return min(MOST_SHARDS, len(servers) * _shards_per_server(inputs, servers, size))
 
 
 def _shards_per_server(inputs: PlanInput, servers: Sequence[str], size: float) -> int:

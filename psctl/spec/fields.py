@@ -163,18 +163,22 @@ def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:
     return Notation("a duration such as 30s or 1h30m", parse, schema)
 
 
-def size(smallest: int = 0) -> Notation:
-    """Return the notation of a size; the value is bytes, at least `smallest`."""
+def size(smallest: int = 0, also: str = "") -> Notation:
+    """Return the notation of a size; the value is bytes, at least `smallest`; `also` is a word that may replace it."""
 
-    def parse(scalar: Scalar) -> int:
+    def parse(scalar: Scalar) -> int | str:
+        if also and scalar.text == also:
+            return also
         found = units.parse_size(scalar.text)
         if found < smallest:
             raise ValueError(f"expected a size of at least {units.format_bytes(smallest)}, got {scalar.written()}")
         return found
 
     pattern = r"^[0-9]+(\.[0-9]+)? ?([kKMGTP]i?)?B$"
-    schema = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": pattern}]}
-    return Notation("a size such as 160MB", parse, schema)
+    schema: JsonSchema = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": pattern}]}
+    if also:
+        schema = {"anyOf": [{"const": also}, *schema["anyOf"]]}
+    return Notation(f"{also} or a size such as 25MB" if also else "a size such as 160MB", parse, schema)
 
 
 def rate() -> Notation:

@@ -120,7 +120,17 @@ class SyncSpec(Section, frozen=True):
             "output gradients) where that takes less time; null: never."
         ),
     ] = None
+    bucket: Annotated[
+        Auto | int,
+        size(1, also=AUTO),
+        Doc("Bytes of gradients that a collective sums together; auto: the fastest size of those tried at first."),
+    ] = types.BUCKET
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
+    compute: Annotated[
+        float | None,
+        duration(86400),
+        Doc("Compute of a step, forward and backward. The plan then compares whole steps; null: synchronisations."),
+    ] = None
 
     @property
     def compressed(self) -> types.Compression:
@@ -402,6 +412,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         )
     if sync.factor_rows is not None:
         yield from _check_factors(sync)
+    if sync.bucket != types.BUCKET:
+        yield from _check_bucket(sync)
     on_servers = _only_on_servers(sync)
     if spec.servers == 0 and on_servers:
         yield on_servers, f"needs servers ({sync.compressed}), but servers: 0 is given", "servers: auto, or none"
@@ -436,6 +448,28 @@ def _check_factors(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
             "sync.factor_rows",
             f"{sync.factor_rows} cannot be combined with {other}: collectives send factors, at every step, as they are",
             f"leave out factor_rows, or {other}",
+        )
+
+
+def _check_bucket(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which there are no buckets, or none that can be measured at every step."""
+    shown = AUTO if sync.bucket == AUTO else units.format_bytes(int(sync.bucket))
+    refused = {
+        "strategy: ps": sync.strategy == "ps",
+        f"consistency: {_mode(sync.consistency)}": sync.consistency != "bsp",
+        "update: server": sync.update == "server",
+    }
+    for other in (name for name, given in refused.items() if given):
+        yield (
+            "sync.bucket",
+            f"{shown} cannot be combined with {other}: gradients go to servers by shard",
+            f"leave out bucket, or {other}",
+        )
+    if sync.bucket == AUTO and sync.period > 1:
+        yield (
+            "sync.bucket",
+            f"{AUTO} cannot be combined with period: {sync.period}: between two sums several steps are made",
+            "give a size, or period: 1",
         )
 
 

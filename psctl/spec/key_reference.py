@@ -144,7 +144,7 @@ def _written(value: object, field: Field) -> str:
         return "its keys' defaults"
     if expected.startswith("a duration") and isinstance(value, float):
         return _duration(value)
-    if expected.startswith("a size") and isinstance(value, int):
+    if "a size such as" in expected and isinstance(value, int):
         return units.format_bytes(value).replace(" ", "")
     if isinstance(value, tuple | dict) and not value:
         return "{}" if isinstance(value, dict) else "[]"

@@ -5,7 +5,10 @@ build_synchronizer: builds the synchronizer that the coordinator decided on, and
 ps_sync: strategy `ps` with the optimizer on servers, and the waits for new values
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs
+bucket_layout: divides gradients into buckets, and lays their vectors out
+bucket_tuner: chooses the size of buckets in the first steps, by measurement
 recoverable_reducer: the same where lost workers are replaced while the others keep their values
+start_broadcast: gives rank 0's start values to all ranks
 linear_factors: the factors of a linear layer's gradient, which are sent in place of the gradient
 replacement_state: the training state that such a replacement takes from another rank
 local_sgd: ranks that step alone and average their changes every H steps

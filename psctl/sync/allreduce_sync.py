@@ -22,6 +22,7 @@ from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.replacement_state import ReplacementState
 from psctl.sync.synchronizer import ByteMover, ExampleWeight, Synchronizer
+from psctl.types import State
 
 
 class Reducer(ByteMover, Protocol):
@@ -29,7 +30,7 @@ class Reducer(ByteMover, Protocol):
 
     @property
     def buckets(self) -> Sequence[Sequence[int]]:
-        """For each bucket the indices of the parameters that have a part in it."""
+        """For each bucket the indices of the parameters that have a part in it; another object when they change."""
 
     def send(self, bucket: int, weight: float) -> None:
         """Send a bucket's gradients as `.grad` holds them (None: no gradient)."""
@@ -54,17 +55,18 @@ class AllReduceSync(Synchronizer):
         on_end: called at the end of the script, when no sum will be made any more.
         spans: records the times of steps.
         after_step: called when the optimizer has stepped.
+        tuning: returns the progress of the choice of a bucket size.
     """
 
     def __init__(
         self, name: str, trainable: dict[str, nn.Parameter], reducer: Reducer, weight: ExampleWeight, clock: Clock,
         trace: GradientTrace | None = None, replacement: ReplacementState | None = None,
         on_end: Callable[[], object] = lambda: None, spans: StepRecorder | None = None,
-        after_step: Callable[[], object] = lambda: None,
+        after_step: Callable[[], object] = lambda: None, tuning: Callable[[], State] = dict,
     ) -> None:  # fmt: skip
         super().__init__(name, list(trainable.values()), reducer)
         self._spans = spans or StepRecorder()
-        self._replacement, self._on_end, self._after_step = replacement, on_end, after_step
+        self._replacement, self._on_end, self._after_step, self._tuning = replacement, on_end, after_step, tuning
         self.recovers_sums = replacement is not None
         self._names = list(trainable)
         self._reducer, self._weight, self._clock, self._trace = reducer, weight, clock, trace
@@ -98,6 +100,10 @@ class AllReduceSync(Synchronizer):
         stepped = original()
         self._after_step()
         return stepped
+
+    def checkpoint_state(self) -> tuple[State, dict[str, torch.Tensor]]:
+        tuning = self._tuning()
+        return ({"bucket": tuning} if tuning else {}), {}
 
     def finish(self) -> None:
         self._on_end()
@@ -138,6 +144,7 @@ class AllReduceSync(Synchronizer):
             self._reducer.finish()
         self._in_flight.stop()
         self._sent.clear()
+        self._hooks.divide(self._reducer.buckets)
         self._hooks.next_round()
         self._weight.mark_sent()
         self._rounds += 1

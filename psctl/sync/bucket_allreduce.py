@@ -9,7 +9,8 @@ through the graph at each forward (DDP's find_unused_parameters). The user's mod
 have hooks.
 
 Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
-last bucket also has one element a parameter that marks which ranks had a gradient.
+last bucket also has one element a parameter that marks which ranks had a gradient; while `sync.bucket: auto` tries
+sizes, the times of the former round follow (bucket_tuner.py), and another size begins where a round has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -28,15 +29,14 @@ from torch import nn
 from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
+from psctl.sync.bucket_layout import BucketSpace, buckets, padded
+from psctl.sync.bucket_tuner import ELEMENTS, BucketTuner
 from psctl.sync.flat_parameters import gradient_of
 from psctl.sync.linear_factors import LinearFactors
-from psctl.types import Layout, PeerBytes
+from psctl.types import BUCKET, Layout, PeerBytes, State
 
-FIRST_BUCKET = 1 << 20
-"""Bytes; small, so that it is sent early."""
-
-BUCKET = 25 << 20
-"""Bytes; as DDP's default: large enough that a ring's latency does not count."""
+Chosen = Callable[[int, Sequence[tuple[int, float]]], object]
+"""Takes the size of buckets that was chosen, and the sizes that were tried with the median of their seconds."""
 
 NO_FACTORS: Mapping[int, LinearFactors] = MappingProxyType({})
 
@@ -152,24 +152,33 @@ class BucketReducer:
         parameters: the trainable ones, in the model's order.
         halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
         factors: by the index of a parameter, the factors that are sent in place of its gradient.
+        size: bytes of a bucket, unless there is a tuner.
+        tuner: tries sizes in the first rounds.
+        on_chosen: called when the tuner has chosen.
     """
 
     def __init__(
-        self,
-        group: EngineGroup | None,
-        backend: AllReduceBackend,
-        parameters: Sequence[nn.Parameter],
-        halves: torch.dtype | None = None,
-        factors: Mapping[int, LinearFactors] = NO_FACTORS,
-    ) -> None:
+        self, group: EngineGroup | None, backend: AllReduceBackend, parameters: Sequence[nn.Parameter],
+        halves: torch.dtype | None = None, factors: Mapping[int, LinearFactors] = NO_FACTORS, *, size: int = BUCKET,
+        tuner: BucketTuner | None = None, on_chosen: Chosen = lambda size, measured: None,
+    ) -> None:  # fmt: skip
         self._group, self._backend, self._parameters, self._halves = group, backend, parameters, halves
         self._factors = factors
-        self.buckets: list[list[int]] = buckets(parameters, apart=factors)
-        self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
+        self._size, self._tuner, self._on_chosen = size, tuner, on_chosen
+        self._space: BucketSpace | None = None
+        self._flat: list[torch.Tensor] = []
+        if tuner is not None and tuner.measures and backend.takes_parts:
+            self._space = BucketSpace(backend, self._needs(tuner.sizes))
+        self._divide()
         self._ready: dict[int, float] = {}  # bucket -> weight; a bucket before it is not ready
         self._next = 0
         self._works: list[PendingSum] = []
         self._finishing = False
+
+    @property
+    def tuning(self) -> State:
+        """The progress of the choice of a size, for a checkpoint or a replacement; empty where none is chosen."""
+        return self._tuner.state() if self._tuner is not None else {}
 
     @property
     def activity(self) -> str:
@@ -195,6 +204,8 @@ class BucketReducer:
         self._write_means()
         self._works.clear()
         self._next = 0
+        if self._end_round():
+            self._divide()
 
     def forget_factors(self) -> None:
         """Forget the rows of the step: the optimizer has stepped."""
@@ -209,13 +220,63 @@ class BucketReducer:
             if self._group is not None:
                 self._group.close()
 
+    # ---- the division into buckets -------------------------------------------------------------------------------
+
+    def _divide(self, size: int | None = None, *, measures: bool | None = None) -> None:
+        """Divide the gradients for the round that begins; no vector of the former division is used any more.
+
+        Args:
+            size: bytes of a bucket; None: of the tuner, or the given size.
+            measures: the last bucket has times; None: as the tuner says.
+        """
+        if size is None:
+            size = self._tuner.size if self._tuner is not None else self._size
+        if measures is None:
+            measures = self._tuner is not None and self._tuner.measures
+        self._present_size, self._measures = size, measures
+        self.buckets: list[list[int]] = buckets(self._parameters, size=size, apart=self._factors)
+        if self._space is not None:
+            self._space.begin()
+        else:
+            for each in self._flat:
+                self._backend.release(each)
+        self._flat = [self._make(index) for index in range(len(self.buckets))]
+
+    def _end_round(self) -> bool:
+        """Count a round of the choice of a size; return whether the gradients are divided anew."""
+        if self._tuner is None or not self._measures:
+            return False
+        size = self._tuner.size
+        self._tuner.end_round([float(number) for number in self._flat[-1][-ELEMENTS:].tolist()])
+        if not self._tuner.measures:
+            self._on_chosen(self._tuner.size, self._tuner.medians)
+        return self._tuner.size != size or not self._tuner.measures
+
     def _make(self, index: int) -> torch.Tensor:
-        first = self._parameters[self.buckets[index][0]]
-        size = sum(self._elements(at) for at in self.buckets[index])
-        more = len(self._parameters) if index == len(self.buckets) - 1 else 0
+        length, dtype, device = self._vector(self.buckets, index)
+        length += ELEMENTS if self._measures and index == len(self.buckets) - 1 else 0
+        if self._space is not None:
+            return self._space.vector(length, dtype, device)
+        return self._backend.buffer(length, dtype, device)
+
+    def _vector(self, divided: Sequence[Sequence[int]], index: int) -> tuple[int, torch.dtype, torch.device]:
+        """Return elements, type and device of a bucket's vector."""
+        first = self._parameters[divided[index][0]]
+        size = sum(self._elements(at) for at in divided[index])
+        more = len(self._parameters) if index == len(divided) - 1 else 0
         narrow = self._halves is not None and self._halves.itemsize < first.dtype.itemsize
-        dtype = self._halves if narrow and self._halves is not None else first.dtype
-        return self._backend.buffer(size + more, dtype, first.device)
+        return size + more, self._halves if narrow and self._halves is not None else first.dtype, first.device
+
+    def _needs(self, sizes: Sequence[int]) -> dict[torch.device, int]:
+        """Return the bytes on each device that the vectors of any of these sizes need at most."""
+        most: dict[torch.device, int] = {}
+        for size in sizes:
+            divided, needs = buckets(self._parameters, size=size, apart=self._factors), dict[torch.device, int]()
+            for index in range(len(divided)):
+                length, dtype, device = self._vector(divided, index)
+                needs[device] = needs.get(device, 0) + padded((length + ELEMENTS) * dtype.itemsize)
+            most |= {device: max(need, most.get(device, 0)) for device, need in needs.items()}
+        return most
 
     def _elements(self, at: int) -> int:
         """Return the elements that are sent for a parameter."""
@@ -228,7 +289,8 @@ class BucketReducer:
         return [marks > 0 for marks in self._marks().tolist()]
 
     def _marks(self) -> torch.Tensor:
-        return self._flat[-1][-len(self._parameters) :]
+        end = len(self._flat[-1]) - (ELEMENTS if self._measures else 0)
+        return self._flat[-1][end - len(self._parameters) : end]
 
     def _split(self, bucket: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         found, start = [], 0
@@ -259,6 +321,8 @@ class BucketReducer:
             if index == len(self.buckets) - 1:  # sent last, when all gradients of the round are computed
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
                 self._marks().copy_(torch.tensor(marks))
+                if self._measures and self._tuner is not None:
+                    self._tuner.write(flat[-ELEMENTS:])
 
     def _write_means(self) -> None:
         """Write the means of all buckets, which are summed, into `.grad`."""
@@ -277,36 +341,6 @@ class BucketReducer:
         gradient.copy_(total.view(parameter.shape))
         if total.dtype == parameter.dtype:
             gradient.div_(self._backend.world)
-
-
-def buckets(
-    parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET, apart: Collection[int] = ()
-) -> list[list[int]]:
-    """Put parameters into buckets of one type and device, last parameters first.
-
-    Args:
-        parameters: in the model's order.
-        first: bytes of the first bucket that is sent.
-        size: bytes of the others; a larger parameter has a bucket of its own.
-        apart: indices of parameters that are alone in their buckets, none of which is the last; not of all parameters.
-    """
-    done: list[list[int]] = []
-    open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    filled: dict[tuple[torch.dtype, torch.device], int] = {}
-    for at in reversed(range(len(parameters))):
-        if at in apart:
-            done.append([at])
-            continue
-        parameter = parameters[at]
-        kind = (parameter.dtype, parameter.device)
-        open_buckets.setdefault(kind, []).append(at)
-        filled[kind] = filled.get(kind, 0) + parameter.numel() * parameter.element_size()
-        if filled[kind] >= (size if done else first):
-            done.append(open_buckets.pop(kind))
-            del filled[kind]
-    done += open_buckets.values()
-    last = max(place for place, bucket in enumerate(done) if bucket[0] not in apart)
-    return [*done[:last], *done[last + 1 :], done[last]]
 
 
 def local_device() -> torch.device:

@@ -16,7 +16,6 @@ from psctl.collectives.allreduce_backends import (
     AllReduceBackend,
     EngineAllReduce,
     ScheduleAllReduce,
-    broadcast,
     played_on_host,
 )
 from psctl.collectives.data_plane import DataPlane
@@ -30,6 +29,8 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.schedule import Schedule
 from psctl.sync.allreduce_sync import AllReduceSync, Reducer
 from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
+from psctl.sync.bucket_layout import different_sizes
+from psctl.sync.bucket_tuner import SIZES, BucketTuner
 from psctl.sync.ddp_hook import DdpHookSync
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
@@ -41,9 +42,10 @@ from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleR
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.recoverable_reducer import RecoverableReducer
 from psctl.sync.replacement_state import ReplacementState
+from psctl.sync.start_broadcast import give_start_values
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
-from psctl.types import Layout, Member, TensorSlice, consistency
+from psctl.types import BUCKET, Layout, Member, State, TensorSlice, consistency
 
 
 class JobSession(Protocol):
@@ -58,6 +60,7 @@ class JobSession(Protocol):
     def connect_plane_again(self, schedule: Schedule, former: DataPlane | None, why: str) -> DataPlane: ...
     def report_not_replaceable(self, reason: str) -> NoReturn: ...
     def end_sums(self) -> None: ...
+    def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None: ...
     def listen(self, listener: Callable[[Reassign | ExamplesShared | WorkersAt], None]) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
@@ -153,20 +156,37 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
     halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
     backend: AllReduceBackend
     factors = _factors(parts, decision, tools)
+    tuner = None if _steps_locally(decision, tools) else _tuner(parameters, decision, tools, factors)
     if decision.strategy != "native" and device.type == "cpu" and tools.session.has_plane:
         schedule = _schedule(decision, tools.world)
         if not _steps_locally(decision, tools):
-            return _recoverable(parts, schedule, halves, decision, tools, factors)
-        backend = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
-        broadcast(backend, tools.session.me.rank == 0, values)
+            return _recoverable(parts, schedule, halves, decision, tools, factors, tuner)
+        backend = played = ScheduleAllReduce(schedule, device, tools.session.connect_plane(schedule))
+        give_start_values(played, tools.session.me.rank, decision.start, values)
     else:
         group = EngineGroup(device)
         if not tools.session.is_in_job:  # under psctl the coordinator has compared the ranks
             group.same_everywhere(decision.layout)
         group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)
-    reducer = BucketReducer(group, backend, parameters, halves, factors)
-    return _stepping_on_workers(parts, reducer, decision, tools, reducer.forget_factors)
+    reducer = BucketReducer(
+        group, backend, parameters, halves, factors, size=decision.bucket or BUCKET, tuner=tuner,
+        on_chosen=tools.session.report_bucket_size,
+    )  # fmt: skip
+    return _stepping_on_workers(
+        parts, reducer, decision, tools, reducer.forget_factors, tuning=lambda: reducer.tuning
+    )  # fmt: skip
+
+
+def _tuner(
+    parameters: Sequence[nn.Parameter], decision: Decision, tools: Tools, factors: Mapping[int, LinearFactors]
+) -> BucketTuner | None:  # fmt: skip
+    """Return what chooses the size of buckets; None where the job file gives it."""
+    if decision.bucket:
+        return None
+    saved = decision.resume.state.get("outer") if decision.resume is not None else None
+    sizes = different_sizes(parameters, SIZES, apart=factors)
+    return BucketTuner(sizes, tools.clock, tools.world, decision.strategy, (saved or {}).get("bucket"))
 
 
 def _factors(parts: TrainingParts, decision: Decision, tools: Tools) -> dict[int, LinearFactors]:
@@ -182,7 +202,7 @@ def _factors(parts: TrainingParts, decision: Decision, tools: Tools) -> dict[int
 
 def _recoverable(
     parts: TrainingParts, schedule: Schedule, halves: torch.dtype | None, decision: Decision, tools: Tools,
-    factors: Mapping[int, LinearFactors],
+    factors: Mapping[int, LinearFactors], tuner: BucketTuner | None,
 ) -> AllReduceSync:  # fmt: skip
     """Return a synchronizer whose lost workers are replaced while the others keep their values.
 
@@ -195,10 +215,14 @@ def _recoverable(
     step = resume.step if resume is not None else 0
     state = ReplacementState(session.me.rank, schedule, parts, step, session.report_not_replaceable)
     if not replaces:
-        broadcast(backend, session.me.rank == 0, [*parts.parameters().values(), *parts.buffers().values()])
+        values = [*parts.parameters().values(), *parts.buffers().values()]
+        give_start_values(backend, session.me.rank, decision.start, values)
         state.keep_start()
     parameters = list(trainable.values())
-    reducer = RecoverableReducer(backend, parameters, halves, schedule, session.connect_plane_again, state, factors)
+    reducer = RecoverableReducer(
+        backend, parameters, halves, schedule, session.connect_plane_again, state, factors,
+        size=decision.bucket or BUCKET, tuner=tuner, on_chosen=session.report_bucket_size,
+    )  # fmt: skip
     if replaces:
         reducer.take_state()
     return AllReduceSync(
@@ -212,6 +236,7 @@ def _recoverable(
         on_end=session.end_sums,
         spans=tools.spans,
         after_step=reducer.forget_factors,
+        tuning=lambda: reducer.tuning,
     )
 
 
@@ -265,13 +290,13 @@ def _steps_locally(decision: Decision, tools: Tools) -> bool:
 
 def _stepping_on_workers(
     parts: TrainingParts, reducer: Reducer, decision: Decision, tools: Tools,
-    after_step: Callable[[], object] = lambda: None,
+    after_step: Callable[[], object] = lambda: None, tuning: Callable[[], State] = dict,
 ) -> Synchronizer:  # fmt: skip
     """Return the synchronizer of workers that step: with the averaged gradient, or alone between ends of periods."""
     if not _steps_locally(decision, tools):
         return AllReduceSync(
             decision.strategy, parts.trainable(), reducer, tools.weight, tools.clock, tools.trace, spans=tools.spans,
-            after_step=after_step,
+            after_step=after_step, tuning=tuning,
         )  # fmt: skip
     if parts.optimizer is None:
         raise UsageError(

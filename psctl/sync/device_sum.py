@@ -25,6 +25,8 @@ class StagedAllReduce:
         copies: between host and GPUs; closed with this.
     """
 
+    takes_parts = False
+
     def __init__(self, backend: AllReduceBackend, copies: CudaCopies) -> None:
         self._backend, self._copies = backend, copies
         self._staging = Staging(copies)

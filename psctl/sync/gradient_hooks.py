@@ -55,11 +55,8 @@ class GradientHooks:
         on_error: Callable[[str, str], NoReturn] = raise_usage,
     ) -> None:
         self._names = names
-        self._sizes = [len(bucket) for bucket in buckets]
-        self._buckets_of: list[list[int]] = [[] for _ in parameters]
-        for bucket, members in enumerate(buckets):
-            for index in members:
-                self._buckets_of[index].append(bucket)
+        self._buckets: Sequence[Sequence[int]] = ()
+        self.divide(buckets)
         self._on_bucket, self._on_gradient, self._on_backward_end = on_bucket, on_gradient, on_backward_end
         self._per_backward, self._on_error = per_backward, on_error
         self._paused = False
@@ -71,6 +68,17 @@ class GradientHooks:
             parameter.register_post_accumulate_grad_hook(partial(self._computed, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
         ]
+
+    def divide(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Report these buckets from the next round on."""
+        if buckets is self._buckets:
+            return
+        self._buckets = buckets
+        self._sizes = [len(bucket) for bucket in buckets]
+        self._buckets_of: list[list[int]] = [[] for _ in self._names]
+        for bucket, members in enumerate(buckets):
+            for index in members:
+                self._buckets_of[index].append(bucket)
 
     def next_round(self) -> None:
         """Start a round: no gradient of it was computed yet."""

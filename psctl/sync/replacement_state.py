@@ -35,11 +35,15 @@ BUFFERS = UNUSED_TAG - 2
 
 
 class StateHeader(msgspec.Struct, frozen=True):
-    """The part of the state that is not tensors, and the tensors that follow: name, type and shape of each."""
+    """The part of the state that is not tensors, and the tensors that follow: name, type and shape of each.
+
+    `tuning`: the progress of the choice of a bucket size.
+    """
 
     step: int
     optimizer: State
     rank_state: bytes
+    tuning: State
     tensors: list[tuple[str, str, tuple[int, ...]]]
 
 
@@ -116,8 +120,17 @@ class ReplacementState:
 
     # ---- the exchange --------------------------------------------------------------------------------------------
 
-    def exchange(self, summing: ScheduleAllReduce, round_: int, *, lacks: bool) -> None:
+    def exchange(self, summing: ScheduleAllReduce, round_: int, tuning: State, *, lacks: bool) -> State:
         """Give or take the state at the start of the step whose backward is round `round_`; every rank calls it.
+
+        Args:
+            summing: the backend.
+            round_: its number.
+            tuning: the progress of this rank's choice of a bucket size, before the round.
+            lacks: this rank takes the state.
+
+        Returns:
+            the progress of that choice, on a rank that takes the state; else an empty one.
 
         Raises:
             PeerLost: a rank is lost.
@@ -135,9 +148,9 @@ class ReplacementState:
                 else "only worker/0 had its objects of run.track, its own random numbers or its buffers"
             )
         if self.me == able[0]:
-            self._give(summing, step, round_, zero_lacks=zero_lacks)
-        else:
-            self._receive(summing, able[0], takes=lacks)
+            self._give(summing, step, round_, tuning, zero_lacks=zero_lacks)
+            return {}
+        return self._receive(summing, able[0], takes=lacks)
 
     def _step(self) -> int:
         """Return the step after which the one in progress began; -1 where this rank has no state of that moment."""
@@ -150,7 +163,9 @@ class ReplacementState:
             return False
         return not self._buffers() or round_ - 1 in self._kept
 
-    def _give(self, summing: ScheduleAllReduce, step: int, round_: int, *, zero_lacks: bool) -> None:
+    def _give(
+        self, summing: ScheduleAllReduce, step: int, round_: int, tuning: State, *, zero_lacks: bool
+    ) -> None:  # fmt: skip
         assert self._noted is not None, "else it is not able"
         plain, tensors = self._parts.optimizer_state()
         state = self._noted[1]()
@@ -159,20 +174,20 @@ class ReplacementState:
         values = {f"param/{name}": one for name, one in self._parts.parameters().items()} | tensors
         flat = [one.detach().cpu().contiguous().view(-1).view(torch.uint8) for one in values.values()]
         shapes = [(name, str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in values.items()]
-        header = msgspec.msgpack.encode(StateHeader(step, plain, state, shapes))
+        header = msgspec.msgpack.encode(StateHeader(step, plain, state, tuning, shapes))
         head = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         sizes = [head.numel(), sum(one.numel() for one in flat)]
         compare(summing, self.me, sizes)
         pass_on(summing, sizes[0], [head], None)
         pass_on(summing, sizes[1], flat, None)
 
-    def _receive(self, summing: ScheduleAllReduce, giver: int, *, takes: bool) -> None:
+    def _receive(self, summing: ScheduleAllReduce, giver: int, *, takes: bool) -> State:
         first, rest = compare(summing, self.me, [0, 0])[giver]
         head = torch.empty(first if takes else 0, dtype=torch.uint8)
         pass_on(summing, first, None, [head] if takes else None)
         if not takes:
             pass_on(summing, rest, None, None)
-            return
+            return {}
         header = msgspec.msgpack.decode(head.numpy().tobytes(), type=StateHeader)
         tensors = {name: torch.empty(shape, dtype=torch_dtype(dtype)) for name, dtype, shape in header.tensors}
         pass_on(summing, rest, None, [one.view(-1).view(torch.uint8) for one in tensors.values()])
@@ -182,6 +197,7 @@ class ReplacementState:
         )
         self.taken = header.step, header.rank_state
         self._ended = header.step
+        return header.tuning
 
 
 def keeper(schedule: Schedule, hosts: Sequence[int]) -> int:

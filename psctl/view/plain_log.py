@@ -118,6 +118,9 @@ def describe(event: kinds.AnyEvent) -> str:
                 text += f" written={format_bytes(event.written).replace(' ', '')}"
         case kinds.CheckpointCopied():
             text = f"checkpoint-copied step={event.step} place={event.place}"
+        case kinds.BucketChosen():
+            tried = " ".join(f"{_size(each.size)}:{_seconds(each.seconds)}" for each in event.measured)
+            text = f"bucket size={_size(event.size)} measured={tried or '-'}"
         case kinds.WorkerLost():
             text = f"worker-lost worker/{event.rank} {event.host}: {event.reason}"
             text += f" (lost: {event.lost})" if event.lost else ""
@@ -154,6 +157,10 @@ def describe(event: kinds.AnyEvent) -> str:
         case _:
             assert_never(event)
     return one_line(text)
+
+
+def _size(count: int) -> str:
+    return format_bytes(count).replace(" ", "")
 
 
 def _seconds(seconds: float) -> str:

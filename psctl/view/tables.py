@@ -236,6 +236,7 @@ def draw_fields(console: Console, fields: Mapping[str, object]) -> None:
 def draw_plan(console: Console, document: Document) -> None:
     """Draw the result of `plan`: every candidate, best first; the choice and its reason last."""
     rows: list[list[Cell]] = []
+    steps_known = any(entry.get("step_seconds") is not None for entry in document["candidates"])
     for entry in document["candidates"]:
         chosen = entry["strategy"] == document["chosen"]
         per_rank, steps = entry.get("bytes_per_rank"), entry.get("steps")
@@ -243,13 +244,20 @@ def draw_plan(console: Console, document: Document) -> None:
         rows.append(
             [
                 (entry["strategy"], "bold green" if chosen else "" if entry["feasible"] else "dim"),
-                format_seconds(entry["seconds"]) if entry["seconds"] is not None else "-",
+                *([_seconds(entry.get("step_seconds")), _seconds(entry.get("hidden_seconds"))] if steps_known else []),
+                _seconds(entry["seconds"]),
                 _text(steps), format_bytes(per_rank) if per_rank is not None else "-",
                 (_text(why), "" if entry["feasible"] else "dim"),
             ]
         )  # fmt: skip
-    heads = ("strategy", "predicted", "steps", "bytes/rank", "bottleneck, or why not")
-    draw_table(console, heads, rows, right=("predicted", "steps", "bytes/rank"))
+    if (switches := document.get("in_network")) is not None:
+        empty = ["", ""] if steps_known else []
+        size = format_bytes(switches["bytes_per_host"])
+        why = f"{one_line(switches['why_not'])} ({one_line(switches['source'])})"
+        rows.append([(switches["strategy"], "dim"), *empty, _seconds(switches["seconds"]), "", size, (why, "dim")])
+    more = ("a step", "hidden") if steps_known else ()
+    heads = ("strategy", *more, "predicted", "steps", "bytes/rank", "bottleneck, or why not")
+    draw_table(console, heads, rows, right=(*more, "predicted", "steps", "bytes/rank"))
     size = f"{format_bytes(document['size'])} of gradients" if document.get("size") else "gradients of unknown size"
     feasible = [entry for entry in document["candidates"] if entry["feasible"]]
     coded = {entry.get("params", {}).get("compression", "") for entry in feasible} - {""}
@@ -268,8 +276,25 @@ def draw_plan(console: Console, document: Document) -> None:
         console,
         Text.assemble(head, (one_line(document["chosen"]), "bold green"), f", {one_line(document['reason'])}"),
     )
+    if "terms" in document:
+        draw_terms(console, document["terms"])
     if "capacity" in document:
         draw_capacity(console, document["capacity"])
+
+
+def draw_terms(console: Console, found: Document) -> None:
+    """Draw the terms of a step with one strategy (`plan --explain`), and their sum."""
+    known = [each["seconds"] for each in found["terms"] if each["seconds"] is not None]
+    rows: list[list[Cell]] = [
+        [f"{number}. {each['term']}", _seconds(each["seconds"]), one_line(each["how"])]
+        for number, each in enumerate(found["terms"], 1)
+    ]
+    rows.append(["sum, if nothing overlaps", _seconds(sum(known)), ""])
+    draw_table(console, (f"a step with {found['strategy']}", "predicted", "of"), rows, right=("predicted",))
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else format_seconds(seconds)
 
 
 def draw_capacity(console: Console, found: Document | None) -> None:

@@ -34,6 +34,7 @@ from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWa
 from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
+    BucketSizeChosen,
     CollectiveChoice,
     ConnectAgain,
     Decision,
@@ -421,6 +422,10 @@ class CoordinatorSession:
         self.send(NotReplaceable(reason))
         self._wait(lambda: None)
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
+
+    def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None:
+        """Report the size of buckets that was chosen, and the sizes that were tried with their seconds."""
+        self.send(BucketSizeChosen(size, tuple(measured)))
 
     def report_finished(self, step: int) -> None:
         """Report to the coordinator that the script has reached its end."""

@@ -70,6 +70,9 @@ class StandaloneSession:
     def end_sums(self) -> None:
         return
 
+    def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None:
+        return
+
     def begin(self, step: int) -> None:
         return
 

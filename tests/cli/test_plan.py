@@ -69,6 +69,44 @@ def test_a_cluster_that_is_written_down(tmp_path: Path) -> None:
     assert "c -> network" in document["reason"] or "network -> c" in document["reason"]
 
 
+def test_steps_are_compared_and_explained_where_their_compute_is_given(tmp_path: Path) -> None:
+    nodes = "clusters/two-gpu-nodes.json"
+    words = ("--topology", nodes, "--size", "400MB", "--explain", "ps")
+    document = planned(tmp_path, *words, "--compute", "250ms")
+    rows = {row["strategy"]: row for row in document["candidates"]}
+    assert rows["ps"]["step_seconds"] < 0.25 + rows["ps"]["seconds"]
+    assert "step_seconds" not in rows["cpu"]
+    assert "by_size" not in document
+    terms = document["terms"]["terms"]
+    assert [each["term"] for each in terms] == [
+        "forward and backward", "GPU to host", "sum of a host", "push", "servers' sum", "pull", "host to GPU",
+    ]  # fmt: skip
+    assert terms[0]["seconds"] == 0.25
+    # Four GPUs behind a PCIe switch share its slot to the processor; two hosts exchange half the vector.
+    assert terms[1]["seconds"] == terms[6]["seconds"] == pytest.approx(2 * 400e6 / 31.5e9, rel=0.01)
+    assert terms[3]["seconds"] == pytest.approx(200e6 / 11.95e9, rel=0.01), "one push a host"
+    assert terms[5]["seconds"] == pytest.approx(8 * 200e6 / 11.95e9, rel=0.01), "each of its eight workers pulls"
+    text = psctl(tmp_path, "plan", *words, "--compute", "250ms").stdout
+    assert "a step" in text
+    assert "7. host to GPU" in text
+    assert "sum, if nothing overlaps" in text
+    plain = planned(tmp_path, *words[:4], "--explain", "hierarchical")
+    assert [each["term"] for each in plain["terms"]["terms"]][2:] == ["messages that wait", "bytes on links", "sums"]
+    assert plain["terms"]["terms"][0]["seconds"] is None
+
+
+def test_sums_in_switches_are_a_row_where_there_is_infiniband(tmp_path: Path) -> None:
+    file = tmp_path / "ib.json"
+    file.write_text((ROOT / "clusters/two-gpu-nodes.json").read_text().replace('"Ethernet"', '"InfiniBand"'))
+    document = planned(tmp_path, "--topology", str(file), "--size", "400MB")
+    assert document["in_network"]["strategy"] == "SHARP"
+    assert document["in_network"]["seconds"] < 400e6 / 11.95e9 + 0.01
+    text = psctl(tmp_path, "plan", "--topology", str(file), "--size", "400MB").stdout
+    assert "SHARP" in text
+    assert "cannot deploy" in text
+    assert "in_network" not in planned(tmp_path, "--topology", "clusters/two-gpu-nodes.json", "--size", "400MB")
+
+
 def test_hosts_behind_the_world_may_serve(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     names = [f"h{index}" for index in range(8)]
@@ -121,6 +159,10 @@ def test_the_request_of_a_job_is_taken_or_refused_with_the_reason(tmp_path: Path
     [
         (["--topology", "clusters/pcie-box.json", "--world", "5"], "places for 4 ranks"),
         (["--topology", "clusters/pcie-box.json", "--cluster", "x.yaml"], "--topology"),
+        (["--topology", "clusters/pcie-box.json", "--compute", "fast"], "--compute"),
+        (["--topology", "clusters/pcie-box.json", "--compute", "last"], "--compute last: no job is given"),
+        (["--topology", "clusters/pcie-box.json", "--explain", "rign"], 'did you mean "ring"'),
+        (["--topology", "clusters/four-cpu-hosts.json", "--explain", "cpu"], "several hosts"),
         (["--topology", "no-such-file"], "no-such-file"),
         (["--topology", "LICENSE"], "not a known output"),
     ],

@@ -165,6 +165,8 @@ class CoordinatorDriver(StateMachineDriver):
     """Bytes of a part of a checkpoint that is sent."""
     factors: tuple[str, ...] = ()
     """Weights whose gradients a collective sends as factors."""
+    start: Any = None
+    """The broadcast of start values; None: a sum."""
 
     def __init__(
         self, order: JobOrder, servers: Sequence[int], shard_bytes: int, checkpoint: MemoryCheckpoint | None = None
@@ -197,7 +199,7 @@ class CoordinatorDriver(StateMachineDriver):
             time=0, size=8, world=1, chosen=order.strategy, reason="asked", decided=True, candidates=[]
         )
         if order.strategy != "ps":
-            return PlanMade(order.strategy, "worker", [], event, factors=self.factors)
+            return PlanMade(order.strategy, "worker", [], event, factors=self.factors, start=self.start)
         update = "server" if wanted.layout.optimizer and order.period == 1 else "worker"
         able = [index for index, host in enumerate(order.hosts) if host.may_serve]
         servers = [host if host in able else able[0] for host in self._servers]

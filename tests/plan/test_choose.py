@@ -7,14 +7,14 @@ import pytest
 
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.choose import BUCKET, FIRST_BUCKET, TIE, Plan, Planner, buckets, choose, planner_for_job
+from psctl.plan.choose import TIE, Plan, Planner, buckets, choose, planner_for_job
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 from psctl.topology.host.document import cluster_document
-from psctl.types import STRATEGIES, Layout, ParameterInfo
+from psctl.types import BUCKET, FIRST_BUCKET, STRATEGIES, Layout, ParameterInfo
 
 SAVE = CheckpointOrder(None, 0, 0.0, 3, None, True, 1)
 GBIT = 0.956 * 1e9 / 8
@@ -371,6 +371,11 @@ def test_gradients_travel_in_buckets_in_training() -> None:
     assert buckets(1000) == (1000,)
     assert buckets(FIRST_BUCKET + BUCKET + 5) == (FIRST_BUCKET, BUCKET, 5)
     assert sum(buckets(123_456_789)) == 123_456_789
+    assert buckets(7_000_000, 3_000_000) == (FIRST_BUCKET, 3_000_000, 7_000_000 - 3_000_000 - FIRST_BUCKET)
+    assert buckets(1000, 400) == (400, 400, 200)
+    divided = msgspec.structs.replace(order(*map(host, names(4)), strategy="ring"), bucket=1_000_000)
+    small = choose(divided, SIZE, None, decided=False)
+    assert {row.params.get("buckets") for row in small.candidates if row.strategy == "ring"} == {-(-SIZE // 10**6)}
     plan = choose(order(*map(host, names(4))), SIZE, None, decided=False)
     [row] = [each for each in plan.candidates if each.strategy == "native"]
     alone = Planner(plan_input_of_job(order(*map(host, names(4)))), [], PlanRequest(servers=0)).plan(SIZE)

@@ -196,6 +196,12 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ("sync: {factor_rows: 8, period: 4}", "3:21", "8 cannot be combined with period: 4"),
         ("sync: {factor_rows: 8, compression: bf16}", "3:21", "8 cannot be combined with compression: bf16"),
         ("sync: {factor_rows: 0}", "3:21", "sync.factor_rows: expected 1..1000000, got 0"),
+        ("sync: {bucket: 1MB, strategy: ps}", "3:16", "sync.bucket: 1 MB cannot be combined with strategy: ps"),
+        ("sync: {bucket: auto, consistency: asp}", "3:16", "auto cannot be combined with consistency: asp"),
+        ("sync: {bucket: auto, update: server}", "3:16", "auto cannot be combined with update: server"),
+        ("sync: {bucket: auto, period: 4}", "3:16", "sync.bucket: auto cannot be combined with period: 4"),
+        ("sync: {bucket: 0MB}", "3:16", "sync.bucket: expected a size of at least 1 B, got 0MB"),
+        ("sync: {bucket: small}", "3:16", "sync.bucket: "),
         ("sync: {filters: [{}]}", "3:18", "sync.filters[0]: 0 filters in one entry"),
         (
             "sync: {filters: [{random_skip: 0.5, significance: 0.1}]}",

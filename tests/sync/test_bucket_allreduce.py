@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.sync.bucket_allreduce import buckets, first_shared
+from psctl.sync.bucket_allreduce import first_shared
+from psctl.sync.bucket_layout import buckets
 
 ROOT = Path(__file__).resolve().parents[2]
 

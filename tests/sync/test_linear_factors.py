@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from psctl.client.model_layout import linear_layers
 from psctl.errors import UsageError
-from psctl.sync import bucket_allreduce
-from psctl.sync.bucket_allreduce import buckets
+from psctl.sync.bucket_layout import buckets
 from psctl.sync.linear_factors import LinearFactors
 from psctl.train_state import random_generators
 from tests.helpers.dying_planes import DyingPlanes
@@ -124,10 +122,9 @@ def test_only_weights_that_one_plain_linear_layer_holds_are_sent_so() -> None:
 
 def test_factors_are_alone_in_their_buckets_and_none_is_last() -> None:
     parameters = [nn.Parameter(torch.zeros(size)) for size in (100, 2, 100, 2)]
-    small = partial(buckets, first=4, size=4)
-    assert small(parameters, apart={0, 2}) == [[3], [2], [0], [1]]
-    assert small(parameters, apart={0, 1, 2}) == [[2], [1], [0], [3]]
-    assert small(parameters) == [[3], [2], [1], [0]]
+    assert buckets(parameters, size=4, apart={0, 2}) == [[3], [2], [0], [1]]
+    assert buckets(parameters, size=4, apart={0, 1, 2}) == [[2], [1], [0], [3]]
+    assert buckets(parameters, size=4) == [[3], [2], [1], [0]]
 
 
 class Training:
@@ -139,7 +136,7 @@ class Training:
 
     def run(self, folder, factor_rows: int | None, strategy: str = "ring"):
         planes = DyingPlanes(folder, (0, 1, 0), {})
-        self.job = Job(workers=3, servers=0, strategy=strategy, planes=planes, factor_rows=factor_rows)
+        self.job = Job(workers=3, servers=0, strategy=strategy, planes=planes, factor_rows=factor_rows, bucket=100)
         self.job.factors = ("0.weight",) if factor_rows else ()
         try:
             return self.job.run(self)
@@ -173,12 +170,6 @@ class Training:
         return run.step, [one.detach().clone() for one in model.parameters()]
 
 
-@pytest.fixture
-def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_allreduce, "buckets", partial(bucket_allreduce.buckets, first=60, size=200))
-
-
-@pytest.mark.usefixtures("small_buckets")
 def test_a_training_with_factors_takes_the_same_steps_to_rounding(tmp_path) -> None:
     dense, sent = tmp_path / "dense", tmp_path / "factors"
     dense.mkdir(), sent.mkdir()
@@ -192,7 +183,6 @@ def test_a_training_with_factors_takes_the_same_steps_to_rounding(tmp_path) -> N
     assert all(torch.equal(one, found[0][1][at]) for _, values in found for at, one in enumerate(values))
 
 
-@pytest.mark.usefixtures("small_buckets")
 @pytest.mark.parametrize("deaths", [[(1, 5)], [(0, 6), (2, 9)]])
 def test_a_lost_rank_is_replaced_with_the_same_bits(tmp_path, monkeypatch, deaths) -> None:
     monkeypatch.setattr(random_generators.GeneratorStates, "differing", lambda self, before: {})  # ranks are threads

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
-from psctl.sync import bucket_allreduce
 from psctl.train_state import random_generators
 from tests.helpers.dying_planes import DyingPlanes
 from tests.helpers.job_world import Job, Killed
@@ -17,6 +14,9 @@ from tests.helpers.running import until
 EPOCHS, EXAMPLES, BATCH = 3, 24, 6
 WORLD = 3
 STEPS = EPOCHS * EXAMPLES // BATCH
+SMALL = 100
+"""Bytes of a bucket, of which the model below has four."""
+
 KILL_FROM = 3
 """The step after which heartbeats have reported what the coordinator must know."""
 
@@ -25,12 +25,6 @@ KILL_FROM = 3
 def no_numbers_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are threads here and share the generators, so each would seem to draw numbers between steps."""
     monkeypatch.setattr(random_generators.GeneratorStates, "differing", lambda self, before: {})
-
-
-@pytest.fixture(autouse=True)
-def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four buckets of the model below."""
-    monkeypatch.setattr(bucket_allreduce, "buckets", partial(bucket_allreduce.buckets, first=60, size=200))
 
 
 class Training:
@@ -43,7 +37,7 @@ class Training:
 
     def run(self, folder, deaths=None, strategy="ring", hosts=(0, 1, 0), **terms):
         self.planes = planes = DyingPlanes(folder, hosts, deaths or {}, shared=terms.pop("shared", False))
-        self.job = Job(workers=WORLD, servers=0, strategy=strategy, planes=planes, **terms)
+        self.job = Job(workers=WORLD, servers=0, strategy=strategy, planes=planes, **({"bucket": SMALL} | terms))
         try:
             return self.job.run(self)
         except BaseException:

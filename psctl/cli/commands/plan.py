@@ -10,6 +10,11 @@ from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
 from psctl.cli.shared.parameters import ClusterOption, SizeOption
 
+_TWICE = {
+    "topology": "--topology describes machines, and --cluster names others",
+    "size": "--parameters gives the size, and --size another",
+}
+
 
 def plan(
     context: typer.Context,
@@ -27,16 +32,25 @@ def plan(
         str | None,
         typer.Option("--parameters", metavar="1e9", help="Parameters of the model: also plan the servers' memory."),
     ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option("--compute", metavar="DUR|last", help="Compute of a step: compare whole steps, with overlap."),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="STRATEGY", help="Also print the terms of a step with this strategy."),
+    ] = None,
     world: Annotated[
         int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may be servers.")
     ] = None,
-) -> None:
+) -> None:  # long: its options
     """Predict the time of every strategy. Print which is chosen and why; change nothing.
 
     \b
     Examples:
       psctl plan --cluster lab --size 160MB
       psctl plan mine/job.yaml --world 16
+      psctl plan --topology clusters/two-gpu-nodes.json --compute 250ms --explain ps
     """
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
@@ -46,23 +60,23 @@ def plan(
     from psctl.view.tables import draw_plan
 
     own = Context.of(context)
-    if topology is not None and cluster is not None:
-        raise UsageError("--topology describes machines, and --cluster names others", hint="give one of them")
-    if parameters is not None and size is not None:
-        raise UsageError("--parameters gives the size, and --size another", hint="give one of them")
+    for both, why in ((topology and cluster, "topology"), (parameters and size, "size")):
+        if both:
+            raise UsageError(_TWICE[why], hint="give one of them")
+    job_planning.check_strategy(explain)
     model = job_planning.model_of(parameters) if parameters is not None else None
     wanted = load_job(*own.read_file(job, "a job file")) if job else None
-    known = model.size if model is not None else launching.parse_size_option(size)
-    if known is None and wanted is not None:
-        known = wanted.sync.size or launching.last_size(own, wanted.name)
+    known = model.size if model is not None else launching.known_size(own, size, wanted)
+    seconds = launching.parse_compute_option(own, compute, wanted.name if wanted is not None else None)
+    asked = job_planning.with_compute(wanted or job_planning.any_job(), seconds)
     if topology is not None:
-        made, document = job_planning.on_paper(topology, wanted, known, world, model)
+        described = asked if wanted is not None or seconds is not None else None
+        made, document = job_planning.on_paper(topology, described, known, world, model, explain)
     else:
-        asked = wanted or job_planning.any_job()
         folder = launching.folder_of(asked.source) if wanted else None
         chosen = own.cluster(cluster, asked.cluster, folder, lent=True)
         with inspect(own.home, chosen, own.connect) as reached:
-            made, document = job_planning.plan(reached, asked, known, world, model)
+            made, document = job_planning.plan(reached, asked, known, world, model, explain)
     own.print_result(document, draw_plan)
     if own.options.verbose:
         own.detail(*job_planning.schedule_text(made))

@@ -95,6 +95,7 @@ class EventOutput:
         self.began: float | None = None  # by the head's clock
         self.base = 0  # finished steps of the job before this run
         self.step = 0  # finished steps until now
+        self.compute: float | None = None  # seconds of a step, as last reported
         self.summary = RunSummary()
 
     def on_event(self, event: AnyEvent) -> None:
@@ -113,7 +114,7 @@ class EventOutput:
                 self.base = self.base if self.step else event.step  # a restart of this job begins no new run
                 self.step = event.step
             case Progress():
-                self.step = event.step
+                self.step, self.compute = event.step, event.compute_seconds or self.compute
         if isinstance(event, StateChanged) and event.role != "job":
             self.ranks[f"{event.role}/{event.rank}"] = msgspec.convert(event, ReportedRank, from_attributes=True)
         if self._jsonl and isinstance(event, PROMISED):
@@ -355,6 +356,7 @@ class JobFollower:
             self.record, state=last.status, exit={"done": 0, "stopped": 1}.get(last.status, last.exit),
             step=max(job_end.worker_steps(output.ranks.values()), default=last.steps),
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
+            compute=output.compute or self.record.compute,
         )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs import prepare
 from psctl.launch.jobs.submit import JobRequest
 from psctl.remote import slurm
-from psctl.units import parse_size
+from psctl.spec.job import JobSpec
+from psctl.units import parse_duration, parse_size
 from psctl.view.tables import draw_dry_run
 
 NEVER, AUTO, LATEST = "never", "auto", "latest"
@@ -258,6 +259,37 @@ def parse_size_option(text: str | None) -> int | None:
         return parse_size(text)
     except ValueError as error:
         raise errors.UsageError(f"--size {error}", hint="such as --size 160MB") from None
+
+
+def known_size(context: Context, text: str | None, job: JobSpec | None) -> int | None:
+    """Return the bytes of gradients of --size, else of a job's file or its last run; None: not known."""
+    given = parse_size_option(text)
+    return given if given is not None or job is None else job.sync.size or last_size(context, job.name)
+
+
+def parse_compute_option(context: Context, text: str | None, name: str | None) -> float | None:
+    """Return --compute in seconds; None: not given.
+
+    Args:
+        context: of the command.
+        text: a duration, or `last`: that of the job's last run.
+        name: the job's; None: there is none.
+
+    Raises:
+        UsageError: it is no duration, or no run of the job has reported its compute; the user's fault.
+    """
+    if text is None:
+        return None
+    if text == "last":
+        found = [each.compute for each in context.home.jobs() if each.name == name and each.compute]
+        if not found:
+            whose = f"no run of {name} that this machine followed" if name else "no job is given, whose last run"
+            raise errors.UsageError(f"--compute last: {whose} has reported its compute", hint="such as --compute 250ms")
+        return found[-1]
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise errors.UsageError(f"--compute {error}", hint="such as --compute 250ms, or --compute last") from None
 
 
 def last_size(context: Context, name: str) -> int | None:

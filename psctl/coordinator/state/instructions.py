@@ -48,7 +48,8 @@ class AgentsSilent(msgspec.Struct, frozen=True):
 
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
-    is the reason when there is no plan; `factors`: weights whose gradients are sent as factors."""
+    is the reason when there is no plan; `factors`: weights whose gradients are sent as factors; `start`: the broadcast
+    of start values."""
 
     chosen: str
     update: str
@@ -57,6 +58,7 @@ class PlanMade(msgspec.Struct, frozen=True):
     problem: str = ""
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
+    start: CollectiveChoice | None = None
 
 
 class CollectivesPlanned(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ from psctl.job.process_messages import (
 from psctl.job.session_messages import ResumeSession
 from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
 from psctl.job.training_messages import (
+    BucketSizeChosen,
     Heartbeat,
     Join,
     MemberReady,
@@ -357,6 +358,8 @@ class JobStateMachine:
                 collective_losses.on_plane_broken(job, worker, message)
             case NotReplaceable():
                 collective_losses.on_not_replaceable(job, worker, message)
+            case BucketSizeChosen():
+                progress.on_bucket_size(job, message)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
             case ScriptFinished(step=step):

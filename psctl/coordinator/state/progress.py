@@ -11,7 +11,7 @@ from psctl.coordinator.state import checkpoints
 from psctl.job import events
 from psctl.job.activity import PARTS
 from psctl.job.process_messages import HostSample, OutputLines, ProcessExited
-from psctl.job.training_messages import Heartbeat, WorkerReport
+from psctl.job.training_messages import BucketSizeChosen, Heartbeat, WorkerReport
 from psctl.types import Member, PeerBytes
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class JobProgress:
         self.has_flows = False  # the last event of flows has some
         self.gpus: dict[int, tuple[events.GpuState, ...]] = {}  # by host, at its last sample
         self.appended_gpus: dict[int, tuple[events.GpuState, ...]] = {}
+        self.bucket_size = 0  # that `sync.bucket: auto` has chosen last; 0: none yet
         self._appended_names: dict[str, int] = {}  # by name of a number: the step of its value in the log
 
     def rewind(self, job: JobState, step: int) -> None:
@@ -370,6 +371,14 @@ def on_script_finished(job: JobState, rank: Rank, step: int) -> None:
     rank.finished = True
     job.progress.reports.finish(rank.member.rank, step)
     checkpoints.remove_worker(job, rank.member)
+
+
+def on_bucket_size(job: JobState, message: BucketSizeChosen) -> None:
+    """The workers have chosen the size of buckets; each reports it."""
+    if job.progress.bucket_size != message.size:
+        job.progress.bucket_size = message.size
+        measured = [events.BucketSize(size, seconds) for size, seconds in message.measured]
+        job.append_event(events.BucketChosen(time=job.time, size=message.size, measured=measured))
 
 
 def on_output(job: JobState, host: str, message: OutputLines) -> None:

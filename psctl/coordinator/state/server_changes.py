@@ -68,6 +68,7 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> De
         elastic=divides and plan.update == "server",
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
+        bucket=order.bucket, start=plan.start,
     )  # fmt: skip
 
 

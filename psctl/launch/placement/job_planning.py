@@ -21,7 +21,8 @@ from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec
-from psctl.types import JsonObject
+from psctl.spec.nearest import did_you_mean
+from psctl.types import BUCKET, STRATEGIES, JsonObject
 from psctl.units import parse_count
 
 SHORT = 200
@@ -68,6 +69,8 @@ class PlanDocument(TypedDict):
     by_size: NotRequired[list[JsonObject]]
     winners: NotRequired[list[JsonObject]]
     capacity: NotRequired[JsonObject | None]
+    terms: NotRequired[JsonObject]
+    in_network: NotRequired[JsonObject]
 
 
 def with_capacity(
@@ -92,9 +95,28 @@ def with_capacity(
     return {**document, "capacity": msgspec.to_builtins(found)}
 
 
+def with_compute(job: JobSpec, seconds: float | None) -> JobSpec:
+    """Return a job whose steps take so many seconds of compute; None: as its file says."""
+    if seconds is None:
+        return job
+    return msgspec.structs.replace(job, sync=msgspec.structs.replace(job.sync, compute=seconds))
+
+
+def check_strategy(name: str | None) -> None:
+    """Refuse a name that is no strategy's.
+
+    Raises:
+        UsageError: it is none; the user's fault.
+    """
+    if name is not None and name not in STRATEGIES:
+        near = did_you_mean(name, STRATEGIES)
+        raise UsageError(f"--explain {name}: unknown strategy{near}", hint=f"one of {', '.join(STRATEGIES)}")
+
+
 def plan(
-    reached: ReachedCluster, job: JobSpec, size: int | None, world: int | None, model: Model | None = None
-) -> tuple[Plan, PlanDocument]:
+    reached: ReachedCluster, job: JobSpec, size: int | None, world: int | None, model: Model | None = None,
+    explain: str | None = None,
+) -> tuple[Plan, PlanDocument]:  # fmt: skip
     """Return the plan for a cluster and the document of `plan -o json`; running jobs are ignored.
 
     Args:
@@ -103,6 +125,7 @@ def plan(
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: number of ranks; None: that of the job.
         model: adds the memory that its servers need; `size` is that of its gradients.
+        explain: adds the terms of a step with this strategy.
 
     Raises:
         InvalidFile: more ranks than slots.
@@ -116,7 +139,7 @@ def plan(
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
     job_hosts = assign_workers(reached.chosen.spec, idle(machines_of(reached)), asked)
     order = order_for_plan(reached, job.name, asked, job_hosts)
-    made, document = plan_of(order, size)
+    made, document = plan_of(order, size, explain)
     if model is None:
         return made, document
     workers = [host.name for host in order.hosts for _ in range(host.workers)]
@@ -134,12 +157,13 @@ def order_for_plan(
 
 
 def on_paper(
-    reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None
-) -> tuple[Plan, PlanDocument]:
+    reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None,
+    explain: str | None = None,
+) -> tuple[Plan, PlanDocument]:  # fmt: skip
     """Return the plan for machines that a file describes, and its document; no connection is made.
 
     The costs of messages are the latencies in the file, because the machines' processors are unknown. Gradients count
-    as one vector.
+    as one vector, unless the compute of a step is known, with which buckets of them overlap.
 
     Args:
         reference: what `topo -o json` prints, one host of it, a saved matrix, or a folder of these.
@@ -147,6 +171,7 @@ def on_paper(
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: the number of places that are ranks, the first ones; later hosts may run servers; None: all.
         model: adds the memory that its servers need; `size` is that of its gradients.
+        explain: adds the terms of a step with this strategy.
 
     Raises:
         InvalidFile: the file is none of these.
@@ -158,23 +183,31 @@ def on_paper(
     inputs = plan_input_of_cluster(cluster, world)
     planner = planner_for_cluster(inputs, PlanRequest() if job is None else _asked(job, len(inputs.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
-    document = _with_winners(plan, planner, size is not None)
+    document = _with_winners(plan, planner, explain, known=size is not None)
     return plan, document if model is None else with_capacity(plan, document, model, job, 0.0, inputs.hosts)
 
 
 def _asked(job: JobSpec, serving: int) -> PlanRequest:
     return PlanRequest(
         job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
-        period=job.sync.period, compression=job.sync.compressed,
+        bucketed=job.sync.compute is not None, period=job.sync.period, compression=job.sync.compressed,
+        compute=job.sync.compute,
+        bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else BUCKET,
     )  # fmt: skip
 
 
-def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, PlanDocument]:
-    """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
+def plan_of(order: JobOrder, size: int | None, explain: str | None = None) -> tuple[Plan, PlanDocument]:
+    """Return a job's plan and its document: by size where it is known, else with a table of winners by size.
+
+    Args:
+        order: the job.
+        size: bytes of gradients a worker; None: those of the order.
+        explain: adds the terms of a step with this strategy.
+    """
     known = size if size is not None else order.size
     planner = planner_for_job(order)
     plan = planner.plan(known if known is not None else UNKNOWN)
-    return plan, _with_winners(plan, planner, known is not None)
+    return plan, _with_winners(plan, planner, explain, known=known is not None)
 
 
 def plan_document(plan: Plan) -> PlanDocument:
@@ -197,9 +230,21 @@ def schedule_text(plan: Plan) -> list[str]:
     return [summary(schedule), *(text if len(text) <= SHORT else [])]
 
 
-def _with_winners(plan: Plan, planner: Planner, known: bool) -> PlanDocument:
-    """Return the document with `by_size`, where the winner changes; if not `known`, also with a table of winners."""
-    document, found = plan_document(plan), winners(planner.winner)
+def _with_winners(plan: Plan, planner: Planner, explain: str | None, *, known: bool) -> PlanDocument:
+    """Return the document with `by_size`, where the winner changes; if not `known`, also with a table of winners.
+
+    A given compute belongs to one size, so neither is there then. `explain`: the strategy whose terms are added.
+    """
+    document = plan_document(plan)
+    if explain is not None:
+        document["terms"] = {
+            "strategy": explain, "terms": msgspec.to_builtins(planner.terms(explain, plan.size))
+        }  # fmt: skip
+    if (switches := planner.in_network(plan.size)) is not None:
+        document["in_network"] = msgspec.to_builtins(switches)
+    if planner.compares_steps:
+        return document
+    found = winners(planner.winner)
     changes = size_ranges(planner.winner, found)
     document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]
     return document if known else {**document, "winners": msgspec.to_builtins(found)}

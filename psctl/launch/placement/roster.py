@@ -234,6 +234,8 @@ def job_order(
         period=job.sync.period,
         compression=job.sync.compressed,
         factor_rows=job.sync.factor_rows,
+        compute=job.sync.compute,
+        bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else 0,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,

@@ -1,0 +1,91 @@
+"""The time of a step: compute, and the part of the synchronisation that it hides, by strategy."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from psctl.plan.choose import choose
+from psctl.plan.overlap import after_period, pushed_and_pulled, summed_in_backward, without_waiting
+from tests.plan.test_choose import host, names, order
+
+
+def test_one_bucket_is_summed_when_backward_has_ended() -> None:
+    assert summed_in_backward(3.0, [1.0], [0.5]).seconds == pytest.approx(3.5)
+    assert summed_in_backward(3.0, [1.0], [0.5]).hidden == pytest.approx(0.0)
+
+
+def test_all_but_the_last_bucket_may_be_hidden() -> None:
+    step = summed_in_backward(3.0, [1.0] * 4, [0.4] * 4)  # a quarter of 2 s of backward takes longer than a sum
+    assert step.seconds == pytest.approx(3.4)
+    assert step.hidden == pytest.approx(1.2)
+
+
+def test_sums_longer_than_backward_follow_one_another() -> None:
+    step = summed_in_backward(3.0, [1.0] * 4, [1.0] * 4)
+    assert step.seconds == pytest.approx(1.0 + 0.5 + 4.0)
+    assert step.hidden == pytest.approx(1.5)
+
+
+def test_the_recursion_of_the_literature() -> None:
+    """C_i = max(C_(i-1), B_i) + c_i, with unequal parts."""
+    parts, times = [1.0, 4.0, 5.0], [0.3, 0.9, 0.2]
+    end, computed = 0.0, 0.0
+    for part, seconds in zip(parts, times, strict=True):
+        computed += part
+        end = max(end, 2.0 * computed / 10.0) + seconds
+    assert summed_in_backward(3.0, parts, times).seconds == pytest.approx(1.0 + end)
+
+
+def test_values_are_pulled_while_the_next_forward_computes() -> None:
+    """With many shards: max(2/3 C, push) + max(1/3 C, pull), as steps with `ps` were measured to be."""
+    for compute, pushing, pulling in [(3.0, 1.0, 0.5), (3.0, 4.0, 2.0), (3.0, 1.0, 2.0), (0.3, 1.0, 1.0)]:
+        step = pushed_and_pulled(compute, pushing, pulling, 2000)
+        whole = max(2 / 3 * compute, pushing) + max(compute / 3, pulling)
+        assert step.seconds == pytest.approx(whole, rel=1e-2)
+        assert step.hidden == pytest.approx(compute + pushing + pulling - step.seconds)
+    assert pushed_and_pulled(3.0, 1.0, 1.0, 1).seconds == pytest.approx(5.0), "one shard overlaps with nothing"
+
+
+def test_no_wait_and_periods() -> None:
+    assert without_waiting(2.0, 3.0).seconds == 3.0
+    assert without_waiting(2.0, 0.5).hidden == 0.5
+    assert after_period(2.0, 1.0, 4).seconds == 2.25
+
+
+SIZE = 100_000_000
+
+
+def planned(**changes):
+    return choose(msgspec.structs.replace(order(*map(host, names(4))), **changes), SIZE, None, decided=False)
+
+
+def test_a_plan_compares_steps_where_their_compute_is_known() -> None:
+    alone, known = planned(), planned(compute=2.0)
+    assert all(row.step_seconds is None for row in alone.candidates)
+    before = {row.strategy: row for row in alone.candidates}
+    for row in known.candidates:
+        if row.feasible:
+            assert row.seconds == before[row.strategy].seconds, "the synchronisation itself is as long"
+            assert row.step_seconds == pytest.approx(2.0 + row.seconds - row.hidden_seconds, abs=1e-6)
+            assert 0 <= row.hidden_seconds <= row.seconds + 1e-9
+    feasible = [row for row in known.candidates if row.feasible]
+    rest = [row.step_seconds for row in feasible if row.strategy != known.chosen]
+    assert rest == sorted(rest)
+    assert "times are of a step with 2 s of compute" in known.reason
+    assert {row.strategy: row for row in feasible}["ring"].hidden_seconds > 0.2
+
+
+def test_small_buckets_hide_more() -> None:
+    def ring(**changes):
+        plan = planned(compute=4.0, strategy="ring", **changes)
+        return next(row for row in plan.candidates if row.strategy == "ring")
+
+    assert ring(bucket=4_000_000).hidden_seconds > ring(bucket=100_000_000).hidden_seconds + 0.5
+
+
+def test_a_period_hides_nothing_and_a_staleness_all() -> None:
+    period = {row.strategy: row for row in planned(compute=2.0, period=4).candidates}
+    assert period["ring"].step_seconds == pytest.approx(2.0 + period["ring"].seconds / 4, rel=1e-6)
+    stale = {row.strategy: row for row in planned(compute=9.0, staleness=2).candidates}
+    assert stale["ps"].step_seconds == pytest.approx(9.0)
