@@ -293,6 +293,8 @@ class CheckpointSaver:
         missing = [name for name in commit.parameters if f"param/{name}" not in save.names]
         if missing:
             raise CheckpointIncomplete(f"no part of it holds {missing[0]}: shards moved while it was taken")
+        if commit.streams:
+            save.state["streams"] = commit.streams
         manifest = save.writer.commit(
             time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
             update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,

@@ -61,6 +61,11 @@ class Loader:
         return self._clocks
 
     @property
+    def batches(self) -> int:
+        """Batches an epoch."""
+        return self._clocks
+
+    @property
     def complete(self) -> bool:
         """Whether the current pass has no more batches."""
         return self.clock >= self._clocks and not self._late
@@ -206,7 +211,8 @@ def _length(dataset: Dataset[Example]) -> int:
         raise UsageError(
             f"run.loader: {type(dataset).__name__} is an IterableDataset: its examples have no positions, so "
             "neither a rank's share nor a position in an epoch is defined",
-            "give a dataset with __len__ and __getitem__, or use a DataLoader of your own (ranks then count equally)",
+            "give it a run.stream(shards, open_shard), where open_shard(shard) returns the examples of a part of the "
+            "data, such as a file; or use a DataLoader of your own (ranks then count equally)",
         )
     try:
         return len(dataset)  # type: ignore[arg-type]

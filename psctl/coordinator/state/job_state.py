@@ -24,6 +24,7 @@ from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.server_changes import Shards
 from psctl.coordinator.state.stalls import Stalls
 from psctl.coordinator.state.startup import Startup
+from psctl.coordinator.state.streams import Streams, resumed_streams
 from psctl.coordinator.state.sum_order import Groups
 from psctl.coordinator.state.table_placement import TableServers
 from psctl.coordinator.state.takeover import Takeover
@@ -142,6 +143,7 @@ class JobState:
         self.shards = Shards()
         self.tables = TableServers()
         self.division = ExampleDivision()
+        self.streams: Streams = resumed_streams(resume.state if resume else None)
         self.lost_workers = LostWorkers()
         self.planes = PlaneEpochs()
         self.collectives = ScriptCollectives()

@@ -28,6 +28,7 @@ from psctl.coordinator.state import (
     script_collectives,
     server_changes,
     startup,
+    streams,
     table_placement,
     takeover,
 )
@@ -78,6 +79,7 @@ from psctl.job.process_messages import (
     StopWanted,
 )
 from psctl.job.session_messages import ResumeSession
+from psctl.job.stream_messages import BatchTaken, ShardWanted, StreamOpened
 from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
 from psctl.job.training_messages import (
     Heartbeat,
@@ -170,6 +172,8 @@ class JobStateMachine:
                 return why or ("" if known else f"server/{server}, which the job never had")
             case ShardHandedOver(shard=shard, tables=tables):
                 return _shards_refused(job, [shard], tables=tables)
+            case StreamOpened() | ShardWanted() | BatchTaken():
+                return streams.why_refused(job, member.rank, message)
             case ProtocolViolation(member=other):
                 return "" if other.role == "worker" else f"a complaint about {other}"
         return ""
@@ -235,6 +239,7 @@ class JobStateMachine:
         if failure is not None:
             losses.fail(job, failure, counted=True)
         joining_workers.advance(job)
+        streams.advance(job)
         late = server_changes.advance(job, patient) or table_placement.advance(job, patient)
         if late:
             text = f"{late} did not hand its shards over within {server_changes.TRANSFER:.0f} s"
@@ -358,8 +363,11 @@ class JobStateMachine:
                 collective_losses.on_not_replaceable(job, worker, message)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
+            case StreamOpened() | ShardWanted() | BatchTaken():
+                streams.on_message(job, worker, message)
             case ScriptFinished(step=step):
                 progress.on_script_finished(job, worker, step)
+                streams.on_finished(job)
             case _:
                 self._notice_unexpected(worker.member, message)
 

@@ -35,6 +35,7 @@ from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.script_collectives import ScriptCollectives
+from psctl.coordinator.state.streams import resumed_streams
 from psctl.coordinator.state.table_placement import TableServers
 from psctl.job import events, failures
 from psctl.job.membership_messages import StepUnfit
@@ -229,6 +230,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.planes = PlaneEpochs()
     job.collectives = ScriptCollectives()
     job.division = ExampleDivision()
+    job.streams = resumed_streams(resume.state if resume else None)
     job.partitions.reported.clear()
     job.partitions.last.clear()
     if job.tables.first and not table_placement.saved_tensors(job):
