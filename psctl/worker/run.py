@@ -36,10 +36,10 @@ from psctl.types import Layout
 from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
 from psctl.worker.followed_loop import FollowedLoop
 from psctl.worker.loader import Example, Loader, Minibatch
+from psctl.worker.shard_stream import Shard, ShardStream
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_profiler import StepProfiler
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
-from psctl.worker.stream import Shard, Stream
 from psctl.worker.stream_loader import StreamLoader
 from psctl.worker.training_progress import LIBRARY_PATH, Session, TrainingProgress
 
@@ -353,7 +353,7 @@ class Run(CollectiveCalls):
             UsageError: the dataset is an IterableDataset other than `run.stream`'s, or a rank would have no example;
                 the script's fault.
         """
-        if isinstance(dataset, Stream):
+        if isinstance(dataset, ShardStream):
             if keys is not None:
                 raise UsageError("run.loader(keys=) of a stream: its next batch is not known", "leave keys= out")
             return StreamLoader(
@@ -368,7 +368,7 @@ class Run(CollectiveCalls):
 
     def stream(
         self, shards: Iterable[Shard], open_shard: Callable[[Shard], Iterable[Example]], *, length: int | None = None
-    ) -> Stream:
+    ) -> ShardStream:
         """Return a stream, for `run.loader`: an IterableDataset whose shards are given out to the workers as tasks.
 
             paths = sorted(glob("data/*.jsonl"))
@@ -383,7 +383,7 @@ class Run(CollectiveCalls):
             open_shard: returns the examples of a shard, in the same order whenever it is called.
             length: examples an epoch, for the time that is left; None: known after the first epoch.
         """
-        return Stream(shards, open_shard, length)
+        return ShardStream(shards, open_shard, length)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs to train, 0 .. count-1; from where the job resumed after a resume.

@@ -21,6 +21,7 @@ from psctl.job.stream_messages import (
     StreamOpened,
     StreamPosition,
 )
+from psctl.worker.plane_connections import Wait
 
 T = TypeVar("T")
 
@@ -28,12 +29,6 @@ MOST_SIZES = 256
 """Batches whose sizes are kept."""
 
 Answer = ShardPosition | NoShardLeft | StreamEnded
-
-
-class Wait(Protocol):
-    """Waits until `look`, called under the lock of `on_message`, returns something; returns that."""
-
-    def __call__(self, look: Callable[[], T | None], /) -> T: ...
 
 
 class ShardSource(Protocol):

@@ -21,7 +21,7 @@ from psctl.train_state.random_generators import mix
 from psctl.types import Range
 from psctl.worker.loader import Example, Minibatch
 from psctl.worker.shard_requests import ShardSource
-from psctl.worker.stream import END, ShardCursors, Stream
+from psctl.worker.shard_stream import END, ShardCursors, ShardStream
 
 if TYPE_CHECKING:  # that module imports this one
     from psctl.worker.training_progress import TrainingProgress
@@ -37,7 +37,7 @@ class StreamLoader:
         self,
         progress: TrainingProgress,
         index: int,
-        stream: Stream,
+        stream: ShardStream,
         batch_size: int,
         shards: ShardSource,
         *,

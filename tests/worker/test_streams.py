@@ -238,15 +238,19 @@ def test_a_worker_that_joins_reads_too_and_one_that_leaves_returns_its_shards() 
     assert results[0]["values"] == pytest.approx(expected([{"taken": each} for each in taken.values()]), rel=1e-12)
 
 
+def alone() -> Run:
+    return Run(StandaloneSession(0, 1, "alone"), None, SystemClock())
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_loader_processes_read_the_same_examples(processes) -> None:
     sizes = [7, 3, 9, 1, 4, 8]
     shards = Shards(sizes)
-    results = Job(2, 1).run(lambda run: train(run, shards, epochs=1, num_workers=processes))
-    check(results, shards, epochs=1)
+    found = train(alone(), shards, epochs=1, num_workers=processes)
+    check([found], shards, epochs=1)
+    assert not shards.opened, "other processes opened them"
     if processes == 1:
-        plain = Job(2, 1).run(lambda run: train(run, Shards(sizes), epochs=1))
-        assert [each["taken"] for each in results] == [each["taken"] for each in plain]
+        assert found["taken"] == train(alone(), Shards(sizes), epochs=1)["taken"]
 
 
 def test_random_numbers_depend_on_seed_epoch_shard_and_position_alone() -> None:
@@ -254,22 +258,12 @@ def test_random_numbers_depend_on_seed_epoch_shard_and_position_alone() -> None:
         for at in range(6):
             yield torch.tensor([float(shard), float(at), random.random(), torch.rand(()).item()])
 
-    def read(world, num_workers=0):
-        found = []
+    def read(num_workers=0, batch=4):
+        run = alone()
+        loader = run.loader(run.stream(range(4), noisy), batch_size=batch, num_workers=num_workers)
+        return sorted(tuple(row) for x in loader for row in x.tolist())
 
-        def script(run):
-            model, optimizer = run.prepare(*_tiny())
-            for _ in run.epochs(1):
-                for x in run.loader(run.stream(range(4), noisy), batch_size=4, num_workers=num_workers):
-                    found.extend(tuple(row) for row in x[: run._weight.own_examples].tolist())
-                    optimizer.zero_grad()
-                    model(x[:, :1]).sum().backward()
-                    optimizer.step()
-
-        Job(world, 1).run(script)
-        return sorted(found)
-
-    assert read(1) == read(2) == read(1, num_workers=1)
+    assert read() == read(1) == read(2) == read(batch=7)
 
 
 def _tiny():

@@ -18,7 +18,6 @@ collective_losses: lost workers under collectives, and new connections between w
 script_collectives: workers connect for the collectives of the training script
 example_division: the division of examples when workers are lost and not replaced, join or leave
 joining_workers: workers that join and leave while the others train
-streams: which worker reads which shard of a stream
 server_changes: losses, replacements, joins and releases of servers; shards of parameters
 table_placement: the servers that hold tables, and their shards
 sum_order: the order in which gradients are summed

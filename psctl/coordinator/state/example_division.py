@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, streams
+from psctl.coordinator.state import checkpoints
+from psctl.coordinator.streams import shard_grants
 from psctl.job.membership_messages import CountUntil, ExamplesShared, Members, MembersSet, NextClock, NextClockWanted
 from psctl.job.process_messages import ProcessFailure
 from psctl.types import Member
@@ -206,7 +207,7 @@ def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
         if rank.decided:
             job.send(rank.member, shared)
     division.decided = msgspec.structs.replace(change, clock=clock)
-    streams.on_divided(job, change.lost, change.leaving)
+    shard_grants.on_divided(job, change.lost, change.leaving)
     if change.lost:
         checkpoints.drop_steps(job, min(change.lost.values()) + 1, clock, LATER)
     gone = [f"worker/{rank}" for rank in sorted({*change.lost, *change.leaving})]

@@ -24,10 +24,10 @@ from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.server_changes import Shards
 from psctl.coordinator.state.stalls import Stalls
 from psctl.coordinator.state.startup import Startup
-from psctl.coordinator.state.streams import Streams, resumed_streams
 from psctl.coordinator.state.sum_order import Groups
 from psctl.coordinator.state.table_placement import TableServers
 from psctl.coordinator.state.takeover import Takeover
+from psctl.coordinator.streams.shard_grants import Streams, resumed_streams
 from psctl.job import events, lifecycle
 from psctl.job.environment import WorkerSeats, worker_places
 from psctl.job.message import JobMessage

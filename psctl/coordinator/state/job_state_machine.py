@@ -28,7 +28,6 @@ from psctl.coordinator.state import (
     script_collectives,
     server_changes,
     startup,
-    streams,
     table_placement,
     takeover,
 )
@@ -53,6 +52,7 @@ from psctl.coordinator.state.instructions import (
     Tick,
 )
 from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.coordinator.streams import shard_grants
 from psctl.job import lifecycle
 from psctl.job.checkpoint_messages import CheckpointCopyDone, CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import (
@@ -173,7 +173,7 @@ class JobStateMachine:
             case ShardHandedOver(shard=shard, tables=tables):
                 return _shards_refused(job, [shard], tables=tables)
             case StreamOpened() | ShardWanted() | BatchTaken():
-                return streams.why_refused(job, member.rank, message)
+                return shard_grants.why_refused(job, member.rank, message)
             case ProtocolViolation(member=other):
                 return "" if other.role == "worker" else f"a complaint about {other}"
         return ""
@@ -239,7 +239,7 @@ class JobStateMachine:
         if failure is not None:
             losses.fail(job, failure, counted=True)
         joining_workers.advance(job)
-        streams.advance(job)
+        shard_grants.advance(job)
         late = server_changes.advance(job, patient) or table_placement.advance(job, patient)
         if late:
             text = f"{late} did not hand its shards over within {server_changes.TRANSFER:.0f} s"
@@ -364,10 +364,10 @@ class JobStateMachine:
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
             case StreamOpened() | ShardWanted() | BatchTaken():
-                streams.on_message(job, worker, message)
+                shard_grants.on_message(job, worker, message)
             case ScriptFinished(step=step):
                 progress.on_script_finished(job, worker, step)
-                streams.on_finished(job)
+                shard_grants.on_finished(job)
             case _:
                 self._notice_unexpected(worker.member, message)
 

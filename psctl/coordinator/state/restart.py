@@ -35,8 +35,8 @@ from psctl.coordinator.state.instructions import FindRestorable, RestorableFound
 from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.script_collectives import ScriptCollectives
-from psctl.coordinator.state.streams import resumed_streams
 from psctl.coordinator.state.table_placement import TableServers
+from psctl.coordinator.streams.shard_grants import resumed_streams
 from psctl.job import events, failures
 from psctl.job.membership_messages import StepUnfit
 from psctl.job.process_messages import EndProcesses, HoldSlots, RenewStore

@@ -22,12 +22,21 @@ is given those that followed in the same order, so it reads the same batches aga
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
+from psctl.coordinator.streams.shard_readers import (
+    BatchRecord,
+    OpenBatch,
+    ShardReader,
+    StreamPass,
+    merged,
+    restore,
+    state_of,
+)
+from psctl.job.message import JobMessage
 from psctl.job.stream_messages import (
     BatchSize,
     BatchTaken,
@@ -40,113 +49,14 @@ from psctl.job.stream_messages import (
     StreamPosition,
     WorkerStreamMessage,
 )
-from psctl.types import MOST_LISTED, Member, State
-
-if TYPE_CHECKING:
-    from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.orders import JobOrder
+from psctl.types import Member, Role, State
 
 KEPT = 8
 """Batches, beyond the staleness, whose positions are kept."""
 
 MOST_STREAMS = 64
 """Streams that a script may read."""
-
-Open = tuple[ShardPosition, ...]
-
-
-class BatchRecord(msgspec.Struct, frozen=True):
-    """A batch that a worker has taken."""
-
-    batch: int
-    step: int
-    examples: int
-    given: Open
-    """Shards that the worker was given for it."""
-    open: Open
-    """What it had open afterwards."""
-
-
-class ShardReader(msgspec.Struct):
-    """What one worker reads."""
-
-    open: Open = ()
-    """Before the first record."""
-    records: list[BatchRecord] = msgspec.field(default_factory=list)
-    given: Open = ()
-    """Shards that it was given since the last record."""
-    again: Open = ()
-    """Shards that an earlier incarnation was given, which this one gets in the same order."""
-    next_batch: int = -1
-    """The batch of its next request; -1: it has not begun to read."""
-    wanted: ShardWanted | None = None
-    waits: bool = False
-    """It wants a shard, has no example, and there is no shard."""
-
-    def open_at(self, step: int) -> Open:
-        """Return the shards that are open when `step` steps are finished."""
-        return next((each.open for each in reversed(self.records) if each.step < step), self.open)
-
-    def held_at(self, step: int) -> Open:
-        """Return those, and all shards that it was given since, at the positions at which it was."""
-        later = [one for each in self.records if each.step >= step for one in each.given]
-        return (*self.open_at(step), *later, *self.given, *self.again)
-
-    def go_back(self, keep: int) -> None:
-        """Forget all but the first `keep` records; what was given since is given again."""
-        dropped, self.records = self.records[keep:], self.records[:keep]
-        self.again = (*(one for each in dropped for one in each.given), *self.given, *self.again)
-        self.given, self.wanted, self.waits = (), None, False
-
-    def forget(self, before: int) -> None:
-        """Forget the records of steps before this one."""
-        while len(self.records) > 1 and self.records[1].step < before:
-            self.open = self.records.pop(0).open
-
-
-class OpenBatch(msgspec.Struct):
-    """A batch of which some workers have not told their examples."""
-
-    step: int
-    examples: dict[int, int] = msgspec.field(default_factory=dict)
-    """By rank."""
-
-
-class StreamPass(msgspec.Struct):
-    """One epoch of one stream."""
-
-    stream: int
-    epoch: int
-    shards: int
-    names: str
-    unread: list[tuple[int, int]]
-    """Ranges of places that nobody reads, in order."""
-    partly: list[ShardPosition] = msgspec.field(default_factory=list)
-    """Shards that nobody reads, of which examples were taken; they are given first."""
-    readers: dict[int, ShardReader] = msgspec.field(default_factory=dict)
-    taken: dict[int, OpenBatch] = msgspec.field(default_factory=dict)
-    """By number: the batches whose size is not known."""
-    sizes: dict[int, int] = msgspec.field(default_factory=dict)
-    """By batch: examples over all workers, of the last ones."""
-    ended: int | None = None
-    """The batch that there is not."""
-
-    def take_first(self) -> ShardPosition | None:
-        """Remove the shard that is to be given next, and return it."""
-        if self.partly:
-            return self.partly.pop(0)
-        if not self.unread:
-            return None
-        first, stop = self.unread[0]
-        self.unread[:1] = [(first + 1, stop)] if first + 1 < stop else []
-        return ShardPosition(first)
-
-    def put_back(self, shards: Iterable[ShardPosition]) -> None:
-        """Return shards, for others to read."""
-        for one in shards:
-            if one.examples:
-                insort(self.partly, one)
-            else:
-                self.unread = merged([*self.unread, (one.place, one.place + 1)])
 
 
 class Streams(msgspec.Struct):
@@ -164,6 +74,61 @@ class Streams(msgspec.Struct):
         return next((each for each in self.passes if (each.stream, each.epoch) == (stream, epoch)), None)
 
 
+class Worker(Protocol):
+    """A worker, as its job knows it."""
+
+    @property
+    def member(self) -> Member:
+        """Its rank and incarnation."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its script has ended."""
+
+
+class Division(Protocol):
+    """The workers that share examples."""
+
+    @property
+    def world(self) -> int:
+        """Workers when all were started."""
+
+    def members_at(self, clock: int) -> Sequence[int]:
+        """Return the ranks that are members of a clock."""
+
+
+class Checkpoints(Protocol):
+    """The checkpoints of a job."""
+
+    @property
+    def open(self) -> Mapping[int, object]:
+        """By step: those that are being made."""
+
+
+class StreamingJob(Protocol):
+    """The state of a job, as far as streams depend on it."""
+
+    order: JobOrder
+    streams: Streams
+
+    @property
+    def division(self) -> Division:
+        """The workers that share examples."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints."""
+
+    def live(self, role: str) -> Sequence[Worker]:
+        """Return the ranks of one role whose process has not ended."""
+
+    def newest_incarnation(self, role: Role, number: int) -> int | None:
+        """Return the newest incarnation of a rank."""
+
+    def send(self, member: Member, message: JobMessage) -> None:
+        """Send a message to a member."""
+
+
 def resumed_streams(state: Mapping[str, object] | None) -> Streams:
     """Return the streams of a job that continues from this state of a checkpoint."""
     saved = (state or {}).get("streams")
@@ -173,7 +138,7 @@ def resumed_streams(state: Mapping[str, object] | None) -> Streams:
 # ---- messages of workers -------------------------------------------------------------------------------------------
 
 
-def on_message(job: JobState, rank: Rank, message: WorkerStreamMessage) -> None:
+def on_message(job: StreamingJob, rank: Worker, message: WorkerStreamMessage) -> None:
     """Handle a worker's message about a stream."""
     number = rank.member.rank
     if isinstance(message, StreamOpened):
@@ -190,7 +155,7 @@ def on_message(job: JobState, rank: Rank, message: WorkerStreamMessage) -> None:
     _serve(job, found)
 
 
-def why_refused(job: JobState, rank: int, message: WorkerStreamMessage) -> str:
+def why_refused(job: StreamingJob, rank: int, message: WorkerStreamMessage) -> str:
     """Return why a message cannot be true, or ""."""
     if not isinstance(message, BatchTaken):
         return ""
@@ -206,7 +171,7 @@ def why_refused(job: JobState, rank: int, message: WorkerStreamMessage) -> str:
     return ""
 
 
-def _open(job: JobState, rank: Rank, message: StreamOpened) -> None:
+def _open(job: StreamingJob, rank: Worker, message: StreamOpened) -> None:
     found = job.streams.find(message.stream, message.epoch)
     problem = _why_not(job, message, found)
     if not problem[0] and found is None:
@@ -226,7 +191,7 @@ def _open(job: JobState, rank: Rank, message: StreamOpened) -> None:
     _serve(job, found)
 
 
-def _why_not(job: JobState, message: StreamOpened, found: StreamPass | None) -> tuple[str, str]:
+def _why_not(job: StreamingJob, message: StreamOpened, found: StreamPass | None) -> tuple[str, str]:
     """Return why a stream cannot be read, and the cure, or ("", "")."""
     if job.order.staleness is None:
         return (
@@ -249,7 +214,7 @@ def _why_not(job: JobState, message: StreamOpened, found: StreamPass | None) -> 
     return "", ""
 
 
-def _begin(job: JobState, message: StreamOpened) -> tuple[StreamPass | None, tuple[str, str]]:
+def _begin(job: StreamingJob, message: StreamOpened) -> tuple[StreamPass | None, tuple[str, str]]:
     """Begin an epoch of a stream: as the checkpoint has it, if it is of this epoch."""
     found = StreamPass(message.stream, message.epoch, message.shards, message.names, merged([(0, message.shards)]))
     for saved in job.streams.resumed:
@@ -260,7 +225,7 @@ def _begin(job: JobState, message: StreamOpened) -> tuple[StreamPass | None, tup
                     f"the checkpoint is in the middle of another list of shards, of {saved.get('shards')}",
                     "give the same list in the same order, or begin anew: --resume never",
                 )
-            _restore(job, found, saved)
+            restore(found, saved, job.division.world)
     older = [each for each in job.streams.passes if each.stream == found.stream]
     if len(older) > 1:
         job.streams.passes.remove(older[0])
@@ -268,7 +233,7 @@ def _begin(job: JobState, message: StreamOpened) -> tuple[StreamPass | None, tup
     return found, ("", "")
 
 
-def _take(job: JobState, found: StreamPass, rank: int, reader: ShardReader, message: BatchTaken) -> None:
+def _take(job: StreamingJob, found: StreamPass, rank: int, reader: ShardReader, message: BatchTaken) -> None:
     """Record a batch."""
     reader.records.append(BatchRecord(message.batch, message.step, message.examples, reader.given, message.open))
     reader.given, reader.wanted, reader.waits, reader.next_batch = (), None, False, message.batch + 1
@@ -281,14 +246,14 @@ def _take(job: JobState, found: StreamPass, rank: int, reader: ShardReader, mess
         found.taken.setdefault(message.batch, OpenBatch(message.step)).examples[rank] = message.examples
 
 
-def _member(job: JobState, rank: int) -> Member:
+def _member(job: StreamingJob, rank: int) -> Member:
     return Member("worker", rank, job.newest_incarnation("worker", rank) or 0)
 
 
 # ---- grants --------------------------------------------------------------------------------------------------------
 
 
-def advance(job: JobState) -> None:
+def advance(job: StreamingJob) -> None:
     """Return the shards of workers that have left, when no checkpoint needs their positions."""
     if not job.streams.leaving:
         return
@@ -301,13 +266,13 @@ def advance(job: JobState) -> None:
             _return_shards(job, rank, None)
 
 
-def on_finished(job: JobState) -> None:
+def on_finished(job: StreamingJob) -> None:
     """A worker's script has ended: nothing waits for its requests any more."""
     for found in job.streams.passes:
         _serve(job, found)
 
 
-def on_divided(job: JobState, lost: Mapping[int, int], leaving: Iterable[int]) -> None:
+def on_divided(job: StreamingJob, lost: Mapping[int, int], leaving: Iterable[int]) -> None:
     """The members have changed: return what lost workers read beyond their last clocks that count.
 
     Args:
@@ -323,7 +288,7 @@ def on_divided(job: JobState, lost: Mapping[int, int], leaving: Iterable[int]) -
         _serve(job, found)
 
 
-def _return_shards(job: JobState, rank: int, clock: int | None) -> None:
+def _return_shards(job: StreamingJob, rank: int, clock: int | None) -> None:
     """Return a worker's shards as they were before the batches of `clock`; None: as they are."""
     for found in job.streams.passes:
         reader = found.readers.pop(rank, None)
@@ -339,13 +304,13 @@ def _return_shards(job: JobState, rank: int, clock: int | None) -> None:
         _serve(job, found)
 
 
-def _members(job: JobState, step: int) -> set[int]:
+def _members(job: StreamingJob, step: int) -> set[int]:
     """Return the ranks that read batches of this step."""
     finished = {rank.member.rank for rank in job.live("worker") if rank.finished}
     return {*job.division.members_at(step)} - finished
 
 
-def _serve(job: JobState, found: StreamPass) -> None:
+def _serve(job: StreamingJob, found: StreamPass) -> None:
     """Answer all requests that can be answered now, and send the sizes of complete batches."""
     while (rank := _next_request(job, found)) is not None:
         _answer(job, found, rank)
@@ -355,7 +320,7 @@ def _serve(job: JobState, found: StreamPass) -> None:
             _send_size(job, found, batch)
 
 
-def _next_request(job: JobState, found: StreamPass) -> int | None:
+def _next_request(job: StreamingJob, found: StreamPass) -> int | None:
     """Return the rank whose request is to be answered next."""
     asking = [
         (reader.next_batch, rank, reader.wanted.step)
@@ -374,7 +339,7 @@ def _next_request(job: JobState, found: StreamPass) -> int | None:
     return rank
 
 
-def _answer(job: JobState, found: StreamPass, rank: int) -> None:
+def _answer(job: StreamingJob, found: StreamPass, rank: int) -> None:
     reader = found.readers[rank]
     wanted = reader.wanted
     assert wanted is not None, "it was chosen for its request"
@@ -395,7 +360,7 @@ def _answer(job: JobState, found: StreamPass, rank: int) -> None:
         reader.waits = True
 
 
-def _answer_waiting(job: JobState, found: StreamPass) -> None:
+def _answer_waiting(job: StreamingJob, found: StreamPass) -> None:
     """Answer workers that have nothing for their batch: others have, or nobody has."""
     waiting = {rank: each.wanted for rank, each in sorted(found.readers.items()) if each.waits and each.wanted}
     if not waiting:
@@ -417,7 +382,7 @@ def _answer_waiting(job: JobState, found: StreamPass) -> None:
         job.send(_member(job, rank), answer)
 
 
-def _send_size(job: JobState, found: StreamPass, batch: int) -> None:
+def _send_size(job: StreamingJob, found: StreamPass, batch: int) -> None:
     found.sizes[batch] = size = sum(found.taken.pop(batch).examples.values())
     for old in [each for each in found.sizes if each < batch - KEPT - (job.order.staleness or 0)]:
         del found.sizes[old]
@@ -429,43 +394,6 @@ def _send_size(job: JobState, found: StreamPass, batch: int) -> None:
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-def state_at(job: JobState, step: int) -> list[State]:
+def state_at(job: StreamingJob, step: int) -> list[State]:
     """Return the streams of the checkpoint of a step, as JSON values."""
-    return [_state_of(each, step, job.division.world) for each in job.streams.passes]
-
-
-def _state_of(found: StreamPass, step: int, world: int) -> State:
-    opened = {rank: reader.open_at(step) for rank, reader in sorted(found.readers.items())}
-    reading = {one.place for each in opened.values() for one in each}
-    held = {one.place: one for reader in found.readers.values() for one in reader.held_at(step)}
-    left = [*found.partly, *(one for place, one in sorted(held.items()) if place not in reading)]
-    unread = [*found.unread, *((one.place, one.place + 1) for one in left if not one.examples)]
-    return {
-        "stream": found.stream, "epoch": found.epoch, "shards": found.shards, "names": found.names, "world": world,
-        "open": [[rank, [[one.place, one.examples] for one in each]] for rank, each in opened.items() if each],
-        "partly": [[one.place, one.examples] for one in sorted(left) if one.examples],
-        "unread": [list(each) for each in merged(unread)],
-    }  # fmt: skip
-
-
-def _restore(job: JobState, found: StreamPass, saved: State) -> None:
-    """Continue a pass as a checkpoint has it: as many workers as then continue with the shards that they had."""
-    found.unread = merged((int(first), int(stop)) for first, stop in saved["unread"])
-    found.partly = [ShardPosition(*each) for each in saved["partly"]]
-    for rank, every in saved["open"]:
-        opened = tuple(ShardPosition(*each) for each in every)
-        if saved["world"] == job.division.world and rank < job.division.world:
-            found.readers[rank] = ShardReader(opened)
-        else:
-            found.put_back(opened)
-
-
-def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return these ranges of places in order, with those that touch joined, and without empty ones."""
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        elif first < min(stop, MOST_LISTED + 1):
-            found.append((first, stop))
-    return found
+    return [state_of(each, step, job.division.world) for each in job.streams.passes]

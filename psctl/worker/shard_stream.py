@@ -28,7 +28,7 @@ END = object()
 """Stands for the end of a shard."""
 
 
-class Stream(IterableDataset[Example]):
+class ShardStream(IterableDataset[Example]):
     """A list of shards, made by `run.stream`. `run.loader` shares them among the workers.
 
     Iterated by itself, or by a DataLoader of torch, it gives all examples of all shards in order: for an evaluation.
@@ -144,7 +144,7 @@ class ShardCursors:
     """
 
     def __init__(
-        self, stream: Stream, order: Sequence[int], seeds: tuple[int | str, ...], *, processes: bool, part: int
+        self, stream: ShardStream, order: Sequence[int], seeds: tuple[int | str, ...], *, processes: bool, part: int
     ) -> None:
         self._stream, self._order, self._seeds = stream, order, seeds
         self._processes, self._part = processes, min(part, MOST_PART)
