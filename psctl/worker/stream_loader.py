@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from psctl.errors import UsageError
 from psctl.job.examples import share
 from psctl.job.stream_messages import BatchTaken, NoShardLeft, ShardPosition, ShardWanted, StreamEnded, StreamOpened
+from psctl.train_state.example_sharing import parts_after
 from psctl.train_state.random_generators import mix
 from psctl.types import Range
 from psctl.worker.loader import Example, Minibatch
@@ -93,12 +94,13 @@ class StreamLoader:
             spans = progress.spans
             while True:
                 began = spans.now()
-                step, _, ranks = progress.begin_clock()
+                step, changes, ranks = progress.begin_clock()
                 progress.generators.begin_step()  # it includes the fetch
                 if not opened:
                     self._open(cursors, step)
                     opened = True
-                size = len(share(Range(0, self._batch), len(ranks), ranks.index(progress.rank)))
+                at, parts = ranks.index(progress.rank), parts_after(changes)
+                size = len(share(Range(0, self._batch), len(ranks), at, parts))
                 found = self._take(cursors, step, size)
                 if found is None:
                     break

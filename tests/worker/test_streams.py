@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
+from psctl.train_state import random_generators
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
+from tests.helpers.dying_planes import DyingPlanes
 from tests.helpers.job_world import Job, Killed
 from tests.hypothesis_profile import examples
 
@@ -164,6 +166,32 @@ def test_a_resumed_job_continues_each_shard_and_opens_no_finished_one(workers, a
         first = sum(sizes[:shard])
         finished = {*range(first, first + size)} <= {*used}
         assert shards.opened[shard] == 2 - last - finished, "finished shards are not opened again in that epoch"
+
+
+@pytest.mark.parametrize("when", [None, 5])
+def test_under_a_collective_too(tmp_path, monkeypatch, when) -> None:
+    # workers are threads here and share the generators, so each would seem to draw numbers between steps
+    monkeypatch.setattr(random_generators.GeneratorStates, "differing", lambda self, before: {})
+    shards, planes, killed = Shards([7, 3, 9, 1, 4, 8]), DyingPlanes(tmp_path, (0, 1), {}), []
+    job = Job(2, 0, strategy="ring", planes=planes)
+
+    def die(run):
+        if run.rank == 1 and run.step == when and not killed:
+            while not all(one.shares for one in job.machine.job.live("worker")):
+                threading.Event().wait(0.01)
+            killed.append(when)
+            raise Killed
+
+    try:
+        results = job.run(lambda run: train(run, shards, drawn=die))
+    finally:
+        planes.close()
+    assert bool(killed) == (when is not None)
+    if when is None:
+        check(results, shards)
+    quiet = Job(2, 1).run(lambda run: train(run, Shards(shards.sizes)))
+    assert results[0]["taken"] == quiet[0]["taken"]
+    assert results[0]["values"] == pytest.approx(quiet[0]["values"], rel=1e-12)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

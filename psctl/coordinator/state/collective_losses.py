@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, losses, lost_workers, partitions, server_changes
+from psctl.coordinator.state import checkpoints, example_division, losses, lost_workers, partitions, server_changes
 from psctl.job import events
 from psctl.job.layout_comparison import difference
 from psctl.job.process_messages import ProcessFailure
@@ -72,6 +72,7 @@ def on_lost(job: JobState, lost: list[Rank], failure: ProcessFailure) -> None:
     for rank in lost:
         job.append_loss(rank, failure.exception)
         job.checkpoints.senders.discard(rank.member)
+        example_division.remove_worker(job, rank.member)
         checkpoints.drop_incomplete(job, f"{rank.member} is lost")
         host = lost_workers.host_for_replacement(job, rank)
         assert host is not None, "the job survives only when there is one"
@@ -119,6 +120,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
         return job.failure_of(rank, f"the model on {rank.member} differs from that of its previous start: {text}")
     rank.decided = True
     job.send(rank.member, server_changes.decision(job, _resume(job), NO_SERVERS))
+    example_division.send_past_changes(job, rank)
     _send_epoch(job, rank)
     return None
 

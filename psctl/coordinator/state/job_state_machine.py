@@ -345,6 +345,7 @@ class JobStateMachine:
                 startup.on_prepared(job, worker, message)
             case WorkerReport():
                 progress.on_report(job, worker, message)
+                example_division.on_report(job, worker, message)
             case NextClock():
                 example_division.on_next_clock(job, worker, message)
             case WorkerListens():

@@ -234,6 +234,7 @@ def job_order(
         period=job.sync.period,
         compression=job.sync.compressed,
         factor_rows=job.sync.factor_rows,
+        share=job.loader.share,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,
