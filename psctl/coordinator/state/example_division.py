@@ -295,7 +295,8 @@ def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
     for rank in job.live("worker"):
         if rank.decided:
             job.send(rank.member, shared)
-    division.decided = msgspec.structs.replace(change, clock=clock)
+    if change.changes_members:
+        division.decided = msgspec.structs.replace(change, clock=clock)
     shard_grants.on_divided(job, change.lost, change.leaving)
     if change.lost:
         checkpoints.drop_steps(job, min(change.lost.values()) + 1, clock, LATER)
