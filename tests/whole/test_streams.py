@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.running import ROOT, Ended, Psctl, next_event, processes, set_args
+from tests.helpers.running import ROOT, Ended, Psctl, next_event, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 
@@ -17,11 +17,11 @@ JOB = str(ROOT / "tests" / "whole" / "counted" / "job.yaml")
 EPOCHS, STEPS = 3, 12
 
 
-def options(home: Path, strategy: str) -> list[str]:
+def options(home: Path, strategy: str, *words: str) -> list[str]:
     """Return the options of a training of two workers on a stream of 12 shards of 8 examples."""
     servers = "1" if strategy == "ps" else "0"
     return [
-        "--env", f"RESULT={home / 'result'}", *set_args("--epochs", str(EPOCHS), "--pause", "0.03", "--shards", "12"),
+        "--env", f"RESULT={home / 'result'}", *set_args("--epochs", str(EPOCHS), "--pause", "0.02", "--shards", "12", *words),
         "--strategy", strategy, "--servers", servers, "--set", "restart.on_worker_loss=wait", "--set",
         "checkpoint.every=5 steps", "--set", "replicas=auto", "--set", "sync.update=auto", "-o", "jsonl",
     ]  # fmt: skip
@@ -36,10 +36,12 @@ def check(home: Path) -> None:
     "strategy", ["ps", *(pytest.param(each, marks=pytest.mark.soak) for each in ("ring", "native"))]
 )
 def test_a_killed_worker_costs_no_example(tmp_path: Path, strategy: str) -> None:
-    with Psctl(tmp_path).start("train", JOB, *options(tmp_path, strategy)) as process:
+    with Psctl(tmp_path).start("train", JOB, *options(tmp_path, strategy, "--hold", "17")) as process:
         while next_event(process, "progress")["step"] < 17:
             pass
-        os.kill(processes(tmp_path, "worker")[-1], signal.SIGKILL)
+        (killed,) = tmp_path.glob("result.1.*")
+        os.kill(int(killed.suffix[1:]), signal.SIGKILL)
+        (tmp_path / "result.go17").touch()
         out, err = process.communicate()
     run = Ended(process.returncode, out, err)
     assert run.code == 0, run
