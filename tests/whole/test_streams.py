@@ -21,7 +21,8 @@ def options(home: Path, strategy: str, *words: str) -> list[str]:
     """Return the options of a training of two workers on a stream of 12 shards of 8 examples."""
     servers = "1" if strategy == "ps" else "0"
     return [
-        "--env", f"RESULT={home / 'result'}", *set_args("--epochs", str(EPOCHS), "--pause", "0.02", "--shards", "12", *words),
+        "--env", f"RESULT={home / 'result'}",
+        *set_args("--epochs", str(EPOCHS), "--pause", "0.02", "--shards", "12", *words),
         "--strategy", strategy, "--servers", servers, "--set", "restart.on_worker_loss=wait", "--set",
         "checkpoint.every=5 steps", "--set", "replicas=auto", "--set", "sync.update=auto", "-o", "jsonl",
     ]  # fmt: skip
