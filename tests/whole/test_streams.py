@@ -52,6 +52,7 @@ def test_a_killed_worker_costs_no_example(tmp_path: Path, strategy: str) -> None
     assert run.of("finished")[0]["steps"] == EPOCHS * STEPS
 
 
+@pytest.mark.soak
 def test_a_checkpoint_is_continued_by_another_number_of_workers(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     done = psctl.run("train", JOB, *options(tmp_path, "ps"), "--set", "checkpoint.keep=100")
