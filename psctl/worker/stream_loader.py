@@ -52,6 +52,8 @@ class StreamLoader:
         """Complete passes since the epoch in which the job began or was resumed."""
         self.clock = 0
         """Batches of the current pass so far, including those before a resume."""
+        self.examples = 0
+        """Examples of the current batch that count; 0: this worker only takes part in the step."""
         self.complete = False
         """Whether the current pass has no more batches."""
         self._progress, self._stream, self._shards = progress, stream, shards
@@ -106,7 +108,7 @@ class StreamLoader:
                     break
                 own, total = len(found), self._report(cursors, step, len(found))
                 batch = self._collate(found or [self._sample])
-                self.clock += 1
+                self.clock, self.examples = self.clock + 1, own
                 spans.loaded(began)
                 progress.on_batch(self, own, total)
                 yield batch

@@ -58,7 +58,7 @@ def train(
             optimizer.zero_grad()
             loss = model(x).mean()
             loss.backward()
-            taken.append((run.step, epoch, x.argmax(1).tolist(), run._weight.own_examples, run._weight.all_examples))
+            taken.append((run.step, epoch, x.argmax(1).tolist(), loader.examples))
             optimizer.step()
             run.report(loss=loss)
             act(run, taken)
@@ -70,7 +70,7 @@ def expected(results):
     """Return the values of a training by one machine, whose steps are means over all examples that workers took."""
     steps: dict[int, list[int]] = {}
     for each in results:
-        for step, _, found, own, _ in each["taken"]:
+        for step, _, found, own in each["taken"]:
             steps.setdefault(step, []).extend(found[:own])
     values = [0.0] * COUNT
     for found in steps.values():
@@ -83,7 +83,7 @@ def check(results, shards, epochs=2):
     """Check that each example is once an epoch in a step, with the weight that one machine would give it."""
     found: dict[int, list[int]] = {}
     for each in results:
-        for _, epoch, examples_, own, _ in each["taken"]:
+        for _, epoch, examples_, own in each["taken"]:
             found.setdefault(epoch, []).extend(examples_[:own])
     assert {epoch: sorted(each) for epoch, each in found.items()} == {
         epoch: list(range(shards.count)) for epoch in range(epochs)
@@ -115,9 +115,8 @@ def test_workers_that_run_out_take_part_without_weight() -> None:
     shards = Shards([40, 3])
     results = Job(2, 1).run(lambda run: train(run, shards, epochs=1, shuffle=False))
     check(results, shards, epochs=1)
-    empty = [(step, own, total) for each in results for step, _, _, own, total in each["taken"] if own == 0]
+    empty = [step for each in results for step, _, _, own in each["taken"] if own == 0]
     assert len(empty) == 9, "40 examples by 4 are 10 steps, 3 are one"
-    assert {total for _, _, total in empty} == {4}
 
 
 def test_under_bsp_the_same_shards_go_to_the_same_workers_whoever_asks_first() -> None:
@@ -142,7 +141,7 @@ def test_a_resumed_job_continues_each_shard_and_opens_no_finished_one(workers, a
     earlier = [{**each, "taken": [one for one in each["taken"] if one[0] < at]} for each in before]
     found: dict[int, list[int]] = {}
     for each in [*earlier, *rest]:
-        for _, epoch, taken, own, _ in each["taken"]:
+        for _, epoch, taken, own in each["taken"]:
             found.setdefault(epoch, []).extend(taken[:own])
     assert {epoch: sorted(each) for epoch, each in found.items()} == {0: list(range(32)), 1: list(range(32))}
     if workers == 2:
@@ -153,9 +152,7 @@ def test_a_resumed_job_continues_each_shard_and_opens_no_finished_one(workers, a
     if workers == 3:
         return  # a worker that never had an example opens a shard for the shape of its batch
     last = max(epoch for each in earlier for _, epoch, *_ in each["taken"])
-    used = [
-        one for each in earlier for _, epoch, taken, own, _ in each["taken"] if epoch == last for one in taken[:own]
-    ]
+    used = [one for each in earlier for _, epoch, taken, own in each["taken"] if epoch == last for one in taken[:own]]
     for shard, size in enumerate(sizes):
         first = sum(sizes[:shard])
         finished = {*range(first, first + size)} <= {*used}
@@ -218,7 +215,7 @@ def test_the_shards_of_a_worker_that_is_not_replaced_are_given_to_others(stalene
     dead = {"taken": [one for one in mine if one[0] < cut], "ended": results[0]["ended"]}
     found: dict[int, list[int]] = {}
     for each in [*results, dead]:
-        for _, epoch, taken, own, _ in each["taken"]:
+        for _, epoch, taken, own in each["taken"]:
             found.setdefault(epoch, []).extend(taken[:own])
     assert {epoch: sorted(each) for epoch, each in found.items()} == {
         epoch: list(range(shards.count)) for epoch in range(2)
@@ -242,7 +239,7 @@ def test_a_worker_that_joins_reads_too_and_one_that_leaves_returns_its_shards() 
 
     taken: dict[int, list] = {0: [], 1: [], 2: []}
     results = job.run(lambda run: train(run, shards, act=scale, taken=taken[run.rank], batch=6))
-    found = [one for each in taken.values() for _, _, examples_, own, _ in each for one in examples_[:own]]
+    found = [one for each in taken.values() for _, _, examples_, own in each for one in examples_[:own]]
     assert Counter(found) == Counter(dict.fromkeys(range(60), 2))
     assert taken[2], "the new worker has read"
     assert results[0]["values"] == pytest.approx(expected([{"taken": each} for each in taken.values()]), rel=1e-12)
@@ -290,22 +287,27 @@ def test_a_stream_is_an_iterable_dataset_for_evaluations() -> None:
 
 
 def test_progress_is_foreseen_from_the_length_or_the_last_epoch() -> None:
-    def totals(**options):
-        run = Run(StandaloneSession(0, 1, "alone"), None, SystemClock())
-        model, optimizer = run.prepare(*_tiny())
-        stream = run.stream(range(4), lambda shard: [torch.zeros(1)] * 5, **options)
-        found = []
-        for _ in run.epochs(2):
-            for x in run.loader(stream, batch_size=4):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-                found.append(run._progress.total)
-        return found
+    def totals(*, anew=False, **options):
+        def script(run):
+            model, optimizer = run.prepare(*_tiny())
+            stream = run.stream(range(4), lambda shard: [torch.zeros(1)] * 5, **options)
+            loader = run.loader(stream, batch_size=4)
+            for _ in run.epochs(2):
+                loader = run.loader(stream, batch_size=4) if anew else loader
+                for x in loader:
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    optimizer.step()
+                    threading.Event().wait(0.02)
+            return len(loader)
 
-    assert totals(length=20) == [10] * 10
-    loader_made_anew = totals()
-    assert set(loader_made_anew) == {0}
+        job = Job(1, 1, report_seconds=0.01)
+        assert job.run(script) == [5]
+        return [report.total for _, report in job.reports if 0 < report.step < 10]
+
+    assert set(totals(length=20)) == {10}
+    assert set(totals()) == {0, 10}, "unknown in the first epoch"
+    assert set(totals(anew=True)) == {0}
 
 
 class Counting(IterableDataset):

@@ -168,9 +168,11 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     measured = all(speeds.steps.get(one, 0) >= division.wanted_steps for one in members)
     if not measured or min(speeds.seconds[one] for one in members) < SECONDS or _is_unsettled(job):
         return
-    if not all(each.shares for each in job.live("worker")):
-        text = "loader.share: speed has no effect: the script takes its batches from a loader of its own"
-        job.notice_once(("share", "speed"), text)
+    workers = job.live("worker")
+    hooked = any(each.prepared is not None and each.prepared.hooked for each in workers)
+    if hooked or not all(each.shares for each in workers):
+        why = "DistributedDataParallel counts ranks equally" if hooked else "the script's batches are not run.loader's"
+        job.notice_once(("share", "speed"), f"loader.share: speed has no effect: {why}")
         return
     _share_by_speed(job, members)
 

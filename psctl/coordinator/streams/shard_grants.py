@@ -49,6 +49,7 @@ from psctl.job.stream_messages import (
     StreamPosition,
     WorkerStreamMessage,
 )
+from psctl.job.training_messages import Prepare
 from psctl.orders import JobOrder
 from psctl.types import Member, Role, State
 
@@ -84,6 +85,10 @@ class Worker(Protocol):
     @property
     def finished(self) -> bool:
         """Whether its script has ended."""
+
+    @property
+    def prepared(self) -> Prepare | None:
+        """Its model; None: not sent yet."""
 
 
 class Division(Protocol):
@@ -202,6 +207,11 @@ def _why_not(job: StreamingJob, message: StreamOpened, found: StreamPass | None)
         return (
             "a stream with sync.period above 1: a worker that runs out first would step alone, without examples",
             "remove period: from the job file",
+        )
+    if any(each.prepared is not None and each.prepared.hooked for each in job.live("worker")):
+        return (
+            "a stream under psctl.accelerate_ddp: DistributedDataParallel gives a rank without examples equal weight",
+            "train the plain model with run.prepare(model, optimizer)",
         )
     if found is not None and (found.shards, found.names) != (message.shards, message.names):
         return (
