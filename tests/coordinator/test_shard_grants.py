@@ -27,7 +27,7 @@ W = (W0, W1)
 
 def opened(shards: int = 3) -> DrivenJob:
     """Return a job whose two workers have opened a stream."""
-    job = training()
+    job = DrivenJob().training()
     for worker in W:
         ((_, position),) = sent(job.receive(worker, StreamOpened(0, 0, 0, 0, shards)), StreamPosition)
         assert position.open == () and position.sized and not position.problem

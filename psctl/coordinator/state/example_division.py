@@ -84,9 +84,9 @@ class DivisionChange(msgspec.Struct):
     parts: list[int] = msgspec.field(default_factory=list)  # of the members, which do not change
 
     @property
-    def changes_members(self) -> bool:
-        """Whether workers are lost, join or leave."""
-        return bool(self.lost or self.joining or self.leaving)
+    def only_parts(self) -> bool:
+        """Whether the members stay, and only their parts change."""
+        return bool(self.parts) and not (self.lost or self.joining or self.leaving)
 
 
 class SpeedMeasurement(msgspec.Struct):
@@ -237,7 +237,7 @@ def advance(job: JobState) -> ProcessFailure | None:
         late = job.ranks[min(change.waiting)]
         text = f"{late.member} did not report within {ANSWER_TIMEOUT:.0f} s which clocks it has begun"
         return job.failure_of(late, text, code="peer-lost")
-    if not change.changes_members:
+    if change.only_parts:
         _divide(job, change, _first_clock(job, change))
         return None
     if change.joining and job.checkpoints.proposed is not None:
@@ -288,8 +288,8 @@ def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
     division.change = None
     division.terms += _new_terms(change, clock)
     ranks = division.members_at(clock)
-    parts = change.parts if len(change.parts) == len(ranks) and not change.changes_members else []
-    if change.changes_members:
+    parts = change.parts if len(change.parts) == len(ranks) and change.only_parts else []
+    if not change.only_parts:
         division.wanted_steps = FIRST_STEPS
     division.speeds = SpeedMeasurement(clock)
     shared = ExamplesShared(division.ticket, clock, ranks, change.lost, parts)
@@ -297,7 +297,7 @@ def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
     for rank in job.live("worker"):
         if rank.decided:
             job.send(rank.member, shared)
-    if change.changes_members:
+    if not change.only_parts:
         division.decided = msgspec.structs.replace(change, clock=clock)
     shard_grants.on_divided(job, change.lost, change.leaving)
     if change.lost:
