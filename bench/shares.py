@@ -1,10 +1,11 @@
-"""The time of a step when one of two workers has half a processor: even shares, and shares by measured speed.
+"""The time of a step when one of two workers has half of the other's processor: even shares, and shares by speed.
 
     python bench/shares.py [--times 5] [--strategies ps,ring]
 
-As root, on this machine: a control group with a quota of half a processor holds worker 1. Each pair of jobs runs one
-after the other, `loader.share` even and speed; the figures are medians over the pairs, of each job's median step in its
-second half. It prints Markdown for docs/internals/measurements.md.
+As root, on this machine: control groups hold worker 0 to half a processor and worker 1 to a quarter; they go before
+other processes, so that other load changes little. Each pair of jobs runs one after the other, `loader.share` even and
+speed; the figures are medians over the pairs, of each job's median step in its second half. It prints Markdown for
+docs/internals/measurements.md.
 """
 
 from __future__ import annotations
@@ -22,34 +23,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PERIOD = 20_000
-"""Microseconds; the quota is half of it."""
+"""Microseconds in which a group may use its quota."""
 
 
 @contextlib.contextmanager
-def half_processor() -> Iterator[Path]:
-    """Make a control group with half a processor; the file to which its processes write their ids."""
+def limited(name: str, part: float) -> Iterator[Path]:
+    """Make a control group with a part of a processor; the file to which its processes write their ids."""
     base = Path("/sys/fs/cgroup")
     old = (base / "cpu").is_dir()
-    folder = (base / "cpu" if old else base) / f"psctl-shares-{os.getpid()}"
+    folder = (base / "cpu" if old else base) / f"psctl-shares-{os.getpid()}-{name}"
     folder.mkdir()
     try:
+        quota = int(PERIOD * part)
         if old:
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD))
-            (folder / "cpu.cfs_quota_us").write_text(str(PERIOD // 2))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (folder / "cpu.shares").write_text("65536")
         else:
-            (folder / "cpu.max").write_text(f"{PERIOD // 2} {PERIOD}")
+            (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
+            (folder / "cpu.weight").write_text("10000")
         yield folder / "cgroup.procs"
     finally:
         folder.rmdir()
 
 
-def train(home: Path, group: Path, strategy: str, share: str) -> dict[int, dict[str, float]]:
+def train(home: Path, groups: list[Path], strategy: str, share: str) -> dict[int, dict[str, float]]:
     """Run a job; return what each rank printed."""
     done = subprocess.run(
         [
             sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "shares_job" / "job.yaml"), "-o", "jsonl",
             "--strategy", strategy, "--servers", "1" if strategy == "ps" else "0", "--set", f"loader.share={share}",
-            "--env", f"GROUP={group}",
+            "--env", f"GROUP_0={groups[0]}", "--env", f"GROUP_1={groups[1]}",
         ],
         cwd=home, env={**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=False,
@@ -69,20 +73,20 @@ def main() -> None:
     given = parser.parse_args()
     print("| strategy | even, ms | by speed, ms | times as fast | examples of the workers |")
     print("|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder, half_processor() as group:
+    with tempfile.TemporaryDirectory() as folder, limited("fast", 0.5) as fast, limited("slow", 0.25) as slow:
         for strategy in given.strategies.split(","):
             steps: dict[str, list[float]] = {"even": [], "speed": []}
             shares: list[tuple[float, float]] = []
             for _ in range(given.times):
                 for share, found in steps.items():
-                    ranks = train(Path(folder), group, strategy, share)
+                    ranks = train(Path(folder), [fast, slow], strategy, share)
                     found.append(ranks[0]["step"])
                     if share == "speed":
                         shares.append((ranks[0]["examples"], ranks[1]["examples"]))
             even, speed = (1000 * statistics.median(steps[share]) for share in ("even", "speed"))
-            fast, slow = (statistics.median(each[at] for each in shares) for at in (0, 1))
+            most, least = (statistics.median(each[at] for each in shares) for at in (0, 1))
             ratio = statistics.median(a / b for a, b in zip(steps["even"], steps["speed"], strict=True))
-            print(f"| {strategy} | {even:.0f} | {speed:.0f} | {ratio:.2f} | {fast:.0f} and {slow:.0f} |", flush=True)
+            print(f"| {strategy} | {even:.0f} | {speed:.0f} | {ratio:.2f} | {most:.0f} and {least:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps of a model on one thread a worker; worker 1 enters the control group that limits its processor."""
+"""Steps of a model on one thread a worker; each enters the control group that limits its processor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch import nn
 
 import psctl
 
-WIDTH, BATCH, STEPS = 768, 256, 140
+WIDTH, BATCH, STEPS = 512, 256, 100
 
 
 def main() -> None:
     run = psctl.init()
     torch.set_num_threads(1)
-    if run.rank == 1:
-        Path(os.environ["GROUP"]).write_text(str(os.getpid()))
+    Path(os.environ[f"GROUP_{run.rank}"]).write_text(str(os.getpid()))
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     loader = run.loader(list(torch.randn(BATCH, WIDTH)), batch_size=BATCH)
