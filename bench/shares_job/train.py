@@ -14,7 +14,7 @@ from torch import nn
 
 import psctl
 
-WIDTH, BATCH, STEPS = 512, 256, 100
+WIDTH, BATCH, STEPS = 640, 256, 200
 
 
 def main() -> None:
