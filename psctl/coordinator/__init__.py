@@ -10,5 +10,6 @@ replication: what may be carried out, and which configurations hold
 event_log: the job's event log on the head's disk, also when that is full
 checkpoint_saver: writes, verifies, prunes and copies checkpoints
 checkpoint_uploader: uploads checkpoints to `checkpoint.to`
+streams: which worker reads which shard of a stream; without sockets, files or threads
 state: the state machine, without sockets, files or threads
 """

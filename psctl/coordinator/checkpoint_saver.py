@@ -308,6 +308,8 @@ class CheckpointSaver:
             raise CheckpointIncomplete(f"no part of it holds {missing[0]}: shards moved while it was taken")
         if hole := incomplete(save.names):
             raise CheckpointIncomplete(f"{hole}: shards moved while it was taken")
+        if commit.streams:
+            save.state["streams"] = commit.streams
         manifest = save.writer.commit(
             time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
             update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,

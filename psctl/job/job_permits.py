@@ -11,6 +11,7 @@ from psctl.job import leadership_messages as leadership
 from psctl.job import membership_messages as membership
 from psctl.job import process_messages as process
 from psctl.job import session_messages as session
+from psctl.job import stream_messages as streams
 from psctl.job import table_server_messages as tables
 from psctl.job import training_messages as training
 from psctl.permits import LAYOUTS, LISTS, NEW, Direction, Permit, Permits
@@ -135,6 +136,9 @@ COORDINATION = Permits(
         Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
         Permit(training.BucketSizeChosen, (WORKER,), WITH_MODEL),
+        Permit(streams.StreamOpened, (WORKER,), WITH_MODEL),
+        Permit(streams.ShardWanted, (WORKER,), WITH_MODEL),
+        Permit(streams.BatchTaken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(tables.TablesWanted, (WORKER,), INSIDE),
         Permit(tables.ScriptOpensStore, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
@@ -162,6 +166,11 @@ COORDINATION = Permits(
         Permit(training.RanksAt, (TO_WORKER,), size=LAYOUTS),
         Permit(tables.ServeTables, (TO_SERVER,)),
         Permit(tables.TablesAssigned, (TO_SERVER,), size=LAYOUTS),
+        Permit(streams.StreamPosition, (TO_WORKER,), size=LISTS),
+        Permit(streams.ShardGiven, (TO_WORKER,)),
+        Permit(streams.NoShardLeft, (TO_WORKER,)),
+        Permit(streams.StreamEnded, (TO_WORKER,)),
+        Permit(streams.BatchSize, (TO_WORKER,)),
         Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),
         Permit(tables.TablesSave, (TO_SERVER,)),
         Permit(tables.TablesSaved, (TO_SERVER,)),

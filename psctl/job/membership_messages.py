@@ -41,13 +41,15 @@ class ExamplesShared(JobMessage, frozen=True):
     """To workers: from `clock` on, which no worker has begun, these ranks share the examples of each clock.
 
     `lost`: rank -> its first clock that does not count; its examples of the clocks from there on are added to `clock`.
-    A worker that is not of `ranks` leaves before that clock. It answers all NextClockWanted up to this ticket.
+    A worker that is not of `ranks` leaves before that clock. It answers all NextClockWanted up to this ticket. `parts`:
+    of each of `ranks`, in the examples of a clock; empty: all have as many.
     """
 
     ticket: int
     clock: int
     ranks: list[int]
     lost: dict[int, int]
+    parts: list[int] = msgspec.field(default_factory=list)
 
 
 class WorkerGone(JobMessage, frozen=True):

@@ -142,6 +142,18 @@ class SyncSpec(Section, frozen=True):
         return types.Compression(kind, topk.topk if topk is not None else 1.0, skip, significance)
 
 
+class LoaderSpec(Section, frozen=True):
+    """The examples that `run.loader` gives to each worker."""
+
+    share: Annotated[
+        Literal["even", "speed"],
+        Doc(
+            "even: workers have as many examples of a step. speed: by measured speeds, so that all take as long; the "
+            "gradient is the mean over all examples all the same."
+        ),
+    ] = "even"
+
+
 class KeepBest(Section, frozen=True):
     """The best checkpoint, which is kept whatever its age."""
 
@@ -274,6 +286,7 @@ class JobSpec(Section, frozen=True):
     ] = "auto"
     seed: Annotated[int, whole(0, 2**32 - 1), Doc("Seed of python, numpy and torch on every worker.")] = 0
     sync: Annotated[SyncSpec, Doc("How gradients are synchronised.")] = SyncSpec()
+    loader: Annotated[LoaderSpec, Doc("The examples that run.loader gives to each worker.")] = LoaderSpec()
     replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), Doc("Copies of every shard beyond the first.")] = "auto"
     checkpoint: Annotated[CheckpointSpec, Doc("Checkpoints: interval, folder, number.")] = CheckpointSpec()
     restart: Annotated[RestartSpec, Doc("How the job continues after losses.")] = RestartSpec()
@@ -473,6 +486,24 @@ def _check_bucket(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
         )
 
 
+def _check_share(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings with which examples cannot be shared by speed."""
+    if spec.loader.share != "speed":
+        return
+    if spec.sync.consistency == "asp":
+        yield (
+            "loader.share",
+            "speed cannot be combined with consistency: asp, under which fast workers take more steps",
+            "share: even, or consistency: bsp",
+        )
+    if spec.sync.factor_rows is not None:
+        yield (
+            "loader.share",
+            f"speed cannot be combined with factor_rows: {spec.sync.factor_rows}, the most examples of a worker",
+            "share: even, or leave out factor_rows",
+        )
+
+
 def _only_on_servers(sync: SyncSpec) -> str:
     """Return the key of a compression that only servers support; "" where collectives support it too."""
     if sync.compression not in ("none", "bf16", "fp16"):
@@ -491,6 +522,7 @@ _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, s
     ("outputs",): lambda spec: check_outputs(spec.outputs),
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,
+    ("loader", "sync"): _check_share,
     ("env", "secrets"): _check_variables,
 }
 """Checks for contradictions, which yield (path, message, hint), by the keys that they compare."""

@@ -26,38 +26,58 @@ class ExampleWeight:
         self._world = world
         self._source: object = None
         self._sent = False
-        self.weight = 1.0
-        """This rank's examples times world divided by all examples; exactly 1.0 when equal or unknown."""
         self.own_examples = 0
         """This rank's examples since gradients were last sent; 0 when unknown."""
-        self.all_examples = 0
-        """All ranks' examples since gradients were last sent; 0 when unknown."""
+        self._all = 0
+        self._unknown: list[Callable[[], int]] = []  # waits for the examples of a batch over all ranks
+        self._weight: float | None = 1.0
+
+    @property
+    def weight(self) -> float:
+        """This rank's examples times world divided by all examples; exactly 1.0 when equal or unknown."""
+        if self._weight is None:
+            self._weight = relative_weight(self.own_examples, self.all_examples, self._world)
+        return self._weight
+
+    @property
+    def all_examples(self) -> int:
+        """All ranks' examples since gradients were last sent; 0 when unknown. It waits for those of a stream."""
+        while self._unknown:
+            self._all += self._unknown[0]()
+            del self._unknown[0]
+        return self._all
 
     def set_world(self, world: int) -> None:
         """Set the number of ranks that share the next batch."""
-        self._world = world
-        self._update()
+        self._world, self._weight = world, None
 
     @property
     def share(self) -> float:
         """This rank's part of the examples behind the gradients of all ranks: its gradients' part of the joint mean."""
         return self.weight / self._world
 
-    def add_batch(self, source: object, own: int, total: int) -> None:
-        """Add a batch of `own` examples here and `total` over all ranks, from the loader `source`."""
+    def add_batch(self, source: object, own: int, total: int | Callable[[], int]) -> None:
+        """Add a batch from the loader `source`.
+
+        Args:
+            source: the loader.
+            own: examples here.
+            total: examples over all ranks, or a function that waits until they are known.
+        """
         if self._sent or source is not self._source:
-            self.own_examples = self.all_examples = 0
+            self.own_examples = self._all = 0
+            self._unknown.clear()
         self._source, self._sent = source, False
         self.own_examples += own
-        self.all_examples += total
-        self._update()
+        if callable(total):
+            self._unknown.append(total)
+        else:
+            self._all += total
+        self._weight = None
 
     def mark_sent(self) -> None:
         """Note that the gradients of these batches were sent: the next batch starts a new count."""
         self._sent = True
-
-    def _update(self) -> None:
-        self.weight = relative_weight(self.own_examples, self.all_examples, self._world)
 
 
 def relative_weight(own: int, total: int, world: int) -> float:

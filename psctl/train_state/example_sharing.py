@@ -117,6 +117,11 @@ class ExampleShare:
             )
 
 
+def parts_after(changes: Sequence[ExamplesShared]) -> tuple[int, ...]:
+    """Return the parts of the members after these changes; empty: all have as many examples."""
+    return tuple(changes[-1].parts) if changes else ()
+
+
 def members_after(changes: Sequence[ExamplesShared], first: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks after these changes of the `first` ones."""
     return tuple(changes[-1].ranks) if changes else tuple(first)
@@ -129,6 +134,7 @@ class Batch(msgspec.Struct, frozen=True):
     epoch: int
     ranges: tuple[Range, ...]
     ranks: tuple[int, ...]
+    parts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -136,10 +142,10 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(map(len, self.ranges))
 
     def of(self, rank: int) -> tuple[Range, ...]:
-        """Return a rank's share, evenly in rank order; empty for a rank that is not in `ranks`."""
+        """Return a rank's share, by `parts` or evenly, in rank order; empty for a rank that is not in `ranks`."""
         if rank not in self.ranks:
             return ()
-        part = share(Range(0, self.size), len(self.ranks), self.ranks.index(rank))
+        part = share(Range(0, self.size), len(self.ranks), self.ranks.index(rank), self.parts)
         return slice_ranges(self.ranges, part.start, part.stop)
 
 

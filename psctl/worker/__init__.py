@@ -5,6 +5,9 @@ ddp: `psctl.accelerate_ddp()`: has the gradients of a DistributedDataParallel su
 run: the run: the object with which a script does everything
 training_progress: steps, epochs, position in the data, and checkpoints between steps
 loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks
+shard_stream: a stream, an IterableDataset made of shards, and the readers of the shards that are open
+stream_loader: the loader of a stream: batches of the shards that the coordinator gives to this rank
+shard_requests: the requests for shards, to the coordinator or to a list in this process
 collective_calls: the collectives that a script calls, run.all_reduce and others
 rank_connections: the connections of all workers for these
 coordinator_session: the session with the coordinator: requests, answers and waits

@@ -32,6 +32,7 @@ from psctl.job.checkpoint_messages import (
 )
 from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWanted, Reassign, StepUnfit
 from psctl.job.message import JobMessage
+from psctl.job.stream_messages import CoordinatorStreamMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
     BucketSizeChosen,
@@ -64,6 +65,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Layout, Member, State, TensorSlice
 from psctl.worker.plane_connections import Connect, PlaneConnections
 from psctl.worker.rank_connections import RankConnections
+from psctl.worker.shard_requests import ShardRequests
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
@@ -137,6 +139,8 @@ class CoordinatorSession:
         self._ranks = (
             RankConnections(connect_ranks, self.send, self._wait, self._notify) if connect_ranks is not None else None
         )
+        self.shards = ShardRequests(self.send, self._wait)
+        """Gives the shards of streams to this worker."""
         self.example_share: ExampleShare | None = None
         """The ranks that share the examples of each clock; None before the decision."""
 
@@ -162,6 +166,11 @@ class CoordinatorSession:
             assert self._ranks is not None, "it was given a way to connect"
             self._ranks.on_message(message)
             self._notify()
+            return
+        if isinstance(message, CoordinatorStreamMessage):
+            with self._changed:
+                self.shards.on_message(message)
+                self._changed.notify_all()
             return
         if isinstance(message, Membership):
             with self._changed:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from psctl.errors import UsageError
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.train_state.example_sharing import Batch, returned_examples
+from psctl.train_state.example_sharing import Batch, parts_after, returned_examples
 from psctl.train_state.random_generators import GeneratorStates, mix, reseed
 from psctl.types import Range
 
@@ -61,6 +61,11 @@ class Loader:
         return self._clocks
 
     @property
+    def batches(self) -> int:
+        """Batches an epoch."""
+        return self._clocks
+
+    @property
     def complete(self) -> bool:
         """Whether the current pass has no more batches."""
         return self.clock >= self._clocks and not self._late
@@ -74,14 +79,14 @@ class Loader:
         self.clock = start
         fetching: Iterator[Minibatch] | None = None
         early: FetchedBatch | None = None
-        ranks: tuple[int, ...] = ()
+        sharing: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # the ranks and their parts
         try:
             spans = self._progress.spans
             while (batch := self._next(epoch)) is not None:
                 began = spans.now()
                 self._progress.generators.begin_step()  # it includes the fetch
-                if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
-                    fetching, ranks, early = iter(self._fetching(batch)), batch.ranks, None
+                if fetching is None or len(batch.ranges) > 1 or (batch.ranks, batch.parts) != sharing:
+                    fetching, sharing, early = iter(self._fetching(batch)), (batch.ranks, batch.parts), None
                 found = early.take() if early is not None else next(fetching)
                 self.clock, self._late = self.clock + 1, False
                 self._progress.remember_batch(self, batch)
@@ -119,13 +124,14 @@ class Loader:
         before = self._progress.recent_batches(self)
         new = [change for change in changes if change.clock > before[-1].step] if before else []
         back = returned_examples(new, before, epoch)
+        parts = parts_after(changes)
         if self.clock < self._clocks:
-            return Batch(step, epoch, (self._positions(self.clock), *back), ranks)
+            return Batch(step, epoch, (self._positions(self.clock), *back), ranks, parts)
         if not back:
             return None
         self._late = True
         self._progress.on_batch_wanted(self)
-        return Batch(step, epoch, back, ranks)
+        return Batch(step, epoch, back, ranks, parts)
 
     def _positions(self, clock: int) -> Range:
         return positions(self._examples, self._batch, self._progress.world, clock)
@@ -135,7 +141,7 @@ class Loader:
         epoch, rank, seed = first.epoch, self._progress.rank, self._progress.seed
         later = range(self.clock + 1, self._clocks)
         takes = {self.clock: first} | {
-            clock: Batch(0, epoch, (self._positions(clock),), first.ranks) for clock in later
+            clock: Batch(0, epoch, (self._positions(clock),), first.ranks, first.parts) for clock in later
         }  # fmt: skip
         clocks = EpochBatches(
             self._dataset, self._collate, self._order(epoch), (seed, epoch, rank),
@@ -206,7 +212,8 @@ def _length(dataset: Dataset[Example]) -> int:
         raise UsageError(
             f"run.loader: {type(dataset).__name__} is an IterableDataset: its examples have no positions, so "
             "neither a rank's share nor a position in an epoch is defined",
-            "give a dataset with __len__ and __getitem__, or use a DataLoader of your own (ranks then count equally)",
+            "give it a run.stream(shards, open_shard), where open_shard(shard) returns the examples of a part of the "
+            "data, such as a file; or use a DataLoader of your own (ranks then count equally)",
         )
     try:
         return len(dataset)  # type: ignore[arg-type]

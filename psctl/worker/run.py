@@ -36,9 +36,11 @@ from psctl.types import Layout
 from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
 from psctl.worker.followed_loop import FollowedLoop
 from psctl.worker.loader import Example, Loader, Minibatch
+from psctl.worker.shard_stream import Shard, ShardStream
 from psctl.worker.standalone import ProgressLines
 from psctl.worker.step_profiler import StepProfiler
 from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
+from psctl.worker.stream_loader import StreamLoader
 from psctl.worker.training_progress import LIBRARY_PATH, Session, TrainingProgress
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -326,7 +328,7 @@ class Run(CollectiveCalls):
         collate_fn: Callable[[list[Example]], Minibatch] | None = None,
         per_worker: bool = False,
         keys: Callable[[Minibatch], object] | None = None,
-    ) -> Loader:
+    ) -> Loader | StreamLoader:
         """Return an iterable of this rank's batches: every example once an epoch over all ranks.
 
         Which examples a step takes depends on the job's seed, the epoch and the step alone; ranks share them evenly in
@@ -337,7 +339,7 @@ class Run(CollectiveCalls):
         It is for the batches that steps are made of. Validate with a plain torch DataLoader.
 
         Args:
-            dataset: has `__len__` and `__getitem__`.
+            dataset: has `__len__` and `__getitem__`; or a stream, see `run.stream`.
             batch_size: examples that one step consumes over *all* ranks. (torchrun's scripts give what one rank
                 consumes: that is `per_worker=True`, and the run then depends on the number of workers.)
             shuffle: take the examples in another order each epoch.
@@ -349,14 +351,40 @@ class Run(CollectiveCalls):
                 one is computed; the results are the same.
 
         Raises:
-            UsageError: the dataset has no positions (an IterableDataset), or a rank would have no example; the
-                script's fault.
+            UsageError: the dataset is an IterableDataset other than `run.stream`'s, or a rank would have no example;
+                the script's fault.
         """
+        if isinstance(dataset, ShardStream):
+            if keys is not None:
+                raise UsageError("run.loader(keys=) of a stream: its next batch is not known", "leave keys= out")
+            return StreamLoader(
+                self._progress, self._progress.new_loader(), dataset, batch_size, self._session.shards,
+                shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
+            )  # fmt: skip
         return Loader(
             self._progress, self._progress.new_loader(), dataset, batch_size,
             shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
             on_next=None if keys is None else lambda batch: self._rows.prefetch(keys(batch)),
         )  # fmt: skip
+
+    def stream(
+        self, shards: Iterable[Shard], open_shard: Callable[[Shard], Iterable[Example]], *, length: int | None = None
+    ) -> ShardStream:
+        """Return a stream, for `run.loader`: an IterableDataset whose shards are given out to the workers as tasks.
+
+            paths = sorted(glob("data/*.jsonl"))
+            loader = run.loader(run.stream(paths, open), batch_size=64, collate_fn=parse_lines)
+
+        Each shard is read once an epoch, by one worker; a lost worker's are given to others from where its last step
+        that counts stopped. A resumed job reads no finished shard again, and skips the used examples of others.
+        Random numbers that `open_shard` draws are seeded for each example.
+
+        Args:
+            shards: what `open_shard` is called with: paths, URLs, numbers; the same in the same order on every rank.
+            open_shard: returns the examples of a shard, in the same order whenever it is called.
+            length: examples an epoch, for the time that is left; None: known after the first epoch.
+        """
+        return ShardStream(shards, open_shard, length)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs to train, 0 .. count-1; from where the job resumed after a resume.
@@ -554,7 +582,7 @@ class Run(CollectiveCalls):
 
     def _beat(self) -> None:
         activity = self._synchronizer.activity if self._synchronizer is not None else "start"
-        doing = self._collectives.activity or self._stores.doing or activity
+        doing = self._collectives.activity or self._stores.doing or self._session.shards.activity or activity
         self._session.send(Heartbeat(self.step, doing, self._progress.shares_examples))
 
     def _on_save(self, step: int) -> None:

@@ -17,6 +17,7 @@ from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleShare
 from psctl.types import Layout, Member, State, TensorSlice
 from psctl.worker.coordinator_session import Membership
+from psctl.worker.shard_requests import LocalShards
 
 LINE_SECONDS = 5.0
 """Seconds between two lines of progress."""
@@ -45,6 +46,8 @@ class StandaloneSession:
         self.me = Member("worker", rank)
         self._welcome = Welcome(world=world, seed=seed, every_steps=0, report_seconds=LINE_SECONDS)
         self._strategy = strategy
+        self.shards = LocalShards(world)
+        """Gives the shards of streams to this worker."""
 
     def join(self) -> Welcome:
         return self._welcome

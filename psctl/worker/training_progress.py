@@ -32,8 +32,11 @@ from psctl.types import State
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import StandaloneSession
+from psctl.worker.stream_loader import StreamLoader
 
 Session = CoordinatorSession | StandaloneSession
+
+AnyLoader = Loader | StreamLoader
 
 LIBRARY_PATH = "library_path"
 """Key, in a checkpoint's state, of the path where a library has saved its own state."""
@@ -90,8 +93,8 @@ class TrainingProgress:
         self._loops = 0
         self._last_epoch: int | None = None  # of the current loop of epochs
         self._loaders = 0
-        self._drawn_from: Loader | None = None
-        self._feeding: Loader | None = None
+        self._drawn_from: AnyLoader | None = None
+        self._feeding: AnyLoader | None = None
         self._draws = 0
         self._step_batches = 0  # drawn in succession from one loader since the last step
         self._foreseen = 0  # steps of the whole training, from the loop of epochs and its loader
@@ -236,11 +239,12 @@ class TrainingProgress:
     def _foresee(self) -> int:
         """Return the steps of the whole training if all take as many batches as the last one; 0 where unknown."""
         feeding = self._feeding
-        if feeding is None or self._last_epoch is None:
+        count = feeding.batches if feeding is not None else None
+        if feeding is None or count is None or self._last_epoch is None:
             return 0
         each = max(1, self._step_batches)
-        left = math.ceil((len(feeding) - feeding.clock) / each)
-        return self.step + left + (self._last_epoch - self.epoch) * math.ceil(len(feeding) / each)
+        left = math.ceil(max(0, count - feeding.clock) / each)
+        return self.step + left + (self._last_epoch - self.epoch) * math.ceil(count / each)
 
     def _reseed(self) -> None:
         reseed(self.seed, "clock", self.step, self._draws, self.rank)
@@ -266,7 +270,7 @@ class TrainingProgress:
         finally:
             self._last_epoch, self._loaders = None, made
 
-    def epoch_of(self, loader: Loader) -> tuple[int, int]:
+    def epoch_of(self, loader: AnyLoader) -> tuple[int, int]:
         """Return the epoch of a new pass over a loader and the clock to begin at."""
         at = self._begin
         inside = self._last_epoch is not None
@@ -276,13 +280,13 @@ class TrainingProgress:
             return epoch, at.clock
         return epoch, 0
 
-    def on_batch_wanted(self, loader: Loader) -> None:
+    def on_batch_wanted(self, loader: AnyLoader) -> None:
         """Handle the request for a loader's next batch: the step before is complete."""
         if loader is self._feeding and not loader.complete:
             self.between_steps()
 
-    def on_batch(self, loader: Loader, own: int, total: int) -> None:
-        """Handle a batch that a loader yields: `own` examples here, `total` over all ranks."""
+    def on_batch(self, loader: AnyLoader, own: int, total: int | Callable[[], int]) -> None:
+        """Handle a batch that a loader yields: `own` examples here, `total` over all ranks, or a wait for these."""
         self._step_batches = self._step_batches + 1 if loader is self._drawn_from else 1
         self._drawn_from = loader
         self._weight.add_batch(loader, own, total)
@@ -325,7 +329,7 @@ class TrainingProgress:
         share.settle()
         return True
 
-    def on_exhausted(self, loader: Loader) -> None:
+    def on_exhausted(self, loader: AnyLoader) -> None:
         """Handle the end of a pass over a loader, and of the epoch where the script does not use run.epochs."""
         loader.passes += 1
         if loader is self._feeding:

@@ -21,6 +21,7 @@ from psctl.coordinator.state.instructions import (
 from psctl.job.checkpoint_messages import CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import LostWorkerClocks, ServerUnreachable, ShardCaughtUp, ShardHandedOver
 from psctl.job.process_messages import ProcessExited, ProcessStarted, ScaleWanted
+from psctl.job.stream_messages import BatchTaken, ShardPosition, ShardWanted, StreamOpened
 from psctl.job.training_messages import (
     Heartbeat,
     Join,
@@ -38,6 +39,7 @@ ROOMY = replace(ELASTIC, hosts=[replace(host, slots=3) for host in ELASTIC.hosts
 ANYBODY = st.builds(Member, st.sampled_from(["worker", "server"]), st.integers(0, 3), st.integers(0, 2))
 SERVER = st.builds(Member, st.just("server"), st.integers(0, 3), st.integers(0, 1))
 AGENT = st.sampled_from([A0, A1])
+ZERO = st.just(0)
 CLOCKS = st.dictionaries(st.integers(0, 5), st.integers(0, 3), min_size=3)
 MESSAGES = st.one_of(
     st.just(Join(1)), st.just(Prepare(LAYOUT, ())), st.builds(ScriptFinished,
@@ -47,6 +49,10 @@ MESSAGES = st.one_of(
     st.builds(PlaneBroken, st.integers(0, 3), st.just("reset"), st.sampled_from([(), (1,), (9,)])),
     st.builds(WorkerListens, st.just(None), st.just(b""), st.integers(0, 3)), st.just(NotReplaceable("gone")),
     st.builds(Heartbeat, st.integers(0, 9), st.just("compute"), st.booleans()),
+    st.builds(StreamOpened, ZERO, ZERO, st.integers(0, 2), st.integers(0, 3), st.integers(1, 2)),
+    st.builds(ShardWanted, ZERO, ZERO, st.integers(0, 2), st.integers(0, 3), st.integers(0, 1)),
+    st.builds(BatchTaken, ZERO, ZERO, st.integers(0, 2), st.integers(0, 3), st.integers(0, 1), st.sampled_from(
+        [(), (ShardPosition(0, 1),), (ShardPosition(0, 2), ShardPosition(1, 1))])),
 )  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(LostWorkerClocks, st.integers(0, 2), st.integers(0, 1), CLOCKS, CLOCKS),

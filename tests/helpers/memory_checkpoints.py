@@ -10,7 +10,7 @@ import torch
 
 from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
 from psctl.job.training_messages import Resume
-from psctl.types import Member, TensorSlice
+from psctl.types import Member, State, TensorSlice
 
 Tensors = dict[str, tuple[TensorSlice, bytearray]]
 """Each whole tensor by name, and its bytes."""
@@ -78,8 +78,10 @@ class MemoryDisk:
         if message.step in self.open:
             self.open[message.step].ended.add(sender)
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, streams: list[State] | None = None) -> None:
         self.whole[step] = self.open.pop(step)
+        if streams:
+            self.whole[step].state["streams"] = streams
 
     def discard(self, step: int) -> None:
         self.open.pop(step, None)

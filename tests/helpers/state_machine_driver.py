@@ -265,8 +265,8 @@ class CoordinatorDriver(StateMachineDriver):
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._shard_bytes)
                 self.answer(ShardsMade(shards, sizes(shards)))
-            case instructions.CommitCheckpoint(step=step):
-                self.disk.commit(step)
+            case instructions.CommitCheckpoint(step=step, streams=streams):
+                self.disk.commit(step, streams)
                 self.answer(instructions.CheckpointCommitted(step, f"{self.disk.job}@{step}"), 0.05)
             case instructions.DiscardCheckpoint(step=step):
                 self.disk.discard(step)

@@ -45,7 +45,21 @@ def near(lines: list[str]) -> None:
     assert all(float(line.split()[-1]) < 1.0 for line in lines)
 
 
-EXAMPLES = {"sgd": accurate, "kmeans": close, "wordcount": counted, "topics": sampled, "simple": near}
+def bounded(lines: list[str]) -> None:
+    for line in lines:
+        assert "too small: 0;" in line, "an estimate is never below the count"
+        assert float(re.findall(r"beyond the bound: ([\d.]+)", line)[0]) < 0.01
+        assert line.endswith("most frequent: [0, 1, 2, 3, 4]")
+
+
+EXAMPLES = {
+    "sketch": bounded,
+    "sgd": accurate,
+    "kmeans": close,
+    "wordcount": counted,
+    "topics": sampled,
+    "simple": near,
+}
 
 
 def test_all_examples_exist_and_are_short() -> None:

@@ -34,7 +34,7 @@ CALLED: dict[type[Any], set[str]] = {
     job.KeepBest: {"keep_best", "best"},
     job.CheckpointSpec: {"checkpoint"}, job.TimeoutSpec: {"timeouts"},
     job.MetricsSpec: {"metrics"}, job.RestartSpec: {"restart"}, job.LogsSpec: {"logs"},
-    job.PerHost: {"workers", "servers"}, job.Elastic: {"workers", "elastic"},
+    job.LoaderSpec: {"loader"}, job.PerHost: {"workers", "servers"}, job.Elastic: {"workers", "elastic"},
     orders.JobOrder: {"order", "job", "orders", "_order", "_orders"},
     orders.CheckpointOrder: {"checkpoint", "keep", "policy", "when"},
 }  # fmt: skip

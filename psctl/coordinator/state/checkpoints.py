@@ -25,6 +25,7 @@ from psctl.coordinator.state.instructions import (
     SendCheckpointCopy,
     UploadCheckpoint,
 )
+from psctl.coordinator.streams import shard_grants
 from psctl.job import events
 from psctl.job.checkpoint_messages import CheckpointSaved, CutAt, CutPosition, ProposeCut
 from psctl.types import Member
@@ -265,7 +266,7 @@ def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float], *
         CommitCheckpoint(
             step=save.step, epoch=job.progress.reports.epoch_of(save.step), world=world,
             servers=len(job.ranks_of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
-            parameters=[each.name for each in held], again=again,
+            parameters=[each.name for each in held], again=again, streams=shard_grants.state_at(job, save.step),
         )
     )  # fmt: skip
 

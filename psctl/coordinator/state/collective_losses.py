@@ -10,8 +10,8 @@ listen in the newest epoch they get each other's addresses. A loss in the meanti
 Connections that broke without a loss (a link was cut) are made again in the same way, until they hold or a host is
 given up (partitions.py). A worker that reports that no other has the state of the lost one has all processes start
 again from the last checkpoint, and so has every loss that is not survived here: of a script whose batches are not of
-psctl's loader, that opens stores itself or calls collectives, optimizers that step apart, parameters on GPUs, or
-workers that have ended.
+psctl's loader, that reads a stream, opens stores itself or calls collectives, optimizers that step apart, parameters on
+GPUs, or workers that have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, losses, lost_workers, partitions, server_changes
+from psctl.coordinator.state import checkpoints, example_division, losses, lost_workers, partitions, server_changes
 from psctl.job import events
 from psctl.job.layout_comparison import difference
 from psctl.job.process_messages import ProcessFailure
@@ -56,6 +56,8 @@ def may_replace(job: JobState) -> bool:
     """Whether lost workers can be replaced while those that are left keep their values."""
     if not job.training or not is_collective(job) or job.order.period > 1 or job.order.on_worker_loss == "restart":
         return False
+    if job.streams.passes:  # a worker that waits for a shard is in no sum, and gives no state
+        return False
     if job.tables.of_script or job.collectives.wanted or any(rank.finished for rank in job.ranks_of("worker")):
         return False
     live = [rank for rank in job.live("worker") if rank.ready]
@@ -72,6 +74,7 @@ def on_lost(job: JobState, lost: list[Rank], failure: ProcessFailure) -> None:
     for rank in lost:
         job.append_loss(rank, failure.exception)
         job.checkpoints.senders.discard(rank.member)
+        example_division.remove_worker(job, rank.member)
         checkpoints.drop_incomplete(job, f"{rank.member} is lost")
         host = lost_workers.host_for_replacement(job, rank)
         assert host is not None, "the job survives only when there is one"
@@ -119,6 +122,7 @@ def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure |
         return job.failure_of(rank, f"the model on {rank.member} differs from that of its previous start: {text}")
     rank.decided = True
     job.send(rank.member, server_changes.decision(job, _resume(job), NO_SERVERS))
+    example_division.send_past_changes(job, rank)
     _send_epoch(job, rank)
     return None
 

@@ -18,6 +18,11 @@ from m on: a server that did not know them would apply clock m without them. So 
 sent when all servers have answered `MembersSet`. Workers that leave make all clocks before m, and end when these are
 applied.
 
+Shares by speed (`loader: {share: speed}`). When the first steps are measured, and more and more rarely afterwards, the
+coordinator makes parts of each worker's examples and seconds, waits left out, and begins a change without other
+members: from its clock m on shares are in proportion to the parts. Gradients are weighted by examples anyway, so the
+mean stays that over all examples. When members change all have as many again, and are measured anew.
+
 Clocks c*+1 .. m-1 are means over fewer examples, divided by the sum of the weights that are there. Checkpoints of
 these steps would lack the examples that are added to clock m, and are given up. A rank that is started in mid-run
 receives all past divisions.
@@ -31,8 +36,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from psctl.coordinator.state import checkpoints
+from psctl.coordinator.streams import shard_grants
+from psctl.job.examples import parts_by_speed
 from psctl.job.membership_messages import CountUntil, ExamplesShared, Members, MembersSet, NextClock, NextClockWanted
 from psctl.job.process_messages import ProcessFailure
+from psctl.job.training_messages import WorkerReport
 from psctl.types import Member
 
 if TYPE_CHECKING:
@@ -40,6 +48,15 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT = 60.0
 """Seconds in which workers must answer: their network threads do, but a library may hold the interpreter for 20 s."""
+
+FIRST_STEPS, MOST_STEPS = 8, 1000
+"""Steps that are measured before examples are shared by speed, and at most before they are shared anew."""
+
+SECONDS = 1.0
+"""Seconds of computing that the fastest worker must have been measured for."""
+
+WORTH = 0.05
+"""The part of the slowest worker's time that other shares must save."""
 
 LATER = "examples of it are consumed in a later step"
 
@@ -64,6 +81,24 @@ class DivisionChange(msgspec.Struct):
     asked: set[Member] = msgspec.field(default_factory=set)  # servers that received the new members
     unset: set[Member] = msgspec.field(default_factory=set)  # those that have not answered
     sent: set[int] = msgspec.field(default_factory=set)  # first clocks of new members that servers received
+    parts: list[int] = msgspec.field(default_factory=list)  # of the members, which do not change
+
+    @property
+    def only_parts(self) -> bool:
+        """Whether the members stay, and only their parts change."""
+        return bool(self.parts) and not (self.lost or self.joining or self.leaving)
+
+
+class SpeedMeasurement(msgspec.Struct):
+    """What workers have computed since examples were shared anew."""
+
+    since: int = 0
+    """The clock from which on steps count."""
+    reported: dict[int, int] = msgspec.field(default_factory=dict)
+    """By rank: the last step of its last report."""
+    steps: dict[int, int] = msgspec.field(default_factory=dict)
+    examples: dict[int, float] = msgspec.field(default_factory=dict)
+    seconds: dict[int, float] = msgspec.field(default_factory=dict)
 
 
 class ExampleDivision(msgspec.Struct):
@@ -75,6 +110,9 @@ class ExampleDivision(msgspec.Struct):
     change: DivisionChange | None = None
     decided: DivisionChange | None = None  # whose workers joining_workers.py takes in and lets go
     shared: list[ExamplesShared] = msgspec.field(default_factory=list)  # all that workers received
+    speeds: SpeedMeasurement = msgspec.field(default_factory=SpeedMeasurement)
+    wanted_steps: int = FIRST_STEPS
+    """Steps to measure before examples are shared anew."""
     terms: list[Term] = msgspec.field(default_factory=list)  # in the order in which they were decided
 
     def members_at(self, clock: int, new: Sequence[Term] = ()) -> list[int]:
@@ -86,12 +124,15 @@ class ExampleDivision(msgspec.Struct):
         return sorted(found)
 
 
-def begin_change(job: JobState, *, joining: Iterable[Member] = (), leaving: Iterable[int] = ()) -> None:
-    """Ask the workers for a clock that none has begun: one is lost and not replaced, or some join or leave."""
+def begin_change(
+    job: JobState, *, joining: Iterable[Member] = (), leaving: Iterable[int] = (), parts: Iterable[int] = ()
+) -> None:
+    """Ask the workers for a clock that none has begun: one is lost and not replaced, some join or leave, or examples
+    are shared by other parts."""
     division = job.division
     if division.change is None:
         division.ticket += 1
-        division.change = DivisionChange(job.now, joining=list(joining), leaving=list(leaving))
+        division.change = DivisionChange(job.now, joining=list(joining), leaving=list(leaving), parts=list(parts))
         for rank in job.live("worker"):
             if rank.decided and not rank.finished:
                 _ask(job, division.change, rank)
@@ -108,6 +149,50 @@ def on_next_clock(job: JobState, rank: Rank, message: NextClock) -> None:
     if change is not None and message.ticket == job.division.ticket:
         change.waiting.discard(rank.member)
         change.clock = max(change.clock, message.clock)
+
+
+def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
+    """A worker reports its progress: measure its speed, and share examples by it when that is worth it."""
+    division, number = job.division, rank.member.rank
+    if job.order.share != "speed" or not job.training or division.change is not None:
+        return
+    speeds = division.speeds
+    before, speeds.reported[number] = speeds.reported.get(number), message.step
+    steps = message.step - before if before is not None else 0
+    if before is None or before <= speeds.since or steps < 1:
+        return  # a part of the time was not measured, or by other shares
+    for kept, more in ((speeds.examples, message.examples), (speeds.seconds, message.compute_seconds)):
+        kept[number] = kept.get(number, 0.0) + more
+    speeds.steps[number] = speeds.steps.get(number, 0) + steps
+    members = division.members_at(message.step)
+    measured = all(speeds.steps.get(one, 0) >= division.wanted_steps for one in members)
+    if not measured or min(speeds.seconds[one] for one in members) < SECONDS or _is_unsettled(job):
+        return
+    workers = job.live("worker")
+    hooked = any(each.prepared is not None and each.prepared.hooked for each in workers)
+    if hooked or not all(each.shares for each in workers):
+        why = "DistributedDataParallel counts ranks equally" if hooked else "the script's batches are not run.loader's"
+        job.notice_once(("share", "speed"), f"loader.share: speed has no effect: {why}")
+        return
+    _share_by_speed(job, members)
+
+
+def _is_unsettled(job: JobState) -> bool:
+    """Whether workers are replaced, join or end."""
+    return bool(job.workers_being_replaced or job.lost_workers.pending or job.joining.members or job.all_processes_end)
+
+
+def _share_by_speed(job: JobState, members: Sequence[int]) -> None:
+    division, speeds = job.division, job.division.speeds
+    a_step = {rank: 1 / speeds.steps[rank] for rank in members}
+    parts, saved = parts_by_speed(
+        {rank: speeds.examples[rank] * each for rank, each in a_step.items()},
+        {rank: speeds.seconds[rank] * each for rank, each in a_step.items()},
+    )
+    division.wanted_steps = min(2 * division.wanted_steps, MOST_STEPS)
+    division.speeds = SpeedMeasurement(max(speeds.reported.values()), speeds.reported)
+    if saved >= WORTH:
+        begin_change(job, parts=parts)
 
 
 def on_members_set(job: JobState, server: Rank, message: MembersSet) -> None:
@@ -152,6 +237,9 @@ def advance(job: JobState) -> ProcessFailure | None:
         late = job.ranks[min(change.waiting)]
         text = f"{late.member} did not report within {ANSWER_TIMEOUT:.0f} s which clocks it has begun"
         return job.failure_of(late, text, code="peer-lost")
+    if change.only_parts:
+        _divide(job, change, _first_clock(job, change))
+        return None
     if change.joining and job.checkpoints.proposed is not None:
         return None  # its common step must lie before the first clock of those that join
     clock = _first_clock(job, change)
@@ -200,17 +288,26 @@ def _divide(job: JobState, change: DivisionChange, clock: int) -> None:
     division.change = None
     division.terms += _new_terms(change, clock)
     ranks = division.members_at(clock)
-    shared = ExamplesShared(division.ticket, clock, ranks, change.lost)
+    parts = change.parts if len(change.parts) == len(ranks) and change.only_parts else []
+    if not change.only_parts:
+        division.wanted_steps = FIRST_STEPS
+    division.speeds = SpeedMeasurement(clock)
+    shared = ExamplesShared(division.ticket, clock, ranks, change.lost, parts)
     division.shared.append(shared)
     for rank in job.live("worker"):
         if rank.decided:
             job.send(rank.member, shared)
-    division.decided = msgspec.structs.replace(change, clock=clock)
+    if not change.only_parts:
+        division.decided = msgspec.structs.replace(change, clock=clock)
+    shard_grants.on_divided(job, change.lost, change.leaving)
     if change.lost:
         checkpoints.drop_steps(job, min(change.lost.values()) + 1, clock, LATER)
     gone = [f"worker/{rank}" for rank in sorted({*change.lost, *change.leaving})]
     new = [job.describe(job.ranks[member]) for member in change.joining]
     moves = [f"{', '.join(names)} {verb}" for names, verb in ((new, "joined"), (gone, "left")) if names]
+    if parts:
+        shares = ", ".join(f"worker/{rank} {part / sum(parts):.0%}" for rank, part in zip(ranks, parts, strict=True))
+        job.notice(f"examples are shared by measured speed from step {clock + 1} on: {shares}")
     if moves:
         text = f"{len(ranks)} workers share the examples from step {clock + 1} on"
         job.notice(f"{' and '.join(moves)}; {text}")

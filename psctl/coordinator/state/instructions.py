@@ -8,7 +8,7 @@ from psctl.job.events import AnyEvent, Planned
 from psctl.job.message import JobMessage
 from psctl.job.training_messages import CollectiveChoice, Resume
 from psctl.orders import JobOrder
-from psctl.types import Layout, Member, Shard
+from psctl.types import Layout, Member, Shard, State
 
 # ---- inputs --------------------------------------------------------------------------------------------------------
 
@@ -210,6 +210,7 @@ class CommitCheckpoint(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     parameters: list[str] = []  # names of those that it must hold
     again: bool = False  # an earlier coordinator had begun it: it may be on disk
+    streams: list[State] = []  # as JSON values, for the state
 
 
 class DiscardCheckpoint(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from psctl.coordinator.state.startup import Startup
 from psctl.coordinator.state.sum_order import Groups
 from psctl.coordinator.state.table_placement import TableServers
 from psctl.coordinator.state.takeover import Takeover
+from psctl.coordinator.streams.shard_grants import Streams, resumed_streams
 from psctl.job import events, lifecycle
 from psctl.job.environment import WorkerSeats, worker_places
 from psctl.job.message import JobMessage
@@ -142,6 +143,7 @@ class JobState:
         self.shards = Shards()
         self.tables = TableServers()
         self.division = ExampleDivision()
+        self.streams: Streams = resumed_streams(resume.state if resume else None)
         self.lost_workers = LostWorkers()
         self.planes = PlaneEpochs()
         self.collectives = ScriptCollectives()

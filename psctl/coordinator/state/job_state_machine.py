@@ -52,6 +52,7 @@ from psctl.coordinator.state.instructions import (
     Tick,
 )
 from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.coordinator.streams import shard_grants
 from psctl.job import lifecycle
 from psctl.job.checkpoint_messages import CheckpointCopyDone, CutPosition, SaveBegin, SaveEnd
 from psctl.job.membership_messages import (
@@ -78,6 +79,7 @@ from psctl.job.process_messages import (
     StopWanted,
 )
 from psctl.job.session_messages import ResumeSession
+from psctl.job.stream_messages import BatchTaken, ShardWanted, StreamOpened
 from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
 from psctl.job.training_messages import (
     BucketSizeChosen,
@@ -171,6 +173,8 @@ class JobStateMachine:
                 return why or ("" if known else f"server/{server}, which the job never had")
             case ShardHandedOver(shard=shard, tables=tables):
                 return _shards_refused(job, [shard], tables=tables)
+            case StreamOpened() | ShardWanted() | BatchTaken():
+                return shard_grants.why_refused(job, member.rank, message)
             case ProtocolViolation(member=other):
                 return "" if other.role == "worker" else f"a complaint about {other}"
         return ""
@@ -237,6 +241,7 @@ class JobStateMachine:
         if failure is not None:
             losses.fail(job, failure, counted=True)
         joining_workers.advance(job)
+        shard_grants.advance(job)
         late = server_changes.advance(job, patient) or table_placement.advance(job, patient)
         if late:
             text = f"{late} did not hand its shards over within {server_changes.TRANSFER:.0f} s"
@@ -342,6 +347,7 @@ class JobStateMachine:
                 startup.on_prepared(job, worker, message)
             case WorkerReport():
                 progress.on_report(job, worker, message)
+                example_division.on_report(job, worker, message)
             case NextClock():
                 example_division.on_next_clock(job, worker, message)
             case WorkerListens():
@@ -362,8 +368,11 @@ class JobStateMachine:
                 progress.on_bucket_size(job, message)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
+            case StreamOpened() | ShardWanted() | BatchTaken():
+                shard_grants.on_message(job, worker, message)
             case ScriptFinished(step=step):
                 progress.on_script_finished(job, worker, step)
+                shard_grants.on_finished(job)
             case _:
                 self._notice_unexpected(worker.member, message)
 

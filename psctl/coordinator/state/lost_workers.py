@@ -165,8 +165,10 @@ def on_clocks(job: JobState, message: LostWorkerClocks) -> None:
 def advance(job: JobState) -> ProcessFailure | None:
     """Make the cuts that are possible now; return the failure when one cannot be made."""
     placement = job.shards.placement
-    if placement is None or not job.training or job.all_processes_end:
+    if not job.training or job.all_processes_end:
         return None
+    if placement is None:
+        return example_division.advance(job)
     shards, pending = len(job.shards.ranges), job.lost_workers.pending
     for member, cut in list(pending.items()):
         if cut.asked != placement.epoch:

@@ -36,6 +36,7 @@ from psctl.coordinator.state.losses import Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.table_placement import TableServers
+from psctl.coordinator.streams.shard_grants import resumed_streams
 from psctl.job import events, failures
 from psctl.job.membership_messages import StepUnfit
 from psctl.job.process_messages import EndProcesses, HoldSlots, RenewStore
@@ -229,6 +230,7 @@ def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -
     job.planes = PlaneEpochs()
     job.collectives = ScriptCollectives()
     job.division = ExampleDivision()
+    job.streams = resumed_streams(resume.state if resume else None)
     job.partitions.reported.clear()
     job.partitions.last.clear()
     if job.tables.first and not table_placement.saved_tensors(job):

@@ -236,6 +236,7 @@ def job_order(
         factor_rows=job.sync.factor_rows,
         compute=job.sync.compute,
         bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else 0,
+        share=job.loader.share,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="of 12 steps")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds a step")
     parser.add_argument("--hold", type=int, nargs="*", default=[], help="steps after which rank 0 waits for RESULT.go")
+    parser.add_argument("--shards", type=int, default=0, help="read a stream of so many shards")
     given = parser.parse_args()
 
     run = psctl.init()
@@ -31,7 +32,9 @@ def main() -> None:
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model, optimizer = run.prepare(model, optimizer)
-    loader = run.loader(list(torch.eye(EXAMPLES, dtype=torch.float64)), batch_size=8)
+    data = list(torch.eye(EXAMPLES, dtype=torch.float64))
+    stream = run.stream(range(given.shards), lambda shard: data[shard :: given.shards]) if given.shards else data
+    loader = run.loader(stream, batch_size=8)
     result = os.environ["RESULT"]
     with Path(f"{result}.{run.rank}.{os.getpid()}").open("w", buffering=1) as taken:
         for epoch in run.epochs(given.epochs):
