@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import CloseConnection
+from psctl.coordinator.streams import shard_grants
 from psctl.coordinator.streams.shard_readers import merged
 from psctl.job.stream_messages import (
     BatchSize,
@@ -71,6 +72,18 @@ def test_one_without_examples_takes_part_while_another_has_some_and_all_end_toge
     take(job, 1, 1, 0)
     assert want(job, 1, 2) == []
     assert want(job, 0, 2) == [(0, StreamEnded(0, 0, 2)), (1, StreamEnded(0, 0, 2))]
+
+
+def test_batches_of_a_lost_worker_that_count_keep_their_examples() -> None:
+    job = opened(2)
+    want(job, 0, 0)
+    take(job, 0, 0, 2)
+    want(job, 1, 0)
+    take(job, 1, 0, 4, ShardPosition(1, 4))
+    take(job, 1, 1, 3)
+    shard_grants.on_divided(job.machine.job, {1: 2}, ())
+    assert want(job, 0, 1) == [(0, NoShardLeft(0, 0, 1))], "it takes part in the step with weight 0"
+    assert [(member.rank, size.examples) for member, size in sent(take(job, 0, 1, 0), BatchSize)] == [(0, 3)]
 
 
 def test_what_a_worker_cannot_have_read_closes_its_connection() -> None:

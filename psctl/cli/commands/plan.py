@@ -50,7 +50,7 @@ def plan(
     Examples:
       psctl plan --cluster lab --size 160MB
       psctl plan mine/job.yaml --world 16
-      psctl plan --topology clusters/two-gpu-nodes.json --compute 250ms --explain ps
+      psctl plan --cluster lab --size 160MB --compute 250ms --explain ps
     """
     from psctl.cli.shared import launching
     from psctl.errors import UsageError

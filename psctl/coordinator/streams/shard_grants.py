@@ -187,6 +187,7 @@ def _open(job: StreamingJob, rank: Worker, message: StreamOpened) -> None:
         job.send(rank.member, answer)
         return
     reader = found.readers.setdefault(rank.member.rank, ShardReader())
+    found.gone.discard(rank.member.rank)
     reader.go_back(sum(each.batch < batch for each in reader.records))
     reader.next_batch = batch
     for number, each in found.taken.items():
@@ -304,11 +305,13 @@ def _return_shards(job: StreamingJob, rank: int, clock: int | None) -> None:
         reader = found.readers.pop(rank, None)
         if reader is None:
             continue
+        found.gone.add(rank)
         if clock is not None:
             reader.go_back(sum(each.step < clock for each in reader.records))
         found.put_back((*reader.open_at(1 << 62), *reader.given, *reader.again))
-        for each in found.taken.values():
-            each.examples.pop(rank, None)
+        for each in found.taken.values():  # the batches of clocks that count keep their examples: others wait for them
+            if clock is not None and each.step >= clock:
+                each.examples.pop(rank, None)
         for other in found.readers.values():
             other.waits = False
         _serve(job, found)
@@ -342,7 +345,7 @@ def _next_request(job: StreamingJob, found: StreamPass) -> int | None:
     batch, rank, step = min(asking)
     if job.order.staleness == 0 and found.ended is None:  # later only replacements ask, for what was given before
         none = ShardReader()
-        for other in _members(job, step):
+        for other in _members(job, step) - found.gone:
             reader = found.readers.get(other, none)
             if not reader.waits and (reader.next_batch, other) < (batch, rank):
                 return None  # it may still ask for an earlier batch

@@ -82,6 +82,8 @@ class StreamPass(msgspec.Struct):
     partly: list[ShardPosition] = msgspec.field(default_factory=list)
     """Shards that nobody reads, of which examples were taken; they are given first."""
     readers: dict[int, ShardReader] = msgspec.field(default_factory=dict)
+    gone: set[int] = msgspec.field(default_factory=set)
+    """Ranks whose shards were returned: they ask for nothing any more, also for steps of which they were members."""
     taken: dict[int, OpenBatch] = msgspec.field(default_factory=dict)
     """By number: the batches whose size is not known."""
     sizes: dict[int, int] = msgspec.field(default_factory=dict)
