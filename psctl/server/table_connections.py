@@ -175,6 +175,8 @@ class TableConnections(PeerConnections):
         loading = self._loading.pop(message.ticket)
         if message.problem:
             raise ConnectionFailed(f"the tables of the checkpoint could not be read: {message.problem}")
+        if loading.missing:
+            raise ConnectionFailed(f"the tables of the checkpoint came without {loading.missing} of their bytes")
         self._run(lambda state: state.on_loaded(message.ticket - FIRST_TICKET, loading.by_name()))
 
     def _read(self, wanted: ReadWanted) -> None:
@@ -286,8 +288,9 @@ class TableConnections(PeerConnections):
                     self._save(output)
                 case LoadTables():
                     ticket, slices = output.shard + FIRST_TICKET, wanted(self._saved, output.shard, self._shards)
-                    self._loading[ticket] = ReceivedSlices(slices)
-                    self._send_to_coordinator(LoadWanted(ticket, slices))
+                    if ticket not in self._loading:  # the answer to an earlier request is on its way
+                        self._loading[ticket] = ReceivedSlices(slices)
+                        self._send_to_coordinator(LoadWanted(ticket, slices))
 
     def _send(self, peer: PeerConnection, output: ToWorker) -> None:
         shared = None

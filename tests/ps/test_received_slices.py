@@ -15,6 +15,11 @@ def test_parts_are_received_at_their_places() -> None:
         part = received.part(0, offset, 8)
         assert part is not None
         part[:] = torch.full((2,), value).numpy().tobytes()
+    assert received.missing == 3
+    assert received.part(0, 8, 8) is not None, "a part may come twice"
+    assert received.missing == 3
+    assert received.part(1, 0, 3) is not None
+    assert received.missing == 0
     assert received.by_name()["w"].tolist() == [[1.0, 1.0], [2.0, 2.0]]
     assert [tuple(each.shape) for each in received.whole_tensors()] == [(2, 2), (3,)]
 

@@ -47,6 +47,16 @@ def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
     return world
 
 
+def test_a_shard_requests_its_state_once_whatever_connects_meanwhile() -> None:
+    world = World(workers=1, servers=3, replicas=1, begins=True)
+    asked = [output.shard for _, output in world.reports if isinstance(output, LoadTables)]
+    assert sorted(asked) == list(range(world.store.shards))
+    for rank, machine in world.servers.items():
+        for other in world.servers.keys() - {rank}:
+            machine.on_server_disconnected(other)
+            assert not [each for each in machine.on_server_connected(other) if isinstance(each, LoadTables)]
+
+
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("staleness", [None, 0, 2])
 def test_a_checkpoint_has_all_updates_before_the_mark_and_none_after(staleness: int | None, replicas: int) -> None:

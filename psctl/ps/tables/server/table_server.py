@@ -201,7 +201,8 @@ class TableServer:
         if self._begins is None or not hosted.chain.leads or hosted.state.version is not None:
             return []
         if self._begins:
-            return [LoadTables(hosted.shard)]
+            asks, hosted.loads = not hosted.loads, True
+            return [LoadTables(hosted.shard)] if asks else []
         hosted.state.set_first_version([])
         return self._after_chain(hosted, hosted.chain.on_first_version())
 

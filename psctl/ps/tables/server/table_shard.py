@@ -153,6 +153,8 @@ class HostedShard:
         self.chain = ReplicaChain(shard, me, self.state, up, epoch, WINDOW, copying)
         self.term = -1
         """The number of shards that the server had started to lead when it started to lead this one."""
+        self.loads = False
+        """Whether its state in a checkpoint was requested: once, whatever happens until it has arrived."""
         self.had_role = False
         """Whether an assignment has given this server a role for the shard."""
         self.announced = False
