@@ -94,7 +94,7 @@ class PlainLog:
         say(self._console, f"{clock_time(time)} {text}")
 
 
-def describe(event: kinds.AnyEvent) -> str:
+def describe(event: kinds.AnyEvent) -> str:  # long: a line for each kind of event
     """Return an event as one plain line: its name, then name=value or text."""
     match event:
         case kinds.Started():

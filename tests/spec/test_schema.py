@@ -22,7 +22,7 @@ JOB = {
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0",
-    "checkpoint.full_every": "1", "restart.max": "0",
+    "checkpoint.full_every": "1", "loader.share": "speed", "restart.max": "0",
     "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
     "data": "[{from: a, to: b}]", "outputs": "[out/]",
