@@ -1,4 +1,4 @@
-"""Open MPI's collectives, timed as `psctl bench` times psctl's; for the benches that have Open MPI beside psctl.
+"""Open MPI's collectives, timed as `psctl bench` times psctl's; for the benches that compare the two.
 
 A time is the slowest rank's from a barrier on. Bytes are counted as nccl-tests count them: the whole vector of an
 all-reduce, reduce or broadcast; what all ranks hold together of a gather, scatter, all-gather and reduce-scatter; what

@@ -52,7 +52,8 @@ class Loader:
         self._shuffle, self._workers, self._collate = shuffle, num_workers, collate_fn or default_collate
         self._examples = _length(dataset)
         self._batch = batch_size * progress.world if per_worker else batch_size
-        _check(self._examples, self._batch, batch_size, progress.world)
+        check_batch(self._batch, batch_size, progress.world)
+        _check_examples(self._examples, progress.world)
         self._clocks = clocks_in_epoch(self._examples, self._batch, progress.world)
         self._on_next = on_next  # called with the next batch before each batch is yielded
         self._late = False  # one more batch follows, of examples that a lost rank had drawn
@@ -223,7 +224,17 @@ def _length(dataset: Dataset[Example]) -> int:
         ) from error
 
 
-def _check(examples: int, batch: int, given: int, world: int) -> None:
+def check_batch(batch: int, given: int, world: int) -> None:
+    """Refuse a batch of which some worker would have no example.
+
+    Args:
+        batch: examples of a step, over all workers.
+        given: `batch_size` of the call.
+        world: number of workers.
+
+    Raises:
+        UsageError: the script's fault; it names the argument.
+    """
     if given < 1:
         raise UsageError(
             f"run.loader: batch_size is {given}, expected 1 or more",
@@ -234,6 +245,9 @@ def _check(examples: int, batch: int, given: int, world: int) -> None:
             f"run.loader: batch_size {batch} is divided among {world} workers in each step: some would have no example",
             f"give batch_size={world} or more, or per_worker=True",
         )
+
+
+def _check_examples(examples: int, world: int) -> None:
     if examples < world:
         raise UsageError(
             f"run.loader: the dataset has {examples} examples, fewer than the {world} workers",

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import default_collate
 
-from psctl.errors import UsageError
 from psctl.job.examples import share
 from psctl.job.stream_messages import BatchTaken, NoShardLeft, ShardPosition, ShardWanted, StreamEnded, StreamOpened
 from psctl.train_state.example_sharing import parts_after
 from psctl.train_state.random_generators import mix
 from psctl.types import Range
-from psctl.worker.loader import Example, Minibatch
+from psctl.worker.loader import Example, Minibatch, check_batch
 from psctl.worker.shard_requests import ShardSource
 from psctl.worker.shard_stream import END, ShardCursors, ShardStream
 
@@ -59,7 +58,7 @@ class StreamLoader:
         self._progress, self._stream, self._shards = progress, stream, shards
         self._shuffle, self._workers, self._collate = shuffle, num_workers, collate_fn or default_collate
         self._batch = batch_size * progress.world if per_worker else batch_size
-        _check(self._batch, batch_size, progress.world)
+        check_batch(self._batch, batch_size, progress.world)
         self._epoch: int | None = None
         self._last_pass: int | None = None  # its batches
         self._sample: Example = END  # for batches without an example
@@ -175,16 +174,3 @@ class StreamLoader:
         generator = torch.Generator().manual_seed(mix(self._progress.seed, "order", epoch))
         order: list[int] = torch.randperm(count, generator=generator).tolist()
         return order
-
-
-def _check(batch: int, given: int, world: int) -> None:
-    if given < 1:
-        raise UsageError(
-            f"run.loader: batch_size is {given}, expected 1 or more",
-            "give the number of examples that all workers consume in a step",
-        )
-    if batch < world:
-        raise UsageError(
-            f"run.loader: batch_size {batch} is divided among {world} workers in each step: some would have no example",
-            f"give batch_size={world} or more, or per_worker=True",
-        )

@@ -63,7 +63,7 @@ class ShardReader(msgspec.Struct):
 
 
 class OpenBatch(msgspec.Struct):
-    """A batch of which some workers have not told their examples."""
+    """A batch of which some workers have not reported their examples."""
 
     step: int
     examples: dict[int, int] = msgspec.field(default_factory=dict)

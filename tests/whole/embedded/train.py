@@ -46,7 +46,7 @@ def die_before_the_clock(at: int) -> None:
 
     def end_or_die(rows: ModelRows, step: int, *, saves: bool) -> None:
         if step == at - 1 and not once.exists():
-            time.sleep(2.5)  # until heartbeats, one a second, have told what a worker needs to be replaced
+            time.sleep(2.5)  # until heartbeats, one a second, have reported what a replacement needs
         if step == at and not once.exists():
             once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
