@@ -39,7 +39,7 @@ for x in run.loader(points, batch_size=4, shuffle=False):
     model(x).square().mean().backward()
     if os.environ.get("KILLS") and run.rank == 1 and run.step == 9 and not mark.exists():
         mark.touch()
-        time.sleep(2.5)  # a worker can be replaced once heartbeats, one a second, have reported what a replacement needs
+        time.sleep(2.5)  # until heartbeats, one a second, have reported what a replacement needs
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
     run.report()

@@ -50,9 +50,7 @@ def main() -> None:
             optimizer.step()
             if given.dies and run.rank == 1 and run.step == given.dies and not Path(os.environ["DIED"]).exists():
                 Path(os.environ["DIED"]).touch()
-                time.sleep(
-                    2.5
-                )  # until heartbeats, one a second, have reported what a replacement needs
+                time.sleep(2.5)  # until heartbeats, one a second, have reported what a replacement needs
                 os.kill(os.getpid(), signal.SIGKILL)
             if given.consistency != "asp":
                 store.clock()
