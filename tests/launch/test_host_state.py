@@ -32,7 +32,9 @@ from psctl.job.events import (
 )
 from psctl.launch.archive import pack_folder
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, program_command, run_program
+from psctl.launch.hosts.site import inspect_host
 from psctl.remote.local import LocalShell
+from psctl.spec.cluster import ClusterSpec, HostSpec, RuntimeSpec
 from tests.helpers.job_folders import begin_question
 from tests.helpers.running import until
 
@@ -294,3 +296,16 @@ def test_files_of_up_are_removed_and_the_rest_stays_unless_all_is_requested(shel
     assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["checkpoints", "jobs"]
     there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": True}, HOST_FILES)
     assert not (tmp_path / "w").exists()
+
+
+def test_modules_on_the_shells_own_path_do_not_count(
+    shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "only" / "numpy-99.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 99.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    here = (HostSpec(address="here", name="here"),)
+    cluster = ClusterSpec(name="lab", hosts=here, source="lab.yaml", runtime=RuntimeSpec(python=sys.executable))
+    found = inspect_host(shell, cluster, [])
+    assert found.modules["numpy"] not in (None, "99.0"), "agents are started without it"

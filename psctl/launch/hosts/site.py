@@ -31,6 +31,7 @@ _MARK = "@@psctl-python"
 _SCRIPT = f"""
 ( {{PROBE}}
 ) </dev/null
+unset PYTHONPATH  # as agents are started, so that a module counts as there only where they find it
 printf '\\n{_MARK}\\n'
 "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))' 2>&1 || exit 0
 exec "$1" -P -c "$2" probe "$3"
