@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -170,8 +172,11 @@ def main() -> None:
 
 def remote(keys: int, every: list[Tensor], rank: int, world: int, group: dist.ProcessGroup) -> Callable[[], None]:
     """Return a function that trains with the rows on rank 0."""
-    where = [f"tcp://{os.environ['MASTER_ADDR']}:29671"] if rank == 0 else [None]
+    card = os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"]
+    address = next(each.address for each in psutil.net_if_addrs()[card] if each.family == socket.AF_INET)
+    where = [f"tcp://{address}:29671"] if rank == 0 else [None]
     dist.broadcast_object_list(where, 0, group=group)
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # else rank 0 waits for another process to open this store
     options = rpc.TensorPipeRpcBackendOptions(init_method=where[0], rpc_timeout=120)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world, rpc_backend_options=options)
     if rank == 0:
