@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.whole, pytest.mark.soak]
 DIGITS = str(ROOT / "templates" / "digits" / "job.yaml")
 QUIET = ("--set", "checkpoint.every=null", "--set", "checkpoint.on_stop=false")
 CASES = {
-    "bf16": ("sync.compression=bf16",),
-    "fp16": ("sync.compression=fp16",),
+    "bf16": ("sync.compression=bf16", "sync.update=server"),
+    "fp16": ("sync.compression=fp16", "sync.update=server"),
     "int8": ("sync.compression=int8",),
     "onebit": ("sync.compression=onebit",),
     "topk": ("sync.compression.topk=0.01",),

@@ -135,7 +135,7 @@ def test_a_set_that_another_psctl_sends_is_waited_for_and_a_url_is_fetched_once(
     hosts.exec("h2", ["sh", "-c", f"echo of another shelf >{place}/a.txt"])
     differs = psctl.run("train", str(shelf), "--cluster", str(cluster), "-o", "json")
     assert "hosts got different contents: h1 differ from h2" in differs.document["error"]["message"]
-    lacking = make_job(tmp_path / "lacking", "s3://bucket/key")
+    lacking = make_job(tmp_path / "lacking", "gs://bucket/key")  # a package that no test installs
     refused = psctl.run("train", str(lacking), "--cluster", str(cluster), "-o", "json")
     assert refused.code == 4, refused
     assert "runtime.requirements" in refused.document["error"]["hint"]
