@@ -80,6 +80,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     period: int = 1  # steps that workers take alone between two synchronizations; 1: none
     compression: Compression = PLAIN
     share: str = "even"  # of a step's examples: even | speed, by measured speeds
+    sums: str = "auto"  # of gradients before they are pushed: by host | rack | auto
     factor_rows: int | None = None  # rows of a worker's batch, where gradients of linear layers may go as factors
     compute: float | None = None  # seconds of compute of a step, for the plan
     bucket: int = BUCKET  # bytes of gradients that a collective sums together; 0: measured in the first steps

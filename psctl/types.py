@@ -181,11 +181,12 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class ServerAt(msgspec.Struct, frozen=True):
-    """A live server, its incarnation and its address."""
+    """A live server, its incarnation and its address; its rack where gradients are summed by rack, else ""."""
 
     rank: Count
     incarnation: Count
     address: Address
+    rack: str = ""
 
 
 class Assignment(msgspec.Struct, frozen=True):

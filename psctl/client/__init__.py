@@ -1,6 +1,7 @@
 """The worker's end of the parameter server, and connections to servers for workers and servers.
 
 dense_client: push, pull and wait of dense parameters
+rack_connections: connections between workers of one rack that sum their gradients
 server_connections: one connection to each server of the newest assignment
 server_waits: waits for servers' answers, and the time that requests are in flight
 shared_buffers: buffers in shared memory, and those of other processes of the host

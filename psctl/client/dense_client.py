@@ -51,7 +51,7 @@ from psctl.ps.dense.client.receive_buffers import ValueSink
 from psctl.ps.messages import FromServer, Push, WaitQuery
 from psctl.ps.outputs import ToServer
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Member, Number, PeerBytes, ServerAt
+from psctl.types import Assignment, Member, Number, PeerBytes, ServerAt
 
 FLUSH = 1.0
 """Seconds to send what is queued when the client closes."""
@@ -70,7 +70,7 @@ class ParameterClient:
         on_push_sent: called with the shard and the clock when a part of a push was sent.
         report: sends a message to the coordinator.
         sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
-        host: sums gradients with other workers of this host; None: this worker pushes alone.
+        host: sums gradients with other workers of this host or rack; None: this worker pushes alone.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class ParameterClient:
         self.base = decision.resume.step if decision.resume else 0  # the first clock
         terms = terms_of(decision, world)
         first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
-        self._state = DenseClient(terms, decision.shards, first.owners, me.rank, servers, sharing)
+        self._rack = decision.racks[me.rank] if decision.racks else ""
+        near = self._near(first)
+        self._state = DenseClient(terms, decision.shards, first.owners, me.rank, servers, sharing, near)
         self._pushes_ask = terms.pushes_ask
         self.landing = self._state.front
         """By dtype ("float32"): values, or under `update: worker` the averaged gradient."""
@@ -299,7 +301,7 @@ class ParameterClient:
     # ---- the coordinator: its connection's reader thread ---------------------------------------------------------
 
     def on_membership(self, message: Reassign | ExamplesShared | WorkersAt) -> None:
-        """Adopt the listening workers of this host, or a new assignment; an older assignment changes nothing."""
+        """Adopt the listening workers of this group, or a new assignment; an older assignment changes nothing."""
         if isinstance(message, WorkersAt) and self._host is not None:
             self._host.on_workers(message)
         if not isinstance(message, Reassign):
@@ -311,8 +313,13 @@ class ParameterClient:
             self._epoch = new.epoch
         self._servers.assign(new.servers)
         with self._lock:
-            self._send(self._state.on_assignment(new.epoch, new.owners, [at.rank for at in new.servers]))
+            ranks = [at.rank for at in new.servers]
+            self._send(self._state.on_assignment(new.epoch, new.owners, ranks, self._near(new)))
             self._waits.wake()
+
+    def _near(self, assignment: Assignment) -> set[int]:
+        """Return the servers in this worker's rack."""
+        return {at.rank for at in assignment.servers if self._rack and at.rack == self._rack}
 
     def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
         self._report(ServerUnreachable(at.rank, at.incarnation, error.message))

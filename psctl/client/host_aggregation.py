@@ -1,4 +1,4 @@
-"""Sums of the gradients of a host's workers, of which one worker pushes each sum.
+"""Sums of the gradients of a host's or a rack's workers, of which one worker pushes each sum.
 
 The state machine decides which gradients are summed together (ps/dense/client/host_collection.py). A separate thread
 computes the sum without a lock, from the memory of the contributing workers, concurrently with backward and with the
@@ -10,33 +10,45 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Protocol
 
-from psctl.client.host_connections import HostConnections
 from psctl.client.shared_buffers import SharedBuffers
 from psctl.errors import ProtocolError
-from psctl.job.training_messages import WorkerListens, WorkersAt
+from psctl.job.training_messages import WorkerAt, WorkerListens, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientOutput, DenseClient
 from psctl.ps.dense.client.host_collection import HostSumTask, ToPeer
 from psctl.ps.dense.host_sums import host_sum
 from psctl.ps.messages import BetweenPeers, HostPush
-from psctl.types import Member
+from psctl.types import Address, Member
 
 LAST_SUM = 5.0
 """Seconds that `close` waits for a sum in progress."""
 
 
+class GroupConnections(Protocol):
+    """Connections to the other workers of the group."""
+
+    secret: bytes
+    address: Address | None
+
+    def connect(self, workers: Sequence[WorkerAt]) -> None: ...
+    def send(self, rank: int, message: BetweenPeers, payload: memoryview | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
 class HostAggregation:
-    """One worker's part of the sums of its host. `follow` and `on_workers` may be called by any thread.
+    """One worker's part of the sums of its host or rack. `follow` and `on_workers` may be called by any thread.
 
     Args:
         me: this worker.
-        folder: the directory of this host's sockets, which only this user can enter.
+        connections: makes the connections; given this object, which handles their messages.
         sharing: memory of this process and of the host's others.
     """
 
-    def __init__(self, me: Member, folder: Path, sharing: SharedBuffers) -> None:
-        self._me, self._folder, self._sharing = me, folder, sharing
+    def __init__(
+        self, me: Member, connections: Callable[[HostAggregation], GroupConnections], sharing: SharedBuffers
+    ) -> None:  # fmt: skip
+        self._me, self._connect, self._sharing = me, connections, sharing
         self._gathers: queue.SimpleQueue[HostSumTask | None] = queue.SimpleQueue()
 
     def start(
@@ -55,17 +67,17 @@ class HostAggregation:
         self._state, self._call = state, call
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
-        self._connections = HostConnections(self._me, self._folder, self)
-        report(WorkerListens(None, self._connections.secret))
+        self._connections = self._connect(self)
+        report(WorkerListens(self._connections.address, self._connections.secret))
 
     def on_workers(self, message: WorkersAt) -> None:
-        """Connect to the listening workers of this host."""
+        """Connect to the listening workers of this group."""
         self._connections.connect([each for each in message.workers if each.rank != self._me.rank])
 
     def follow(self, instruction: ToPeer | HostSumTask) -> None:
         """Execute an output of the state machine; never blocks."""
         if isinstance(instruction, ToPeer):
-            self._connections.send(instruction.rank, instruction.message)
+            self._connections.send(instruction.rank, instruction.message, instruction.payload)
         else:
             self._gathers.put(instruction)
 
@@ -81,18 +93,22 @@ class HostAggregation:
             present = host_sum(gather.into, held[gather.shard], gather.parts)
             self._call(lambda gather=gather, present=present: self._state.on_host_sum(gather, present))  # type: ignore[misc]
 
-    # ---- the connections: their reading thread ---------------------------------------------------------------------
+    # ---- the connections: their reading threads --------------------------------------------------------------------
 
     def on_connected(self, member: Member) -> None:
         self._call(lambda: self._state.on_peer_connected(member.rank))
 
     def on_message(self, member: Member, message: BetweenPeers) -> None:
         data = None
-        if isinstance(message, HostPush):
+        if isinstance(message, HostPush) and message.at is not None:
             try:
                 data = self._sharing.read(member, message.at)
             except ProtocolError:
                 data = None  # that worker pushes alone
+        self.on_bytes(member, message, data)
+
+    def on_bytes(self, member: Member, message: BetweenPeers, data: memoryview | None) -> None:
+        """Handle a message whose bytes, if it has some, are here."""
         self._call(lambda: self._state.on_peer_message(member.rank, message, data))
 
     def on_connection_lost(self, member: Member) -> None:

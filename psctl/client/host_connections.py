@@ -22,7 +22,7 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import BetweenPeers
 from psctl.transport.unix_channel import BYE, PIECE, ChannelListener, UnixChannel
-from psctl.types import UNDECODABLE, Member
+from psctl.types import UNDECODABLE, Address, Member
 
 PATIENCE = 2.0
 """Seconds for the two ends of a connection to authenticate."""
@@ -67,6 +67,8 @@ class HostConnections:
     def __init__(self, me: Member, folder: Path, handler: HostMessages) -> None:
         self._me, self._handler = me, handler
         self._listener = ChannelListener(folder, me, "push")
+        self.address: Address | None = None
+        """None: no worker of another host connects."""
         self.secret = self._listener.secret
         """The secret with which other workers authenticate to this one."""
         self._lock = threading.Lock()
@@ -93,8 +95,9 @@ class HostConnections:
             if each.rank < self._me.rank:
                 self._start_thread(lambda each=each: self._dial(each))  # type: ignore[misc]
 
-    def send(self, rank: int, message: BetweenPeers) -> None:
+    def send(self, rank: int, message: BetweenPeers, payload: memoryview | None = None) -> None:
         """Send a message, in the order of calls; dropped where there is no connection."""
+        assert payload is None, "workers of one host read each other's memory"
         data = memoryview(_encode(message))
         with self._lock:
             found = self._channels.get(rank)

@@ -18,7 +18,8 @@ def terms_of(decision: Decision, world: int) -> Terms:
     """Return the terms of training that workers and servers share; `world`: number of workers at the start."""
     base = decision.resume.step if decision.resume else 0
     staleness, hosts = decision.staleness, decision.hosts
-    return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts)
+    by_rack = bool(decision.racks)
+    return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts, by_rack)
 
 
 def check_given(model: object, optimizer: object, scheduler: object) -> None:

@@ -333,8 +333,9 @@ class CoordinatorProcess:
                 "broadcast", plan.start.size, plan.start.algorithm, options_as_data(plan.start.options)
             )
         return PlanMade(
-            plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors, start=start
-        )
+            plan.chosen, plan.update, plan.servers, event, options=plan.options, factors=plan.factors, start=start,
+            racks=plan.racks,
+        )  # fmt: skip
 
 
 def main() -> int:

@@ -137,6 +137,7 @@ class Decision(JobMessage, frozen=True):
     native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronizations; 1: none. `elastic`: the members may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
+    `racks`: by rank, the rack, where `hosts` has the ranks of each rack instead, and values are forwarded within it.
     `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
     `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps. `start`: the broadcast
     of start values over the connections of the sums; None: a sum with zeros.
@@ -160,6 +161,7 @@ class Decision(JobMessage, frozen=True):
     factor_rows: int = 0
     bucket: types.Size = BUCKET
     start: CollectiveChoice | None = None
+    racks: tuple[str, ...] = ()
 
 
 class Go(JobMessage, frozen=True):

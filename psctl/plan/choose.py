@@ -25,9 +25,11 @@ from psctl.plan.factor_layers import factored_layers, operations_per_second
 from psctl.plan.in_network import InNetwork, in_network
 from psctl.plan.overlap import StepTime, after_period, pushed_and_pulled, summed_in_backward, without_waiting
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job, request_of_job
+from psctl.plan.rank_orders import racks
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
 from psctl.plan.server_placement import (
     ServingMode,
+    can_sum_by_rack,
     lower_bounds,
     place_servers,
     server_placements,
@@ -57,6 +59,8 @@ ROUNDING = 1 + 1e-6
 UNKNOWN = 100_000_000
 """Bytes of gradients that a plan assumes when their number is not known."""
 
+BY_RACK = "; gradients are summed in each rack, and cross between racks once"
+
 ONE_WORKER = "one worker has nothing to synchronise"
 
 
@@ -66,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
     `options` are those of the chosen schedule (`catalog.ScheduleOptions` as plain data, without the defaults);
     empty for native and ps. `factors`: weights of linear layers whose gradients are sent as factors. `start`: the
-    broadcast of start values, where it is faster than a sum.
+    broadcast of start values, where it is faster than a sum. `racks`: of each host, where `ps` sums by rack.
     """
 
     size: int
@@ -80,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
     start: ChosenAlgorithm | None = None
+    racks: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -214,13 +219,15 @@ class Winner(msgspec.Struct, frozen=True):
 
 
 class _ServerTiming(msgspec.Struct, frozen=True):
-    """A prediction of `ps`: where the optimizer steps, the host of each server, time, steps, and a rank's bytes."""
+    """A prediction of `ps`: where the optimizer steps, the host of each server, time, steps, a rank's bytes, and
+    whether gradients are summed by rack."""
 
     update: str
     servers: list[int]
     timing: Timing
     steps: int
     sent: float
+    by_rack: bool = False
 
     @property
     def seconds(self) -> float:
@@ -304,9 +311,15 @@ class Planner:
         return Plan(
             size=size, world=self._inputs.world, chosen=chosen, update=ps.update if chosen == "ps" else "worker",
             servers=ps.servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            reason=self._reason(chosen, rows, ps.servers),
+            racks=self._racks() if chosen == "ps" and ps.by_rack else (),
+            reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else ""),
             options=options_as_data(own.options) if own is not None else {},
         )  # fmt: skip
+
+    def _racks(self) -> tuple[str, ...]:
+        """Return the rack of each host."""
+        switch = racks(self._inputs)
+        return tuple(switch[host.name] for host in self._hosts)
 
     def check(self) -> None:
         """Refuse a strategy that was requested by name and is impossible here, without timing any.
@@ -423,16 +436,24 @@ class Planner:
 
     def _ps_timing(self, size: int) -> _ServerTiming:
         """Return the best prediction of `ps`; the optimizer steps on servers unless that is slower by more than TIE."""
-        found = []
-        for update in self._updates():
-            codes = coding(self._request.compression, update)
-            mode = ServingMode(update == "worker", self._request.replicas, codes, self._sum_by_host)
-            servers = place_servers(self._inputs, self._hosts, self._request.servers, size, mode)
-            if not servers:
-                return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
-            names = [self._hosts[at].name for at in servers]
-            found.append(_ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, mode)))
+        found = [self._served(update, size, by_rack=False) for update in self._updates()]
+        if not found[0].servers:
+            return found[0]
+        sums = self._request.sums
+        if self._sum_by_host and sums != "host" and can_sum_by_rack(self._inputs):
+            pairs = [(each, self._served(each.update, size, by_rack=True)) for each in found]
+            found = [one if sums == "rack" or one.seconds * TIE < each.seconds else each for each, one in pairs]
         return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
+
+    def _served(self, update: str, size: int, *, by_rack: bool) -> _ServerTiming:
+        """Return the prediction of `ps` with the best placement of servers."""
+        codes = coding(self._request.compression, update)
+        mode = ServingMode(update == "worker", self._request.replicas, codes, self._sum_by_host, by_rack)
+        servers = place_servers(self._inputs, self._hosts, self._request.servers, size, mode)
+        if not servers:
+            return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
+        names = [self._hosts[at].name for at in servers]
+        return _ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, mode), by_rack)
 
     def _updates(self) -> Sequence[str]:
         """Return where the optimizer may step under `ps`: on servers, which continue when a worker is lost, first.
@@ -455,6 +476,8 @@ class Planner:
             if self._request.hooked:
                 return "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
             if servers:
+                if self._request.sums == "rack" and not can_sum_by_rack(self._inputs):
+                    return "sums: rack is requested, which needs several racks, one worker a host, and 64 at most"
                 return None
             return "servers: 0 is requested" if self._request.servers == 0 else "no host may hold a server (roles)"
         if self._request.staleness != 0:
@@ -506,6 +529,8 @@ class Planner:
                 "hosts": names,
                 "update": ps.update,
             } | self._compression_parameter
+            if ps.by_rack:
+                params["sums"] = "by rack"
             where, step = bottleneck(ps.timing), self._step(None, size, ps)
             return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0

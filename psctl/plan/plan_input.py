@@ -35,6 +35,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
         bucket: bytes of a bucket of collectives.
         compute: seconds of compute of a step, forward and backward; None: not known.
+        sums: under `ps` gradients are summed by host or by rack before they are pushed; auto: the faster.
     """
 
     strategy: str = "auto"
@@ -52,6 +53,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     hooked: bool = False
     bucket: int = BUCKET
     compute: float | None = None
+    sums: str = "auto"
 
     @property
     def halved(self) -> float:
@@ -77,6 +79,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         encrypted=order.require_encryption,
         bucket=order.bucket or BUCKET,
         compute=order.compute,
+        sums=order.sums,
     )
 
 

@@ -41,7 +41,7 @@ def by_host(inputs: PlanInput) -> Groups:
 
 def by_rack(inputs: PlanInput) -> Groups:
     """Return the ranks behind each network switch; a host without one is its own group."""
-    switch = _switches(inputs)
+    switch = racks(inputs)
     return _grouped([switch[host] for host in inputs.hosts])
 
 
@@ -212,7 +212,7 @@ def _grouped(keys: Iterable[Hashable]) -> Groups:
     return tuple(map(tuple, grouped((key, rank) for rank, key in enumerate(keys)).values()))
 
 
-def _switches(inputs: PlanInput) -> dict[str, str]:
+def racks(inputs: PlanInput) -> dict[str, str]:
     """Return the switch of each host: the other end of its widest cable, or the host itself where that is a host."""
     hosts = {host.name for host in inputs.cluster.hosts}
     found = {host: (0.0, host) for host in hosts}

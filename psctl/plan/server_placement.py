@@ -6,14 +6,16 @@ best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for eve
 servers approximate.
 
 Workers of one host may push together: to the servers of other hosts they then push one gradient, not one a worker
-(ps/dense/client/); each worker pulls separately.
+(ps/dense/client/); each worker pulls separately. Where every host has one worker, the workers of a rack may do so, and
+then one of them also pulls for the others (PHub, SoCC 2018): with w workers a rack, 1/w of the bytes crosses between
+racks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +23,7 @@ from psctl.grouping import grouped
 from psctl.orders import HostOrder
 from psctl.plan.compression_cost import Coding, add_coding_time
 from psctl.plan.plan_input import PlanInput
+from psctl.plan.rank_orders import by_rack, racks
 from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
@@ -51,12 +54,14 @@ class ServingMode(msgspec.Struct, frozen=True):
         replicas: number of other servers that each sends updates to; None: one, where there is another.
         coding: the cost of compression.
         sum_by_host: workers of one host push one gradient to servers of other hosts.
+        by_rack: workers of one rack do, and one of them pulls for the others.
     """
 
     pipelined: bool = True
     replicas: int | None = 0
     coding: Coding = Coding()
     sum_by_host: bool = True
+    by_rack: bool = False
 
     def flow_factor(self, workers: int, servers: int) -> float:
         """Return the factor by which flows are longer because servers' ports also carry updates to replicas, which are
@@ -107,11 +112,12 @@ def time_push_pull(
     codes = mode.coding_seconds(size, inputs.world, len(servers), inputs.ranks_per_core)
     sent, shards = size * mode.coding.push, _shards_per_server(inputs, servers, size) if mode.pipelined else 1
     size *= mode.byte_share(inputs.hosts, servers)
+    places = _places(inputs, mode)
     if mode.sum_by_host:
-        sent *= _pushes_per_worker(inputs.hosts, servers)
+        sent *= _pushes_per_worker([places[host] for host in inputs.hosts], [places[host] for host in servers])
     if inputs.world > LARGE:
         return add_coding_time(at_pace(_by_ports(inputs, servers, size, mode), pace), codes), 2, sent
-    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, sum_by_host=mode.sum_by_host))
+    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, mode))
     costs = costs_on_shared_cores(inputs.costs.get("ps", Costs()), schedule, inputs.ranks_per_core)
     timing = simulate(schedule, inputs.network, (*inputs.ranks, *servers), size, costs)
     return add_coding_time(at_pace(timing, pace), codes), 2, sent
@@ -158,23 +164,40 @@ def server_placements(hosts: Sequence[HostOrder], wanted: int | None) -> list[li
     return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
 
 
-def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, sum_by_host: bool) -> ScheduleOptions:
+def can_sum_by_rack(inputs: PlanInput) -> bool:
+    """Return whether gradients may be summed by rack: several racks, one worker a host, and not more workers than a
+    push and a pull are simulated for."""
+    groups = by_rack(inputs)
+    apart = len(set(inputs.hosts)) == inputs.world
+    return apart and inputs.world <= LARGE and 1 < len(groups) < inputs.world
+
+
+def _places(inputs: PlanInput, mode: ServingMode) -> Mapping[str, str]:
+    """Return the place of each host whose workers push together: the host itself, or its rack."""
+    return racks(inputs) if mode.by_rack else {host.name: host.name for host in inputs.cluster.hosts}
+
+
+def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, mode: ServingMode) -> ScheduleOptions:
     """Return the options of the schedule of pushes and pulls between these hosts."""
-    nodes = tuple(range(inputs.world, inputs.world + len(servers)))
-    groups = _groups(inputs.hosts) if sum_by_host else {}
-    order = {host: index for index, host in enumerate(groups)}
-    near = tuple(order.get(host, -1) for host in servers) if groups else ()
-    return ScheduleOptions(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
+    nodes, places = tuple(range(inputs.world, inputs.world + len(servers))), _places(inputs, mode)
+    groups = _groups([places[host] for host in inputs.hosts]) if mode.sum_by_host else {}
+    order = {place: index for index, place in enumerate(groups)}
+    near = tuple(order.get(places[host], -1) for host in servers) if groups else ()
+    together = mode.by_rack and bool(groups)
+    return ScheduleOptions(
+        servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near, forwarded=together
+    )  # fmt: skip
 
 
-def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each host that has several."""
-    found = grouped((host, rank) for rank, host in enumerate(hosts))
-    return {host: tuple(ranks) for host, ranks in found.items() if len(ranks) > 1}
+def _groups(places: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each place that has several; `places`: of each rank."""
+    found = grouped((place, rank) for rank, place in enumerate(places))
+    return {place: tuple(ranks) for place, ranks in found.items() if len(ranks) > 1}
 
 
 def _pushes_per_worker(hosts: Sequence[str], servers: Sequence[str]) -> float:
-    """Return how many gradients a worker sends servers on average, where a host's workers push together."""
+    """Return how many gradients a worker sends servers on average, where the workers of a host, or rack, push
+    together."""
     workers, held = Counter(hosts), Counter(servers)
     each = {host: held[host] / len(servers) for host in workers}
     return sum(count * each[host] + 1 - each[host] for host, count in workers.items()) / len(hosts)
@@ -187,11 +210,14 @@ def lower_bounds(
     if inputs.world > LARGE:
         return [LowerBound(0.0, 0.0)]
     costs, found = inputs.costs.get("ps", Costs()), []
+    modes = [ServingMode(sum_by_host=sum_by_host)]
+    if sum_by_host and can_sum_by_rack(inputs):
+        modes.append(ServingMode(by_rack=True))
     for chosen in server_placements(hosts, wanted):
         names = [hosts[at].name for at in chosen]
-        schedule = catalog.build("ps", inputs.world, _options(inputs, names, 1, sum_by_host=sum_by_host))
-        places = (*inputs.ranks, *names)
-        found.append(lower_bound(schedule, inputs.network, places, costs.alpha))
+        for mode in modes:
+            schedule = catalog.build("ps", inputs.world, _options(inputs, names, 1, mode))
+            found.append(lower_bound(schedule, inputs.network, (*inputs.ranks, *names), costs.alpha))
     return found
 
 

@@ -153,13 +153,16 @@ class SharedMemoryOffer(Message, frozen=True):
 
 
 class HostPush(Message, frozen=True):
-    """Offer a shard's gradients to its collector, for the host sum; they stay at this place until they are Pushed."""
+    """Offer a shard's gradients to its collector, for the sum of the host or the rack.
+
+    They stay at this place until they are Pushed; None: between hosts of a rack, the payload has them.
+    """
 
     shard: int
     clock: int
     weight: float
     present: bytes
-    at: SharedRange
+    at: SharedRange | None
 
 
 class PushAlone(Message, frozen=True):
@@ -167,6 +170,17 @@ class PushAlone(Message, frozen=True):
 
     shard: int
     clock: int
+
+
+class ValuesWanted(Message, frozen=True):
+    """Ask the collector of these shards, which is in this rack, for the values that a Pull would ask a server for.
+
+    Answered by Values of each shard with `oldest` of all workers' clocks at least.
+    """
+
+    clock: int
+    shards: list[int]
+    oldest: int
 
 
 # ---- a server to a worker ----------------------------------------------------------------------------------------
@@ -316,5 +330,5 @@ FromServer = (
 BetweenServers = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | LeadAccepted | PutRankState
 """Messages between servers."""
 
-BetweenPeers = HostPush | PushAlone
+BetweenPeers = HostPush | PushAlone | ValuesWanted | Values
 """Messages between workers of one host."""

@@ -11,6 +11,7 @@ from psctl.types import Member
 ASK: Direction = ("worker", "server")
 TELL: Direction = ("server", "worker")
 BETWEEN: Direction = ("server", "server")
+PEERS: Direction = ("worker", "worker")
 
 
 def _rank_state(sender: Member, message: say.PutRankState) -> str:
@@ -58,6 +59,16 @@ PARAMETERS = Permits(
     ]
 )
 """Every message of a connection to a server of parameters, once."""
+
+RACK = Permits(
+    [
+        Permit(say.HostPush, (PEERS,), size=LISTS, payload=LARGEST),
+        Permit(say.PushAlone, (PEERS,)),
+        Permit(say.ValuesWanted, (PEERS,), size=LISTS),
+        Permit(say.Values, (PEERS,), size=LISTS, payload=LARGEST),
+    ]
+)
+"""Every message of a connection between workers of one rack, once."""
 
 TABLES = Permits(
     [

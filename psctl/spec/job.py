@@ -98,6 +98,13 @@ class SyncSpec(Section, frozen=True):
         Literal["auto", "server", "worker"],
         Doc("Where the optimizer steps; auto: on the servers where they can."),
     ] = "auto"
+    sums: Annotated[
+        Literal["auto", "host", "rack"],
+        Doc(
+            "Under ps: gradients of a host's workers are summed before they are pushed, or those of a rack's (one "
+            "worker a host), which then also pulls once; auto: by rack where the plan predicts a gain."
+        ),
+    ] = "auto"
     period: Annotated[int, whole(1), Doc("Local steps between two synchronisations.")] = 1
     compression: Annotated[
         Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
@@ -423,6 +430,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             f"{sync.period} cannot be combined with consistency: {_mode(sync.consistency)}: all synchronise at its end",
             "consistency: bsp, or period: 1",
         )
+    if sync.sums == "rack":
+        yield from _check_racks(sync)
     if sync.factor_rows is not None:
         yield from _check_factors(sync)
     if sync.bucket != types.BUCKET:
@@ -444,6 +453,20 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield on_servers, text, cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas} cannot be combined with strategy: {strategy}, which has no servers", cure
+
+
+def _check_racks(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which there are no sums by rack."""
+    refused = {
+        f"strategy: {sync.strategy}": (sync.strategy != "ps", "strategy: ps"),
+        f"consistency: {_mode(sync.consistency)}": (sync.consistency != "bsp", "consistency: bsp"),
+        f"compression: {sync.compressed.kind}": (sync.compression != "none", "compression: none"),
+        "filters": (bool(sync.filters), "no filters"),
+    }
+    for other, (given, cure) in refused.items():
+        if given:
+            text = f"rack cannot be combined with {other}: servers sum gradients of racks, in step, as they are"
+            yield "sync.sums", text, f"{cure}, or sums: auto"
 
 
 def _check_factors(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:

@@ -6,11 +6,14 @@ import atexit
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from psctl.client.dense_client import ParameterClient
-from psctl.client.host_aggregation import HostAggregation
+from psctl.client.host_aggregation import GroupConnections, HostAggregation
+from psctl.client.host_connections import HostConnections
+from psctl.client.rack_connections import RackConnections
 from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.clock import SystemClock
@@ -27,9 +30,10 @@ from psctl.process.leader_file import CoordinatorAddress
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.process.step_ring import StepRecorder, StepRing
-from psctl.ps.permits import PARAMETERS, TABLES
+from psctl.ps.permits import PARAMETERS, RACK, TABLES
+from psctl.ps.shards import sizes
 from psctl.sync.gradient_trace import from_environment
-from psctl.transport.connect import dial
+from psctl.transport.connect import Acceptor, Allow, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import AnyHandler, PeerConnection
 from psctl.transport.shared_memory import inherited
@@ -148,11 +152,19 @@ def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run
     def connect(decision: Decision) -> ParameterClient:
         sharing = SharedBuffers(segments)
         together = any(orders.member.rank in group for group in decision.hosts)
+        connections: Callable[[HostAggregation], GroupConnections] = partial(HostConnections, orders.member, folder)
+        if decision.racks:
+            connections = partial(
+                RackConnections, orders.member, dialler(RACK), listen, max(sizes(decision.shards), default=0)
+            )
         return ParameterClient(
             orders.member, orders.world, decision, dialler(PARAMETERS), clock, QUERY_TIMEOUT,
             (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock)) if trace is not None else None,
-            session.send, sharing, HostAggregation(orders.member, folder, sharing) if together else None,
+            session.send, sharing, HostAggregation(orders.member, connections, sharing) if together else None,
         )  # fmt: skip
+
+    def listen(handler: AnyHandler, allow: Allow) -> Acceptor:
+        return Acceptor(orders.bind, orders.ports, credentials, RACK, handler, allow, orders.congestion)
 
     def links() -> StoreServers:
         servers = RemoteServers(

@@ -372,6 +372,14 @@ class Hosts(_Ssh):
                 return int(rest.split()[8])
         raise KeyError(interface)
 
+    def between_racks(self) -> int:
+        """Bytes that have crossed the cable between the two switches, both directions."""
+        for line in Path(f"/proc/{self._switch}/net/dev").read_text().splitlines():
+            label, _, rest = line.partition(":")
+            if label.strip() == "trunk0":
+                return int(rest.split()[0]) + int(rest.split()[8])
+        raise KeyError("trunk0")
+
     def disk(self, name: str, path: str, size: str) -> None:
         """Put a small disk of its own (tmpfs, "4m") at a folder of a host."""
         self.exec(name, ["mkdir", "-p", path])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 
 from psctl.client.dense_client import ParameterClient
 from psctl.client.host_aggregation import HostAggregation
-from psctl.client.shared_buffers import SharedBuffers
+from psctl.client.host_connections import HostConnections
+from psctl.client.rack_connections import RackConnections
+from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.clock import SystemClock
 from psctl.coordinator.state.instructions import StartMember
 from psctl.errors import PeerLost
@@ -23,10 +26,12 @@ from psctl.job.message import JobMessage
 from psctl.job.process_messages import ScaleWanted
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkersAt
 from psctl.orders import JobOrder
+from psctl.ps.permits import RACK
 from psctl.ps.pieces import pieces
 from psctl.ps.shards import offsets
 from psctl.server.main import Server
 from psctl.types import Assignment, Layout, Member, ParameterInfo
+from tests.helpers.credentials import credentials
 from tests.helpers.memory_checkpoints import MemoryCheckpoint, Tensors
 from tests.helpers.memory_stream import MemoryNetwork
 from tests.helpers.orders import make_hosts, make_order
@@ -117,6 +122,7 @@ class World:
         near: returns whether a member is on the one host with shared memory; all others have hosts of their own.
         hosts: workers that share a host, whose gradients are summed before others'.
         folder: folder of the sockets between these workers; None: they are not connected.
+        racks: the rack of each worker, each with a host of its own; `hosts` has the workers of each.
     """
 
     def __init__(
@@ -124,7 +130,7 @@ class World:
         checkpoint: Tensors | None = None, step: int = 0, trace: Any = None, patience: float = 20.0,
         silence: float = 5.0, decided: bool = True, load_problem: str = "", staleness: int | None = 0,
         replicas: int = 0, near: Callable[[Member], bool] = lambda member: True,
-        hosts: Sequence[Sequence[int]] = (), folder: Path | None = None,
+        hosts: Sequence[Sequence[int]] = (), folder: Path | None = None, racks: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
         self.network = MemoryNetwork(silence=silence)
@@ -132,14 +138,14 @@ class World:
         if step:
             resumed = MemoryCheckpoint(step)
             resumed.tensors = checkpoint or {}
-        seats = [len(group) for group in hosts] or [1] * max(1, workers)
+        seats = [len(group) for group in hosts if not racks] or [1] * max(1, workers)
         seats += [0] * (servers - len(seats))
         order = make_order(
             make_hosts(*seats), servers=servers, update=update, staleness=staleness, replicas=replicas, restarts=99,
             on_worker_loss="wait",
         )  # fmt: skip
         self.job = ServersJob(order, servers, target, resumed, self.network, near)
-        self.job.load_problem = load_problem
+        self.job.load_problem, self.job.racks = load_problem, racks
         self.job.held = None if decided else []
         self.dead: set[int] = set()
         self._lost: set[int] = set()
@@ -164,12 +170,19 @@ class World:
     def _client(self, me: Member, trace: Any, patience: float) -> ParameterClient:
         sharing, end = self.job.sharing(me), self._ends[me]
         lines = self._folder is not None and any(me.rank in group for group in self.decision.hosts)
+        connections = partial(HostConnections, me, self._folder)
+        if self.decision.racks:
+            dial = self.job.dialler(me, RACK)
+            connections = partial(RackConnections, me, dial, partial(self._listen, me), 1 << 20)
         end.client = ParameterClient(
             me, self.workers, self.decision, self.job.dialler(me), SystemClock(), patience, trace,
             report=self.job.links[me].send, sharing=sharing,
-            host=HostAggregation(me, self._folder, sharing) if lines else None,
+            host=HostAggregation(me, connections, sharing or private_buffers(me)) if lines else None,
         )  # fmt: skip
         return end.client
+
+    def _listen(self, me: Member, handler: Any, allow: Any) -> Any:
+        return self.network.acceptor(credentials(me), RACK, handler, allow)
 
     def dialler(self, rank: int) -> Any:
         """Return the function by which a worker connects to servers."""

@@ -167,6 +167,8 @@ class CoordinatorDriver(StateMachineDriver):
     """Weights whose gradients a collective sends as factors."""
     start: Any = None
     """The broadcast of start values; None: a sum."""
+    racks: tuple[str, ...] = ()
+    """The rack of each host, where gradients are summed by rack."""
 
     def __init__(
         self, order: JobOrder, servers: Sequence[int], shard_bytes: int, checkpoint: MemoryCheckpoint | None = None
@@ -203,7 +205,8 @@ class CoordinatorDriver(StateMachineDriver):
         update = "server" if wanted.layout.optimizer and order.period == 1 else "worker"
         able = [index for index, host in enumerate(order.hosts) if host.may_serve]
         servers = [host if host in able else able[0] for host in self._servers]
-        return PlanMade("ps", update if order.update == "auto" else order.update, servers, event)
+        update = update if order.update == "auto" else order.update
+        return PlanMade("ps", update, servers, event, racks=self.racks)
 
     # ---- the handler of connections ----
 

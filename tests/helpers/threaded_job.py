@@ -178,9 +178,9 @@ class ThreadedJob(CoordinatorDriver):
         self.links[member] = link = Link(self, Wire(member, handler))
         return link
 
-    def dialler(self, me: Member) -> Any:
-        """Return the function by which a member connects to servers."""
-        return lambda member, address, handler: self.network.dial(address, credentials(me), member, PARAMETERS, handler)
+    def dialler(self, me: Member, permits: Any = PARAMETERS) -> Any:
+        """Return the function by which a member connects to servers, or to others that these permits are for."""
+        return lambda member, address, handler: self.network.dial(address, credentials(me), member, permits, handler)
 
     def start_member(self, start: StartMember) -> None:
         if start.member.role == "server":

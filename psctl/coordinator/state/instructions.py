@@ -49,7 +49,7 @@ class AgentsSilent(msgspec.Struct, frozen=True):
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
     is the reason when there is no plan; `factors`: weights whose gradients are sent as factors; `start`: the broadcast
-    of start values."""
+    of start values; `racks`: of each host, where gradients are summed by rack."""
 
     chosen: str
     update: str
@@ -59,6 +59,7 @@ class PlanMade(msgspec.Struct, frozen=True):
     options: dict[str, object] = {}
     factors: tuple[str, ...] = ()
     start: CollectiveChoice | None = None
+    racks: tuple[str, ...] = ()
 
 
 class CollectivesPlanned(msgspec.Struct, frozen=True):

@@ -36,17 +36,22 @@ def replica_count(job: JobState, servers: int) -> int:
     return min(1, servers - 1) if wanted is None else wanted
 
 
-def server_place(rank: Rank, address: Address | None) -> ServerPlace:
+def server_place(rank: Rank, address: Address | None, rack: str = "") -> ServerPlace:
     """Return the place of a server whose shards, of parameters or of tables, are reached at this address."""
     assert address is not None, "a server that holds shards has sent its address"
-    return ServerPlace(ServerAt(rank.member.rank, rank.member.incarnation, address), rank.host)
+    return ServerPlace(ServerAt(rank.member.rank, rank.member.incarnation, address, rack), rank.host)
+
+
+def _parameter_place(job: JobState, rank: Rank) -> ServerPlace:
+    """Return the place of a server of parameters."""
+    return server_place(rank, rank.address, sum_order.rack_of(job, rank))
 
 
 def place_shards(job: JobState, made: ShardsMade) -> Assignment:
     """Give all shards to the servers, which listen; return the first assignment."""
     servers = job.ranks_of("server")
     before = job.shards.placement
-    places = [server_place(rank, rank.address) for rank in servers]
+    places = [_parameter_place(job, rank) for rank in servers]
     epoch = 0 if before is None else before.epoch + 1
     placement = ShardPlacement(made.sizes, replica_count(job, len(servers)), places, epoch)
     job.shards = Shards(made.shards, placement, placement.tolerated_losses)
@@ -68,7 +73,7 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> De
         elastic=divides and plan.update == "server",
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
-        bucket=order.bucket, start=plan.start,
+        bucket=order.bucket, start=plan.start, racks=sum_order.racks_by_rank(job),
     )  # fmt: skip
 
 
@@ -116,7 +121,7 @@ def on_ready(job: JobState, rank: Rank) -> None:
     rank.decided = True
     job.send(rank.member, decision(job, job.resume, placement.assignment))
     example_division.send_past_changes(job, rank)
-    placement.add_server(server_place(rank, rank.address))
+    placement.add_server(_parameter_place(job, rank))
     checkpoints.drop_incomplete(job, f"{rank.member} joins")
     job.notice(f"{job.describe(rank)} takes part")
     announce(job)

@@ -249,7 +249,8 @@ def on_listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
     """A worker listens for others: send addresses.
 
     Workers of a schedule receive all addresses once all workers listen; under ps, workers of a group receive those
-    known so far: not those of a replacement that was moved to this host, which is of another group.
+    known so far: not those of a replacement that was moved to this host, which is of another group, and those of other
+    hosts only where they listen for them, as within a rack.
     """
     if message.epoch != job.planes.epoch:
         return  # a later ConnectAgain is on its way
@@ -258,7 +259,10 @@ def on_listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
     if job.host_groups:
         number = rank.member.rank
         group = next((group for group in job.host_groups if number in group), (number,))
-        near = [each for each in workers if each.host == rank.host and each.listens and not each.ended]
+        near = [
+            each for each in workers
+            if each.listens and not each.ended and (each.host == rank.host or each.listens.address is not None)
+        ]  # fmt: skip
         workers = [each for each in near if each.member.rank in group]
     if job.all_processes_end or not all(each.listens for each in workers):
         return

@@ -1,9 +1,9 @@
 """The order in which gradients are summed: it depends on which ranks share a host, so it is recorded, shown and kept.
 
-Floating-point sums depend on their grouping. Under ps with `bsp` the ranks of a host are summed first
-(ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that resumes from one with
-as many workers takes its groups, wherever its ranks are now. A collective sums in the order of its schedule, which is
-made for the hosts; a job that resumes with another schedule appends a notice.
+Floating-point sums depend on their grouping. Under ps with `bsp` the ranks of a host, or those of a rack, are summed
+first (ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that resumes from one
+with as many workers takes its groups, wherever its ranks are now. A collective sums in the order of its schedule, which
+is made for the hosts; a job that resumes with another schedule appends a notice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psctl.grouping import grouped
 from psctl.types import PLAIN
 
 if TYPE_CHECKING:
-    from psctl.coordinator.state.job_state import JobState
+    from psctl.coordinator.state.job_state import JobState, Rank
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -27,7 +27,7 @@ def choose_groups(job: JobState) -> None:
     checkpoint's."""
     if job.host_groups is None:
         saved = _saved(job)
-        job.host_groups = groups_by_host(job) if saved is None else saved
+        job.host_groups = choose_by_place(job) if saved is None else saved
         if saved is None and _differs(job):
             job.notice(
                 "gradients are summed in another order than before the checkpoint, because its strategy or its ranks' "
@@ -35,13 +35,30 @@ def choose_groups(job: JobState) -> None:
             )
 
 
-def groups_by_host(job: JobState) -> Groups:
-    """Return the workers that share a host, where a host's gradients are summed before they leave it (one push a host):
-    in step, as they are, and where there is another host for them to go to."""
+def choose_by_place(job: JobState) -> Groups:
+    """Return the workers that share a host, or a rack where the plan says so, whose gradients are summed before they
+    leave it (one push a host or rack): in step, as they are, and where there is another host for them to go to."""
     if not _grouped(job) or len(job.order.hosts) == 1:
         return ()
-    found = grouped((rank.host, rank.member.rank) for rank in job.ranks_of("worker"))
+    found = grouped((rack_of(job, rank) or rank.host, rank.member.rank) for rank in job.ranks_of("worker"))
     return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
+
+
+def rack_of(job: JobState, rank: Rank) -> str:
+    """Return the rack of a process, where gradients are summed by rack; else "". A host that was added during the run
+    is in none of the others' racks."""
+    racks = job.plan.racks if job.plan is not None else ()
+    if not racks:
+        return ""
+    return racks[rank.host] if rank.host < len(racks) else f"host {rank.host}"
+
+
+def racks_by_rank(job: JobState) -> tuple[str, ...]:
+    """Return the rack of each worker, where each group of the order is a rack; else ()."""
+    assert job.plan is not None, "it is known with the plan"
+    if not job.plan.racks or (job.host_groups or ()) != choose_by_place(job):
+        return ()
+    return tuple(rack_of(job, rank) for rank in job.ranks_of("worker"))
 
 
 def record(job: JobState) -> dict[str, object]:
@@ -60,7 +77,8 @@ def describe(job: JobState) -> str:
     if job.order.staleness is None:
         return "each push by itself"
     groups = [_group(job, group) for group in job.host_groups or ()]
-    return f"by host, {' + '.join(groups)}, then the others in rank order" if groups else "in rank order"
+    place = "rack" if job.plan.racks else "host"
+    return f"by {place}, {' + '.join(groups)}, then the others in rank order" if groups else "in rank order"
 
 
 def _group(job: JobState, group: tuple[int, ...]) -> str:

@@ -233,6 +233,7 @@ def job_order(
         staleness=staleness_of(job),
         period=job.sync.period,
         compression=job.sync.compressed,
+        sums=job.sync.sums,
         factor_rows=job.sync.factor_rows,
         compute=job.sync.compute,
         bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else 0,

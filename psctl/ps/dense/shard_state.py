@@ -39,6 +39,7 @@ class Terms(msgspec.Struct, frozen=True):
     staleness: int | None = 0  # clocks; 0: bsp; None: asp
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()  # ranks that share a host, two or more, ascending; by their first ranks
+    by_rack: bool = False  # `hosts` has the ranks of each rack instead, and values are forwarded within them
 
     @property
     def pushes_ask(self) -> bool:

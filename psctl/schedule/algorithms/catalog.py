@@ -50,7 +50,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True):
         helpers: further nodes that may serve; with no `servers` named, ranks and helpers share as BytePS does (ps).
         servers: nodes that serve, ranks or helpers from `world` on (ps).
         shares: share of each server; equal when empty.
-        near: the group of each server's own host, by index, or -1 (ps with groups).
+        near: the group of each server's own host or rack, by index, or -1 (ps with groups).
+        forwarded: groups are racks, in which one rank pulls for the others (ps with groups).
     """
 
     root: int = 0
@@ -69,6 +70,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True):
     servers: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     near: tuple[int, ...] = ()
+    forwarded: bool = False
 
 
 Builder = Callable[[int, ScheduleOptions], Schedule]
@@ -104,7 +106,9 @@ def _hierarchical(world: int, given: ScheduleOptions) -> Schedule:
 
 def _ps(world: int, given: ScheduleOptions) -> Schedule:
     if given.servers:
-        return parameter_server(world, given.servers, given.shares or None, given.pieces, given.groups, given.near)
+        return parameter_server(
+            world, given.servers, given.shares or None, given.pieces, given.groups, given.near, given.forwarded
+        )
     servers, shares = balanced_shares(world, given.helpers)
     return parameter_server(world, servers, shares, given.pieces)
 

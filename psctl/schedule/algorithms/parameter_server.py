@@ -8,7 +8,8 @@ machines and k CPU machines on equal links, shares of (n-k) and 2(n-1) make all 
 t = 2n(n-1)N/((n² + kn - 2k)B), from 2(n-1)/n N/B at k = 0 to N/B at k = n.
 
 Ranks of one host (a group) may add first: a chunk whose server is on another host is then sent from the group once, by
-one of them; each rank pulls separately.
+one of them; each rank pulls separately. Ranks of one rack do so too, and there the rank that pushes a chunk also pulls
+it for the others (PHub, SoCC 2018): the sums cross between racks once each way.
 """
 
 from __future__ import annotations
@@ -59,18 +60,45 @@ def pull(world: int, servers: Sequence[int], shares: Sequence[int]) -> AllGather
     return AllGather(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
 
 
-def _grouped_push(
+def _collectors(
     world: int, servers: Sequence[int], groups: Sequence[Sequence[int]], near: Sequence[int]
-) -> list[Transfer]:  # fmt: skip
-    """Return the push: each rank to the rank of its group that pushes the group's sum, or directly to the server."""
+) -> list[list[int]]:  # fmt: skip
+    """Return, for each chunk and rank, the rank of its group that acts for it: itself where the server is near."""
     group_of = {rank: index for index, group in enumerate(groups) for rank in group}
+    found = []
+    for chunk in range(len(servers)):
+        each = []
+        for rank in range(world):
+            index = group_of.get(rank, -1)
+            direct = index < 0 or near[chunk] == index
+            each.append(rank if direct else groups[index][chunk % len(groups[index])])
+        found.append(each)
+    return found
+
+
+def _forwarded_pull(
+    world: int, servers: Sequence[int], shares: Sequence[int], collectors: Sequence[Sequence[int]]
+) -> AllGather:  # fmt: skip
+    """Return the pull: every server sends its chunk once to each group, and its collector forwards it."""
     lanes = max(world, len(servers))
     transfers = []
     for chunk, server in enumerate(servers):
         for rank in range(world):
-            index = group_of.get(rank, -1)
-            direct = index < 0 or near[chunk] == index
-            pusher = rank if direct else groups[index][chunk % len(groups[index])]
+            source = collectors[chunk][rank]
+            if source == rank:
+                transfers.append(Transfer(0, server, rank, chunk, "copy", (chunk + rank) % lanes))
+            else:
+                transfers.append(Transfer(1, source, rank, chunk, "copy", (chunk + rank) % lanes))
+    return AllGather(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
+
+
+def _grouped_push(world: int, servers: Sequence[int], collectors: Sequence[Sequence[int]]) -> list[Transfer]:
+    """Return the push: each rank to the rank of its group that pushes the group's sum, or directly to the server."""
+    lanes = max(world, len(servers))
+    transfers = []
+    for chunk, server in enumerate(servers):
+        for rank in range(world):
+            pusher = collectors[chunk][rank]
             if pusher == rank:
                 transfers.append(Transfer(1, rank, server, chunk, "reduce", (chunk + rank) % lanes))
             else:
@@ -85,6 +113,7 @@ def parameter_server(
     pieces: int = 1,
     groups: Sequence[Sequence[int]] = (),
     near: Sequence[int] = (),
+    forwarded: bool = False,
 ) -> Schedule:
     """Return the all-reduce through parameter servers.
 
@@ -95,9 +124,11 @@ def parameter_server(
         pieces: number of parts of each share; with 2 or more, pulls overlap with later pushes.
         groups: ranks that share a host and push together; where there are any, all servers are helpers.
         near: for each server the index of its own host's group; -1: no group.
+        forwarded: groups are racks, in which one rank also pulls a chunk for the others.
     """
     parts = tuple(shares or (1,) * len(servers))
     params = {"servers": list(servers), "shares": list(parts), "pieces": pieces}
-    reduction = _grouped_push(world, servers, groups, near) if groups else None
-    gather = pull(world, servers, parts)
+    collectors = _collectors(world, servers, groups, near) if groups else []
+    reduction = _grouped_push(world, servers, collectors) if groups else None
+    gather = _forwarded_pull(world, servers, parts, collectors) if forwarded else pull(world, servers, parts)
     return all_reduce("ps", world, gather, reduction=reduction, pieces=pieces, params=params)

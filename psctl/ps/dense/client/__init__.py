@@ -5,5 +5,6 @@ host_collection: which pushes of one host's workers go together
 pending_values: the values that a wait is missing
 receive_buffers: where received values and norms are kept
 send_buffers: where gradients and their codes are kept until they are acknowledged
+value_relay: how the values of a shard are forwarded within a rack
 unacked_pushes: the leader of each shard, and what must be sent again
 """

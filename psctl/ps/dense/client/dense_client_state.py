@@ -19,17 +19,18 @@ worker's own pushes are applied.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
-from psctl.ps.dense.client.host_collection import Act, HostCollection, HostSumTask, SeparatePush, ToPeer
+from psctl.ps.dense.client.host_collection import Act, HostCollection, HostSumTask, Offer, SeparatePush, ToPeer
 from psctl.ps.dense.client.receive_buffers import JointNorms, ReceiveBuffers, ValueSink, wrong
 from psctl.ps.dense.client.send_buffers import SendBuffers
 from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
+from psctl.ps.dense.client.value_relay import ValueRelay
 from psctl.ps.dense.host_sums import RankGradients, joint_weight
 from psctl.ps.dense.rank_state_store import RankStateFetch
 from psctl.ps.dense.shard_state import Terms
@@ -50,16 +51,19 @@ from psctl.ps.messages import (
     RankStateQuery,
     Refused,
     SaveNow,
-    SharedRange,
     StartValues,
     Step,
     Values,
+    ValuesWanted,
     WaitAnswer,
 )
 from psctl.ps.outputs import ToServer
 from psctl.ps.pieces import bytes_view, pieces, torch_dtype
 from psctl.ps.shards import sizes
 from psctl.types import Number, Shard
+
+FORWARDED = -1
+"""Stands for the worker that forwards values, where the buffers note the server that sends them."""
 
 ClientOutput = ToServer | ToPeer | HostSumTask
 """The result of a client's call: a message to a server, a message to a worker of this host, or a host sum to make."""
@@ -74,6 +78,7 @@ class DenseClient:
         owners: for each shard the rank of the server that leads it.
         rank: this worker's rank.
         servers: all servers; None: those that lead a shard.
+        near: those in this worker's rack, which need no sum by rack.
         allocator: allocates send buffers, and finds their places for servers that read them.
     """
 
@@ -85,6 +90,7 @@ class DenseClient:
         rank: int,
         servers: Sequence[int] | None = None,
         allocator: BufferAllocator | None = None,
+        near: Collection[int] = (),
     ) -> None:
         self.terms, self.shards, self.rank = terms, shards, rank
         self.buffer_count = terms.buffers
@@ -104,6 +110,8 @@ class DenseClient:
         group = next((group for group in terms.hosts if rank in group), ())
         sums = self.send_buffers.sum_buffer
         self._host = HostCollection(rank, group, len(shards), terms.base, sums) if group else None
+        self._relay = ValueRelay() if group and terms.by_rack else None
+        self._near = near
         self._start: Mapping[str, torch.Tensor] | None = None
         self._norms = JointNorms(self.held)
         self._save_wanted: int | None = None
@@ -117,8 +125,11 @@ class DenseClient:
 
     # ---- assignment --------------------------------------------------------------------------------------------------
 
-    def on_assignment(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> list[ClientOutput]:
+    def on_assignment(
+        self, epoch: int, owners: Sequence[int], servers: Sequence[int], near: Collection[int] = ()
+    ) -> list[ClientOutput]:
         """Apply an assignment; what is outstanding for moved shards is sent once their servers have sent Leads."""
+        self._near = near
         changed, opened = self._route.on_assignment(epoch, owners, servers)
         said = self._forget_partial(changed)
         self._outbox.on_assignment()
@@ -233,22 +244,20 @@ class DenseClient:
         if self._host is None:
             return self._push_separately(head)
         part = RankGradients(self.rank, head.weight, head.present, self.send_buffers.sent_bytes(clock, shard)[0])
-        acts = self._host.add_own(shard, clock, part, self._readable(head))
+        acts = self._host.add_own(shard, clock, part, self._offer(head))
         if not any(isinstance(act, SeparatePush) for act in acts):
             self._outbox.note_in_host_sum(clock, shard)
         return self._carry_out(acts)
 
-    def _readable(self, head: Push) -> SharedRange | None:
-        """Return where others of this host read gradients for a host sum; None: they are pushed separately, because the
-        server reads them there itself, or is not connected yet."""
-        owner, (flat, _) = self._route.owners[head.shard], self.send_buffers.sent_bytes(head.clock, head.shard)
-        if (
-            head.shard in self._route.closed_shards
-            or head.landed < head.clock
-            or self._allocator.place_for(owner, flat)
-        ):
+    def _offer(self, head: Push) -> Offer | None:
+        """Return how others of this group get gradients for their sum; None: they are pushed separately, because the
+        server reads them there itself, is in this rack, or is not connected yet."""
+        owner, (flat, view) = self._route.owners[head.shard], self.send_buffers.sent_bytes(head.clock, head.shard)
+        if head.shard in self._route.closed_shards or head.landed < head.clock:
             return None
-        return self._allocator.place_on_host(flat)
+        if self._relay is not None:
+            return view if owner not in self._near else None
+        return self._allocator.place_on_host(flat) if not self._allocator.place_for(owner, flat) else None
 
     def _push_separately(self, head: Push) -> list[ClientOutput]:
         """Push this worker's own gradients, if their server has sent Leads."""
@@ -291,7 +300,7 @@ class DenseClient:
         owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
         return [ToServer(server, NormsQuery(clock)) for server in sorted(owners)]
 
-    def pull(self, clock: int, exact: bool = False) -> list[ToServer]:
+    def pull(self, clock: int, exact: bool = False) -> list[ClientOutput]:
         """Request all shards at `clock`, first layers first; `exact`: version `clock` itself, whatever s is.
 
         Where pushes are answered with values (`Terms.pushes_ask`) nothing is sent except for the start values: the
@@ -309,15 +318,27 @@ class DenseClient:
         requested = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact)]
         return [] if pushes_ask else self._pull([shard for shard in requested if self._is_open(shard)])
 
-    def _pull(self, shards: Sequence[int]) -> list[ToServer]:
-        requested: dict[tuple[int, int, int], list[int]] = {}
+    def _pull(self, shards: Sequence[int]) -> list[ClientOutput]:
+        requested: dict[tuple[int, int, int, int | None], list[int]] = {}
         for shard in shards:
             landing = self._received.each[shard]
-            requested.setdefault((self.owners[shard], landing.asked, landing.wanted), []).append(shard)
+            key = self.owners[shard], landing.asked, landing.wanted, self._forwarder(shard)
+            requested.setdefault(key, []).append(shard)
         return [
             ToServer(server, Pull(clock, some, oldest, [self._received.each[shard].version for shard in some]))
-            for (server, clock, oldest), some in requested.items()
+            if forwarder is None
+            else ToPeer(forwarder, ValuesWanted(clock, some, oldest))
+            for (server, clock, oldest, forwarder), some in requested.items()
         ]
+
+    def _forwarder(self, shard: int) -> int | None:
+        """Return the worker of this rack that forwards a shard's values; None: they are pulled from the server."""
+        if self._relay is None or self._host is None or self.owners[shard] in self._near:
+            return None
+        if self._received.each[shard].asked <= self.terms.base:
+            return None  # of start values, because the others may start later
+        found = self._host.collector(shard)
+        return found if found != self.rank and self._host.is_up(found) else None
 
     def send_rank_state(self, clock: int, payload: memoryview) -> list[ToServer]:
         """Send this rank's state outside the gradients at the start of `clock`; the payload must not change."""
@@ -392,6 +413,16 @@ class DenseClient:
         repeat = self._received.on_payload_end(server, message.shard) and self._is_open(message.shard)
         if not self._is_owner(server, message.shard) or not self._received.on_values(server, message, size, shared):
             return [*self._pull([message.shard])] if repeat else []
+        return [*self._forward(message), *self._after_values(message)]
+
+    def _forward(self, message: Values) -> Sequence[ClientOutput]:
+        """Forward the values of a shard that this worker collects for its rack."""
+        if self._relay is None or self._host is None or self._host.collector(message.shard) != self.rank:
+            return []
+        return self._relay.on_values(message, self._received.newest(message.shard))
+
+    def _after_values(self, message: Values) -> list[ClientOutput]:
+        """Go on after values were received completely."""
         said: list[ClientOutput] = (
             [] if self.terms.staleness is None else self._on_pushed(message.version - 1, message.shard)
         )
@@ -409,10 +440,10 @@ class DenseClient:
             self._host.on_push_staged(shard, clock)
         return self._ready_orders()
 
-    # ---- others of this host ----------------------------------------------------------------------------------------
+    # ---- others of this host or rack --------------------------------------------------------------------------------
 
     def on_peer_connected(self, rank: int) -> list[ClientOutput]:
-        """Handle a new connection to a worker of this host."""
+        """Handle a new connection to a worker of this group."""
         return (
             self._carry_out(self._host.on_peer_connected(rank, self._outbox.outstanding))
             if self._host is not None
@@ -420,26 +451,61 @@ class DenseClient:
         )
 
     def on_peer_disconnected(self, rank: int) -> list[ClientOutput]:
-        """Handle the loss of the connection to a worker of this host."""
-        return self._carry_out(self._host.on_peer_disconnected(rank)) if self._host is not None else []
+        """Handle the loss of the connection to a worker of this group; the servers send what it would have
+        forwarded."""
+        if self._host is None:
+            return []
+        said = self._carry_out(self._host.on_peer_disconnected(rank))
+        if self._relay is None:
+            return said
+        self._relay.on_peer_disconnected(rank)
+        mine = [shard for shard in range(len(self.shards)) if self._host.collector(shard) == rank]
+        return [*said, *self._pull([shard for shard in mine if self._is_open(shard) and self._received.restart(shard)])]
 
     def on_peer_message(self, rank: int, message: BetweenPeers, data: SharedBytes) -> list[ClientOutput]:
-        """Handle a message of a worker of this host; `data`: the gradients that it offers, None if they are unreadable.
+        """Handle a message of a worker of this group.
+
+        Args:
+            rank: the worker's.
+            message: of it.
+            data: the gradients that it offers, or the values that it forwards; None if they are unreadable.
 
         Raises:
-            ProtocolError: there is no such shard, or the workers form no group; the other worker's fault.
+            ProtocolError: there is no such shard, the workers form no group, or these values are none of the shard;
+                the other worker's fault.
         """
-        if self._host is None or not 0 <= message.shard < len(self.shards):
-            raise ProtocolError(f"worker/{rank}: speaks of shard {message.shard}", where=f"worker/{rank}")
+        named = message.shards if isinstance(message, ValuesWanted) else [message.shard]
+        if self._host is None or not all(0 <= shard < len(self.shards) for shard in named):
+            raise ProtocolError(f"worker/{rank}: speaks of shards {named}", where=f"worker/{rank}")
+        if isinstance(message, ValuesWanted):
+            relay = self._relay
+            return [] if relay is None else [out for shard in named for out in relay.on_wanted(rank, shard, message)]
         shard, clock = message.shard, message.clock
         if isinstance(message, PushAlone):
             return self._carry_out(self._host.on_push_alone(rank, shard, clock))
+        if isinstance(message, Values):
+            return self._on_forwarded(rank, message, data)
         part = self._rank_gradients(rank, message, data)
         if part is None:
             return self._carry_out(
                 [ToPeer(rank, PushAlone(shard, clock)), *self._host.on_push_alone(rank, shard, clock)]
             )
         return self._carry_out(self._host.on_host_push(shard, clock, part))
+
+    def _on_forwarded(self, rank: int, message: Values, data: SharedBytes) -> list[ClientOutput]:
+        """Use values that the collector of their shard has forwarded."""
+        shard, size = message.shard, 0 if data is None else len(data)
+        fits = size == self.sizes[shard] and len(message.present) == len(self.held[shard])
+        if self._relay is None or data is None or not fits:
+            raise ProtocolError(f"worker/{rank}: forwards {size} bytes as shard {shard}", where=f"worker/{rank}")
+        if message.clock != self._received.each[shard].asked:
+            return []  # it was pulled from the server meanwhile
+        buffer = self._received.receive_buffer_for(FORWARDED, message, size)
+        if buffer is None:
+            return []
+        buffer[:] = data
+        self._received.on_payload_end(FORWARDED, shard)
+        return self._after_values(message) if self._received.on_values(FORWARDED, message, size) else []
 
     def _rank_gradients(self, rank: int, message: HostPush, data: SharedBytes) -> RankGradients | None:
         """Return the offered gradients; None if they do not fit this shard."""
@@ -448,7 +514,8 @@ class DenseClient:
         fits = data is not None and len(data) == len(one.range) * dtype.itemsize
         known = len(message.present) == len(held) and not message.present.strip(b"\x00\x01")
         good = math.isfinite(message.weight) and message.weight >= 0
-        if data is None or not (fits and known and good) or message.at.offset % dtype.itemsize:
+        aligned = message.at is None or message.at.offset % dtype.itemsize == 0
+        if data is None or not (fits and known and good and aligned):
             return None
         return RankGradients(rank, message.weight, message.present, torch.frombuffer(data, dtype=dtype))
 

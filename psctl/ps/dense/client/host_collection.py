@@ -1,6 +1,6 @@
-"""Collects the pushes of one host's workers into one push a host.
+"""Collects the pushes of one host's workers, or of one rack's, into one push.
 
-Theory. Several workers of one host (a *group*) push the same shard to a server of another host. One of them, the
+Theory. Several workers of one host or rack (a *group*) push the same shard to a server elsewhere. One of them, the
 shard's *collector*, sums the gradients of the others where they are in shared memory, and pushes that sum for all of
 them: it *covers* them. Its effect on servers is the same as if each worker had pushed separately, so no agreement is
 necessary: a worker may push separately at any time, and a sum that duplicates such a push is dropped (push_staging.py).
@@ -37,10 +37,15 @@ from psctl.ps.messages import BetweenPeers, HostPush, PushAlone, SharedRange
 
 
 class ToPeer(msgspec.Struct, frozen=True):
-    """An instruction: send a message to the worker `rank` of this host."""
+    """An instruction: send a message, and its payload if there is one, to the worker `rank` of this group."""
 
     rank: int
     message: BetweenPeers
+    payload: memoryview | None = None
+
+
+Offer = SharedRange | memoryview
+"""A worker's gradients for its collector: their place in shared memory, or the bytes to send."""
 
 
 class HostSumTask(msgspec.Struct, frozen=True):
@@ -75,7 +80,7 @@ class HostCollection:
 
     Args:
         rank: this worker's rank.
-        group: the ranks of its host, two or more, this one included.
+        group: the ranks of its host or rack, two or more, this one included.
         shards: number of shards.
         base: the first clock.
         sum_buffer: returns the buffer for the host sum of a clock and shard.
@@ -96,31 +101,37 @@ class HostCollection:
         """Return the rank that pushes a shard for the group."""
         return self._group[shard % len(self._group)]
 
+    def is_up(self, rank: int) -> bool:
+        """Return whether there is a connection to a rank of the group."""
+        return rank in self._up
+
     @property
     def _complete(self) -> bool:
         return len(self._up) == len(self._group) - 1
 
     # ---- this worker's own pushes ---------------------------------------------------------------------------------
 
-    def add_own(self, shard: int, clock: int, part: RankGradients, at: SharedRange | None) -> list[Act]:
+    def add_own(self, shard: int, clock: int, part: RankGradients, offer: Offer | None) -> list[Act]:
         """Add this worker's own gradients; return what to do.
 
         Args:
             shard: its index.
             clock: of the gradients.
             part: the gradients.
-            at: where others of this host read them; None: they cannot, or need not, because their server reads them.
+            offer: how others of this group get them; None: they cannot, or need not, because their server reads them
+                or is in this rack.
         """
         self._pushed[shard] = clock
         collector, key = self.collector(shard), (shard, clock)
         if collector != self._rank:
             if collector not in self._up:
                 return [SeparatePush(shard, clock)]
-            if at is None:
+            if offer is None:
                 return [ToPeer(collector, PushAlone(shard, clock)), SeparatePush(shard, clock)]
             self._offered.add(key)
-            return [ToPeer(collector, HostPush(shard, clock, part.weight, part.present, at))]
-        if at is None or not self._complete or clock <= self._separate_until[shard]:
+            at, payload = (offer, None) if isinstance(offer, SharedRange) else (None, offer)
+            return [ToPeer(collector, HostPush(shard, clock, part.weight, part.present, at), payload)]
+        if offer is None or not self._complete or clock <= self._separate_until[shard]:
             return [*self._break_up(key), SeparatePush(shard, clock)]
         self._state[key] = CollectionState.GATHERING
         self._gradients.setdefault(key, {})[self._rank] = part

@@ -213,6 +213,11 @@ class ReceiveBuffers:
         self._on_whole(landing, message.version)
         return True
 
+    def newest(self, shard: int) -> torch.Tensor:
+        """Return the bytes of a shard's newest version, before the user may change them: right after `on_values`."""
+        landing = self.each[shard]
+        return landing.shared[1] if landing.shared is not None else self._target(landing, shard, landing.version).tensor
+
     def _note_presence(self, landing: ShardValues, message: Values) -> None:
         landing.present[message.version] = message.present
         for old in [version for version in landing.present if version < message.version - 1]:
