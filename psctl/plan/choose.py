@@ -423,6 +423,7 @@ class Planner:
             return server_terms(
                 self._inputs, servers, size, self._request.compute, coding(self._request.compression, ps.update),
                 sum_by_host=self._sum_by_host, on_gpus=self._gpus,
+                racks=racks(self._inputs) if ps.by_rack else None,
             )  # fmt: skip
         found, count = self._predicted([name], size, whole=False)[name], len(self._buckets(size))
         moved = self._total(found.seconds, found.timing.waiting, size) - found.timing.waiting * count

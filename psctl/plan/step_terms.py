@@ -8,10 +8,11 @@ path adds a host's gradients on one GPU before the copy; psctl adds them in memo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from psctl.grouping import grouped
 from psctl.plan.compression_cost import Coding
 from psctl.plan.overlap import FORWARD
 from psctl.plan.plan_input import PlanInput
@@ -29,7 +30,7 @@ class StepTerm(msgspec.Struct, frozen=True):
 
 def server_terms(
     inputs: PlanInput, servers: Sequence[str], size: float, compute: float | None, codes: Coding, *,
-    sum_by_host: bool, on_gpus: bool,
+    sum_by_host: bool, on_gpus: bool, racks: Mapping[str, str] | None = None,
 ) -> list[StepTerm]:  # fmt: skip
     """Return the seven terms under `ps`.
 
@@ -41,6 +42,7 @@ def server_terms(
         codes: of compressed pushes and pulls.
         sum_by_host: gradients of a host's workers are summed before they are pushed.
         on_gpus: gradients are on GPUs.
+        racks: the rack of each host, where gradients are summed by rack, of one worker a host; else None.
     """
     costs, workers = inputs.costs.get("ps", Costs()), Counter(inputs.hosts)
     share = {host: count / len(servers) for host, count in Counter(servers).items()}
@@ -51,16 +53,22 @@ def server_terms(
     taken = dict(pushes)
     pushed = _over_links(inputs, ((host, to, size * codes.push * share[to] * taken[host]) for host, to in pairs))
     pulled = _over_links(inputs, ((to, host, size * codes.pull * share[to] * workers[host]) for host, to in pairs))
+    if racks is not None:
+        flows = list(_rack_flows(workers, share, racks, size))
+        most = max(Counter(racks[host] for host in workers).values())
+        pushes = [(host, 1) for host in {racks[host]: host for host in workers}.values()]
+        pushed, pulled = _over_links(inputs, flows), _over_links(inputs, ((to, host, part) for host, to, part in flows))
     summed = max(share.values()) * size * sum(count for _, count in pushes)
     latency = costs.alpha + 2 * costs.overhead
     copied = [(place, host) for place, host in zip(inputs.ranks, inputs.hosts, strict=True) if place != host]
     down = _over_links(inputs, ((place, host, size) for place, host in copied)) if on_gpus else (0.0, "")
     up = _over_links(inputs, ((host, place, size) for place, host in copied)) if on_gpus else (0.0, "")
     added = f"{most} of {format_bytes(size)}, the first is copied" if most > 1 else "one worker a host, or summed apart"
+    place = "host" if racks is None else "rack"
     return [
         StepTerm("forward and backward", compute, "given" if compute is not None else "not known: give --compute"),
         StepTerm("GPU to host", down[0], _copy(down[1], on_gpus=on_gpus)),
-        StepTerm("sum of a host", (most - 1) * size * costs.gamma, added + _gamma(costs)),
+        StepTerm(f"sum of a {place}", (most - 1) * size * costs.gamma, added + _gamma(costs)),
         StepTerm("push", pushed[0] + latency, pushed[1]),
         StepTerm("servers' sum", summed * costs.gamma, f"{format_bytes(summed)} on the busiest host" + _gamma(costs)),
         StepTerm("pull", pulled[0] + latency, pulled[1]),
@@ -89,6 +97,23 @@ def schedule_terms(compute: float | None, timing: Timing, moved: float, buckets:
         StepTerm("bytes on links", moved - summing, f"most on {timing.bottleneck}" if timing.bottleneck else ""),
         StepTerm("sums", summing, "on the critical path"),
     ]
+
+
+def _rack_flows(
+    workers: Mapping[str, int], share: Mapping[str, float], racks: Mapping[str, str], size: float
+) -> Iterator[tuple[str, str, float]]:  # fmt: skip
+    """Yield the flows of a push where racks sum: source, target, bytes. A shard of a server elsewhere goes to the host
+    of the rack that collects it, in turn over the shards, and from there to the server; a pull takes the same way back.
+    """
+    of_rack = grouped((racks[host], host) for host in workers)
+    for members in of_rack.values():
+        away = 1.0 - sum(share.get(host, 0.0) for host in share if racks[host] == racks[members[0]])
+        for host in members:
+            for to, part in share.items():
+                yield host, to, size * part / (1 if racks[to] == racks[host] else len(members))
+            for other in members:
+                if other != host:
+                    yield host, other, size * away / len(members)
 
 
 def _over_links(inputs: PlanInput, flows: Iterable[tuple[str, str, float]]) -> tuple[float, str]:

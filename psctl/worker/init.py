@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -151,20 +150,13 @@ def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run
 
     def connect(decision: Decision) -> ParameterClient:
         sharing = SharedBuffers(segments)
+        connections = partial(_group_connections, decision, orders, credentials, folder, dialler(RACK))
         together = any(orders.member.rank in group for group in decision.hosts)
-        connections: Callable[[HostAggregation], GroupConnections] = partial(HostConnections, orders.member, folder)
-        if decision.racks:
-            connections = partial(
-                RackConnections, orders.member, dialler(RACK), listen, max(sizes(decision.shards), default=0)
-            )
         return ParameterClient(
             orders.member, orders.world, decision, dialler(PARAMETERS), clock, QUERY_TIMEOUT,
             (lambda shard, clock: trace("push-bytes-left", shard=shard, clock=clock)) if trace is not None else None,
             session.send, sharing, HostAggregation(orders.member, connections, sharing) if together else None,
         )  # fmt: skip
-
-    def listen(handler: AnyHandler, allow: Allow) -> Acceptor:
-        return Acceptor(orders.bind, orders.ports, credentials, RACK, handler, allow, orders.congestion)
 
     def links() -> StoreServers:
         servers = RemoteServers(
@@ -181,6 +173,20 @@ def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run
         spans=StepRecorder(StepRing(orders.spans)) if orders.spans is not None else None, profile=orders.profile,
         seeded=seeded,
     )  # fmt: skip
+
+
+def _group_connections(
+    decision: Decision, orders: ProcessOrders, credentials: Credentials, folder: Path, dial: Dial,
+    handler: HostAggregation,
+) -> GroupConnections:  # fmt: skip
+    """Return a worker's connections to the others with whom its gradients are summed."""
+    if not decision.racks:
+        return HostConnections(orders.member, folder, handler)
+
+    def listen(handler: AnyHandler, allow: Allow) -> Acceptor:
+        return Acceptor(orders.bind, orders.ports, credentials, RACK, handler, allow, orders.congestion)
+
+    return RackConnections(orders.member, dial, listen, max(sizes(decision.shards), default=0), handler)
 
 
 def _dial_coordinator(

@@ -9,24 +9,14 @@ import pytest
 import torch
 
 from psctl.types import Member
-from tests.client.test_host_aggregation import HOSTS, LAYOUT, ONES, SHAPES, SIZE, SUMS, sent, step
+from tests.client.test_host_aggregation import HOSTS, LAYOUT, ONES, SHAPES, SIZE, SUMS, met, sent, step
 from tests.helpers.ps_world import World, flat_values
-from tests.helpers.running import until
 
 RACKS = ("a", "a", "b", "b")
 
 
 def received(client) -> int:
-    return sum(peer.bytes_received for peer in client._servers.in_use.values())
-
-
-def met(world) -> None:
-    """Connect all workers of each rack."""
-    world.meet()
-    for group in HOSTS:
-        for rank in group:
-            client = world.clients[rank]
-            until(lambda client=client, group=group: len(client._state._host._up) == len(group) - 1)
+    return sum(peer.received for peer in client.bytes_by_peer.values())
 
 
 def trained(update: str, folder, trouble=lambda world, clock: None, replicas=0, full=True):

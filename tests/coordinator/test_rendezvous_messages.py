@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import Connected, PlanMade, ShardsMade
-from psctl.coordinator.state.sum_order import groups_by_host
+from psctl.coordinator.state.sum_order import groups_by_place
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkerAt, WorkerListens, WorkersAt
 from psctl.orders import JobOrder
 from psctl.types import Address, Compression, Member
@@ -38,14 +38,14 @@ HERE = {W0: b"a" * 16, W1: b"b" * 16, W2: b"c" * 16}
 TWO_HOSTS = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2, slots=2), ORDER.hosts[1]])
 
 
-def decided(order: JobOrder) -> tuple[DrivenJob, Decision]:
+def decided(order: JobOrder, racks: tuple[str, ...] = ()) -> tuple[DrivenJob, Decision]:
     """DrivenJob up to the decision under ps; worker/0 and worker/1 are on the first host, worker/2 on the next one."""
     job = DrivenJob(order).registered()
     for worker in (W0, W1, W2):
         job.handle(Connected(worker))
         job.receive(worker, Join(1))
         job.receive(worker, Prepare(LAYOUT, ()))
-    job.handle(PlanMade("ps", "server", [0], PLAN))
+    job.handle(PlanMade("ps", "server", [0], PLAN, racks=racks))
     job.handle(Connected(S0))
     job.receive(S0, Join(102))
     job.receive(S0, MemberReady(Address("10.0.0.1", 4000)))
@@ -72,10 +72,22 @@ def test_the_decision_has_the_ranks_that_share_a_host(order: JobOrder, hosts: tu
     assert decided(order)[1].hosts == hosts
 
 
+def test_where_racks_sum_their_workers_get_each_others_addresses_and_servers_have_a_rack() -> None:
+    job, decision = decided(TWO_HOSTS, racks=("r1", "r1"))
+    assert (decision.hosts, decision.racks) == (((0, 1, 2),), ("r1", "r1", "r1"))
+    assert [at.rack for at in decision.assignment.servers] == ["r1"]
+    there = {worker: Address(f"10.0.0.{number}", 4000) for number, worker in enumerate((W0, W1, W2), 1)}
+    for worker in (W0, W1):
+        job.receive(worker, WorkerListens(there[worker], b""))
+    found = sent(job.receive(W2, WorkerListens(there[W2], b"")), WorkersAt)
+    every = [WorkerAt(number, 0, there[worker], b"") for number, worker in enumerate((W0, W1, W2))]
+    assert found == [(worker, WorkersAt(every)) for worker in (W0, W1, W2)]
+
+
 def test_on_one_host_alone_workers_do_not_push_together() -> None:
     state = DrivenJob(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).machine.job
     state.plan = PlanMade("ps", "server", [0], PLAN)
-    assert groups_by_host(state) == ()
+    assert groups_by_place(state) == ()
 
 
 def test_under_ps_only_the_ranks_of_a_host_get_each_others_addresses_one_by_one() -> None:

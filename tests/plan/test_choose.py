@@ -177,6 +177,28 @@ def test_two_racks_gain_what_the_link_between_them_allows() -> None:
     assert "r1 -> r2" in plan.reason or "r2 -> r1" in plan.reason
 
 
+def test_servers_are_pushed_to_once_a_rack_where_the_way_between_is_narrow() -> None:
+    def served(between: float, sums: str = "auto", ranks: int = 6) -> Plan:
+        hosts = names(6)
+        cables = {(name, f"r{1 + (at > 2)}"): 500.0 for at, name in enumerate(hosts)} | {("r1", "r2"): between}
+        inputs = PlanInput(wired(cables, hosts), [hosts[at % 6] for at in range(ranks)], hosts)
+        roster = [host(name, ranks // 6) for name in hosts]
+        return Planner(inputs, roster, PlanRequest(strategy="ps", update="worker", sums=sums)).plan(SIZE)
+
+    together, apart = served(100.0), served(100.0, "host")
+    assert together.racks == ("r1",) * 3 + ("r2",) * 3
+    assert "summed in each rack" in together.reason
+    assert apart.racks == ()
+    assert together.seconds is not None
+    assert apart.seconds is not None
+    assert 2.5 < apart.seconds / together.seconds <= 3.1, "three workers a rack"
+    assert together.seconds >= SIZE / (100 * MBIT), "half of the values each way, pushed and pulled at once"
+    assert served(5000.0).racks == ()
+    assert served(5000.0, "rack").racks
+    with pytest.raises(UsageError, match="sums: rack is requested, which needs several racks"):
+        served(100.0, "rack", ranks=12)
+
+
 def test_racks_dealt_round_gain_more() -> None:
     cables = {("h0", "r1"): 500.0, ("h1", "r2"): 500.0, ("h2", "r1"): 500.0, ("h3", "r2"): 500.0, ("r1", "r2"): 200.0}
     plan = planned(cables, names(4))

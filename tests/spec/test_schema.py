@@ -16,7 +16,7 @@ JOB = {
     "name": "other", "version": "1", "script": "u.py", "module": "pkg.mod", "args": "[a]", "workdir": "src",
     "exclude": "[data]", "cluster": "lab", "workers": "3", "servers": "4", "seed": "5", "replicas": "0",
     "sync.strategy": "native", "sync.consistency": "{ssp: 3}", "sync.consistency.ssp": "4",
-    "sync.update": "worker", "sync.period": "8",
+    "sync.update": "worker", "sync.period": "8", "sync.sums": "host",
     "sync.compression": "int8", "sync.compression.topk": "0.01", "sync.filters": "[{random_skip: 0.5}]",
     "sync.factor_rows": "64", "sync.bucket": "1MB", "sync.compute": "250ms",
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",

@@ -27,7 +27,7 @@ def choose_groups(job: JobState) -> None:
     checkpoint's."""
     if job.host_groups is None:
         saved = _saved(job)
-        job.host_groups = choose_by_place(job) if saved is None else saved
+        job.host_groups = groups_by_place(job) if saved is None else saved
         if saved is None and _differs(job):
             job.notice(
                 "gradients are summed in another order than before the checkpoint, because its strategy or its ranks' "
@@ -35,7 +35,7 @@ def choose_groups(job: JobState) -> None:
             )
 
 
-def choose_by_place(job: JobState) -> Groups:
+def groups_by_place(job: JobState) -> Groups:
     """Return the workers that share a host, or a rack where the plan says so, whose gradients are summed before they
     leave it (one push a host or rack): in step, as they are, and where there is another host for them to go to."""
     if not _grouped(job) or len(job.order.hosts) == 1:
@@ -56,7 +56,7 @@ def rack_of(job: JobState, rank: Rank) -> str:
 def racks_by_rank(job: JobState) -> tuple[str, ...]:
     """Return the rack of each worker, where each group of the order is a rack; else ()."""
     assert job.plan is not None, "it is known with the plan"
-    if not job.plan.racks or (job.host_groups or ()) != choose_by_place(job):
+    if not job.plan.racks or (job.host_groups or ()) != groups_by_place(job):
         return ()
     return tuple(rack_of(job, rank) for rank in job.ranks_of("worker"))
 
