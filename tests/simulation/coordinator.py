@@ -41,6 +41,7 @@ class Coordinator(CoordinatorDriver):
     def __init__(self, process: Process, network: Network, scenario: Scenario) -> None:
         self.process, self._scenario = process, scenario
         self.losses = 0
+        self.racks = scenario.racks
         self.on_go: Callable[[], None] = lambda: None
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self.on_members: Callable[[int, list[int]], None] = lambda clock, ranks: None

@@ -1,6 +1,6 @@
-"""Connections and shared memory between the workers of one host.
+"""Connections and shared memory between the workers of one host, and connections between those of one rack.
 
-Simulates psctl/client/host_connections.py and host_aggregation.py without their threads and secrets. Payloads to
+Simulates psctl/client/{host,rack}_connections.py and host_aggregation.py without their threads and secrets. Payloads to
 servers are always sent, never shared.
 """
 
@@ -53,7 +53,7 @@ class HostPeersUser(Protocol):
 
     def on_peer_connected(self, rank: int) -> None: ...
     def on_peer_disconnected(self, rank: int) -> None: ...
-    def on_peer_message(self, rank: int, message: Any) -> None: ...
+    def on_peer_message(self, rank: int, message: Any, payload: memoryview | None) -> None: ...
 
 
 class HostPeers:
@@ -75,10 +75,10 @@ class HostPeers:
                 if each.rank < self.process.member.rank:
                     self._dial(member, DIAL_ATTEMPTS)
 
-    def send(self, rank: int, message: Any) -> None:
+    def send(self, rank: int, message: Any, payload: memoryview | None = None) -> None:
         """Queue a message; it is dropped if there is no connection."""
         if rank in self._connections:
-            self._connections[rank].send(message)
+            self._connections[rank].send(message, payload)
 
     def close(self) -> None:
         """Close all connections after the queued messages are sent."""
@@ -107,11 +107,11 @@ class HostPeers:
         self._user.on_peer_connected(rank)
 
     def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return None
+        return bytes_view(torch.empty(size, dtype=torch.uint8))  # aligned, as in psctl/client/rack_connections.py
 
     def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if self._connections.get(peer.member.rank) is peer:
-            self._user.on_peer_message(peer.member.rank, message)
+            self._user.on_peer_message(peer.member.rank, message, payload)
 
     def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self._connections.get(peer.member.rank) is peer:

@@ -27,17 +27,20 @@ from psctl.job.leadership_messages import Configuration, VoteGiven, VoteWanted
 from psctl.job.message_session import is_numbered
 from psctl.job.session_messages import MessagesReceived
 from psctl.job.shard_placement import ShardPlacement
+from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.client.host_collection import HostCollection
 from psctl.ps.dense.client.receive_buffers import ReceiveBuffers
 from psctl.ps.dense.client.send_buffers import SendBuffers
 from psctl.ps.dense.client.unacked_pushes import UnackedPushes
+from psctl.ps.dense.client.value_relay import ValueRelay
 from psctl.ps.dense.clock_ledger import Membership
 from psctl.ps.dense.server.aggregation import ClockAggregation
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.server.dense_shard import DenseShard
 from psctl.ps.dense.server.push_staging import PushStaging, StagedTransfer
 from psctl.ps.dense.server.shard_answers import VersionReaders
-from psctl.ps.outputs import Snapshot
+from psctl.ps.messages import Pull
+from psctl.ps.outputs import Snapshot, ToServer
 from psctl.ps.replication.replica_chain import ReplicaChain
 from psctl.ps.tables import table_bytes
 from psctl.ps.tables.row_bags import RowBags
@@ -329,6 +332,35 @@ def _request_no_single_pushes(method: Any) -> Any:
         before = set(self.given_up)
         method(self, rank, message)
         self.given_up = before
+
+    return mutant
+
+
+def _never_pull_again(method: Any) -> Any:
+    """Do not pull from the servers what a lost collector would have forwarded."""
+
+    def mutant(self: DenseClient, rank: int) -> Any:
+        outputs = method(self, rank)
+        return [one for one in outputs if not (isinstance(one, ToServer) and isinstance(one.message, Pull))]
+
+    return mutant
+
+
+def _keep_values(method: Any) -> Any:
+    """Do not forward values to workers that wait for them."""
+
+    def mutant(self: ValueRelay, head: Any, values: Any) -> Any:
+        method(self, head, values)
+        return []
+
+    return mutant
+
+
+def _forward_older_values(method: Any) -> Any:
+    """Forward the values that are there, also when they are older than those wanted."""
+
+    def mutant(self: ValueRelay, rank: int, shard: int, message: Any) -> Any:
+        return method(self, rank, shard, replace(message, oldest=0))
 
     return mutant
 
@@ -632,6 +664,14 @@ MUTANTS = (
     Mutant("orders are never dropped", ((UnackedPushes, "_drop", _never_drop),), 111),
     Mutant("no own pushes after a host's sum is given up", ((PushStaging, "give_up", _request_no_single_pushes),), 365),
     Mutant("a host is not summed first", ((ClockAggregation, "_add_host", _sum_without_hosts),), 23),
+    Mutant(
+        "racks: a lost collector's values are not pulled",
+        ((DenseClient, "on_peer_disconnected", _never_pull_again),),
+        52,
+        simulation="racks",
+    ),
+    Mutant("racks: values are not forwarded", ((ValueRelay, "on_values", _keep_values),), 46, simulation="racks"),
+    Mutant("racks: older values are sent", ((ValueRelay, "on_wanted", _forward_older_values),), 46, simulation="racks"),
     Mutant("a worker waits for a lost collector", ((HostCollection, "on_peer_disconnected", _keep_waiting),), 52),
     Mutant("votes: an earlier leader is heard", ((Voter, "adopt", _hear_old_leaders),), 4, 3000, "leadership"),
     Mutant("votes: a stale standby is elected", ((Voter, "vote", _vote_for_stale),), 16, 3000, "leadership"),

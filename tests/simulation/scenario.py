@@ -121,6 +121,7 @@ class Scenario:
     requests_norms: bool  # the joint gradient's norm is requested before the step
     faults: tuple[Fault, ...]
     elastic: bool = False  # there are no free slots, and one worker is enough
+    racks: tuple[str, ...] = ()  # of each host, where gradients are summed by rack
 
     @property
     def depends_on_timing(self) -> bool:
@@ -139,8 +140,9 @@ class Scenario:
 
     @property
     def host_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of workers that share a host and push one sum."""
-        ranks = [[rank for rank, host in enumerate(self.workers) if host == one] for one in range(self.hosts)]
+        """The groups of workers that share a host, or a rack, and push one sum."""
+        places = self.racks or tuple(map(str, range(self.hosts)))
+        ranks = [[rank for rank, host in enumerate(self.workers) if places[host] == one] for one in sorted({*places})]
         found = sorted(tuple(each) for each in ranks if len(each) > 1)
         return tuple(found) if self.staleness == 0 and self.hosts > 1 else ()
 
@@ -181,6 +183,15 @@ def draw_scenario(seed: int) -> Scenario:
     )  # fmt: skip
     drawn = replace(drawn, faults=(*faults, *_host_group_faults(drawn), *_simultaneous_kills(drawn)))
     return _with_scaling(drawn)
+
+
+def draw_racks(seed: int) -> Scenario:
+    """Return the scenario of a seed in which gradients are summed by rack, if it has several hosts in step."""
+    drawn, rng = draw_scenario(seed), random.Random(seed * 104729 + 3)
+    if drawn.staleness != 0 or drawn.hosts == 1:
+        return drawn
+    drawn = replace(drawn, racks=tuple(rng.choice(("a", "a", "b")) for _ in range(drawn.hosts)))
+    return replace(drawn, faults=(*drawn.faults, *_host_group_faults(drawn)))
 
 
 def _with_scaling(scenario: Scenario) -> Scenario:

@@ -26,6 +26,7 @@ from tests.simulation.scenario import (
     RemoveServer,
     ScaleWorkers,
     Scenario,
+    draw_racks,
     draw_scenario,
 )
 from tests.simulation.server import Server
@@ -169,8 +170,17 @@ class StoreRun:
 
 def run_store(seed: int, *, traced: bool = False) -> Outcome:
     """Run one seed; an error of the product is part of the outcome."""
+    return _run(draw_scenario(seed), traced=traced)
+
+
+def run_racks(seed: int, *, traced: bool = False) -> Outcome:
+    """Run one seed of a job that sums gradients by rack, where the seed has several hosts in step."""
+    return _run(draw_racks(seed), traced=traced)
+
+
+def _run(scenario: Scenario, *, traced: bool) -> Outcome:
     torch.set_num_threads(1)
-    scenario = draw_scenario(seed)
+    seed = scenario.seed
     store_run = StoreRun(scenario, traced=traced)
     outcome = outcome_of(seed, store_run.run)
     outcome.seconds, outcome.event_count = store_run.world.now, store_run.world.event_count

@@ -203,15 +203,20 @@ class Worker:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
-        terms = Terms(decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts)
+        by_rack = bool(decision.racks)
+        terms = Terms(
+            decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts, by_rack=by_rack
+        )
         if decision.hosts != self._scenario.host_groups and not self._scenario.divides:
             raise Violation("hosts", f"the decision has host groups {decision.hosts}, not {self._scenario.host_groups}")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
-        self.machine = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
+        self._rack = decision.racks[self._rank] if by_rack else ""
+        near = self._near(first)
+        self.machine = DenseClient(terms, decision.shards, first.owners, self._rank, ranks, self._memory, near)
         if any(self._rank in group for group in decision.hosts):
             self._host_peers = HostPeers(self.process, self._network, self)
-            self._send_to_coordinator(WorkerListens(None, b"secret"))
+            self._send_to_coordinator(WorkerListens(Address("10.0.0.1", 1) if by_rack else None, b"secret"))
         self._assignment = first
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
@@ -359,8 +364,8 @@ class Worker:
             match one:
                 case ToServer(server=server, message=message, payload=payload):
                     self.servers.send(server, message, payload)
-                case ToPeer(rank=rank, message=message) if self._host_peers is not None:
-                    self._host_peers.send(rank, message)
+                case ToPeer(rank=rank, message=message, payload=payload) if self._host_peers is not None:
+                    self._host_peers.send(rank, message, payload)
                 case HostSumTask():
                     rng = self._network.world.random
                     self.process.world.after(rng.choice((0.0, rng.random())) * self._scenario.latency, self._sum, one)
@@ -384,8 +389,8 @@ class Worker:
     def on_peer_disconnected(self, rank: int) -> None:
         self._send_outputs(self._client.on_peer_disconnected(rank))
 
-    def on_peer_message(self, rank: int, message: BetweenPeers) -> None:
-        data = self._memory.read(message.at) if isinstance(message, HostPush) else None
+    def on_peer_message(self, rank: int, message: BetweenPeers, payload: memoryview | None) -> None:
+        data = self._memory.read(message.at) if isinstance(message, HostPush) and message.at is not None else payload
         self._send_outputs(self._client.on_peer_message(rank, message, data))
 
     # ---- servers -------------------------------------------------------------------------------------------------
@@ -398,7 +403,11 @@ class Worker:
         if self.machine is not None:
             self.servers.set_servers(assignment.servers)
             ranks = [at.rank for at in assignment.servers]
-            self._send_outputs(self.machine.on_assignment(assignment.epoch, assignment.owners, ranks))
+            near = self._near(assignment)
+            self._send_outputs(self.machine.on_assignment(assignment.epoch, assignment.owners, ranks, near))
+
+    def _near(self, assignment: Assignment) -> set[int]:
+        return {at.rank for at in assignment.servers if self._rack and at.rack == self._rack}
 
     def on_server_connected(self, at: ServerAt, peer: End) -> None:
         """Do nothing: the server sends the first message."""

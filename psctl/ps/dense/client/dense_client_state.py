@@ -500,6 +500,9 @@ class DenseClient:
             raise ProtocolError(f"worker/{rank}: forwards {size} bytes as shard {shard}", where=f"worker/{rank}")
         if message.clock != self._received.each[shard].asked:
             return []  # it was pulled from the server meanwhile
+        if message.version < self._received.oldest_version(message.clock, False):
+            what = f"forwards version {message.version} of shard {shard} for clock {message.clock}"
+            raise ProtocolError(f"worker/{rank}: {what}", where=f"worker/{rank}")
         buffer = self._received.receive_buffer_for(FORWARDED, message, size)
         if buffer is None:
             return []
