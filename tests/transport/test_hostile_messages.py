@@ -14,10 +14,10 @@ from psctl.agent.torch_store import TUNNELS
 from psctl.errors import MessageRefused, ProtocolError
 from psctl.job.job_permits import COORDINATION
 from psctl.permits import Permits
-from psctl.ps.permits import PARAMETERS, TABLES
+from psctl.ps.permits import PARAMETERS, RACK, TABLES
 from psctl.transport.protocol.message_assembly import Codec
 
-ALL = {"coordination": COORDINATION, "parameters": PARAMETERS, "tables": TABLES, "tunnels": TUNNELS}
+ALL = {"coordination": COORDINATION, "parameters": PARAMETERS, "tables": TABLES, "rack": RACK, "tunnels": TUNNELS}
 CODECS = {name: Codec(permits) for name, permits in ALL.items()}
 BRIEF = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -22,17 +22,19 @@ from psctl.job.message import JobMessage
 from psctl.permits import NEW, Permits
 from psctl.ps import messages as of_parameters
 from psctl.ps import table_messages as of_tables
-from psctl.ps.permits import PARAMETERS, TABLES
+from psctl.ps.permits import PARAMETERS, RACK, TABLES
 from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
 from tests.helpers.permit_checks import PermitChecks
 
 ROLES: tuple[Role, ...] = get_args(Role)
+OF_PEERS = set(get_args(of_parameters.BetweenPeers))
+"""Messages between workers that sum together; those of one host send them over a socket of theirs."""
 BETWEEN_PROCESSES = {
     each for each in of_parameters.Message.__subclasses__()
-    if each.__module__.startswith("psctl.") and each not in get_args(of_parameters.BetweenPeers)
+    if each.__module__.startswith("psctl.") and each not in OF_PEERS - {of_parameters.Values}
 }  # fmt: skip
-"""Messages of servers and their workers; what workers of one host send each other has no permits."""
+"""Messages of servers and their workers."""
 OF_TABLES = {each for each in BETWEEN_PROCESSES if each.__module__ == of_tables.__name__}
 SHARED = {
     *get_args(of_tables.TableBetween),
@@ -47,6 +49,7 @@ TABLES_OF = {
     "coordination": (COORDINATION, set(JobMessage.__subclasses__())),
     "parameters": (PARAMETERS, BETWEEN_PROCESSES - OF_TABLES),
     "tables": (TABLES, OF_TABLES | SHARED),
+    "rack": (RACK, OF_PEERS),
     "tunnels": (torch_store.TUNNELS, {torch_store.Carried, torch_store.NoMore}),
 }
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
@@ -135,8 +138,7 @@ def test_each_message_of_the_protocol_has_one_row(name: str) -> None:
 
 
 def test_each_class_of_message_is_of_some_connection() -> None:
-    within = set(get_args(of_parameters.BetweenPeers))  # between workers of a host, over a socket of theirs
-    listed = {row.message for permits, _ in TABLES_OF.values() for row in permits.rows} | within
+    listed = {row.message for permits, _ in TABLES_OF.values() for row in permits.rows}
     for room in (of_parameters, of_tables):  # all messages of a job derive from one class: the test before
         for name, found in vars(room).items():
             base = getattr(room, "Message", None)
