@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from psctl import nn as nn
     from psctl.kv.table_reader import Reader as Reader
     from psctl.ps.tables.row_filters import RowFilter as RowFilter
+    from psctl.reader.group_reader import GroupReader as GroupReader
+    from psctl.reader.group_reader import init_reader as init_reader
     from psctl.train_state.start_values import load_start_values as load_start_values
     from psctl.worker.ddp import accelerate_ddp as accelerate_ddp
     from psctl.worker.init import init as init
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Reader", "RowFilter", "Run", "__version__", "accelerate_ddp", "init", "load_start_values", "nn"]
+__all__ = [
+    "GroupReader", "Reader", "RowFilter", "Run", "__version__", "accelerate_ddp", "init", "init_reader",
+    "load_start_values", "nn",
+]  # fmt: skip
 
 _DOORS = {
     "accelerate_ddp": "psctl.worker.ddp",
     "init": "psctl.worker.init",
+    "init_reader": "psctl.reader.group_reader",
+    "GroupReader": "psctl.reader.group_reader",
     "Reader": "psctl.kv.table_reader",
     "RowFilter": "psctl.ps.tables.row_filters",
     "load_start_values": "psctl.train_state.start_values",

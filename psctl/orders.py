@@ -46,6 +46,19 @@ class ExportOrder(msgspec.Struct, frozen=True):
     wandb: str | None = None  # project, or entity/project
 
 
+class ReaderOrder(msgspec.Struct, frozen=True):
+    """A process of a group that reads the servers (`groups:`); its rank as a member is its place in the list."""
+
+    group: str
+    argv: list[str]  # after the interpreter
+    rank: int  # within its group
+    world: int  # number of processes of its group
+    host: int  # index into the job's hosts
+    spread: int | None  # steps by which the parameters of one read may differ; None: any
+    parameters: tuple[str, ...]  # patterns of the parameters that it reads
+    stores: tuple[str, ...]  # patterns of the stores that it reads
+
+
 class JobOrder(msgspec.Struct, frozen=True):
     """The job as the coordinator, agents and planner need it."""
 
@@ -88,6 +101,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
     exports: ExportOrder = ExportOrder()
+    readers: list[ReaderOrder] = []  # of all groups
 
 
 class AgentOrders(msgspec.Struct, frozen=True):

@@ -74,7 +74,7 @@ def sum_of_bytes(*counts: Mapping[str, PeerBytes]) -> dict[str, PeerBytes]:
 HostName = NewType("HostName", str)
 """The `name:` of a host in the cluster file, unique in the file."""
 
-Role = Literal["coordinator", "agent", "server", "worker"]
+Role = Literal["coordinator", "agent", "server", "worker", "reader"]
 
 STRATEGIES = (
     "native", "root", "cpu", "sharded", "one-shot", "chain", "pipelined-chain", "ring", "bidirectional-ring",

@@ -304,12 +304,12 @@ class Agent:
     def _spawn(self, start: StartProcess, descriptors: list[int]) -> AgentChild:
         given = {**start.environment, **self._master_port.environment(start)}
         environment = spawn.environment_of(self.orders, given, self.files, start.member, descriptors[-1])
-        cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
+        cwd = self.orders.code_dir if start.member.role in spawn.SCRIPTS else self.orders.job_dir
         (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
         try:
             return self._processes.start(
-                spawn.argv_of(self.orders, start.member.role), environment, cwd, to_stdout, to_stderr, descriptors,
-                self._umask if start.member.role == "worker" else -1,
+                spawn.argv_of(self.orders, start.member.role, start.member.rank), environment, cwd, to_stdout,
+                to_stderr, descriptors, self._umask if start.member.role in spawn.SCRIPTS else -1,
             )  # fmt: skip
         finally:
             os.close(to_stdout)

@@ -30,6 +30,9 @@ from psctl.types import UNDECODABLE, Address, Member
 SERVERS = 64
 """Servers that may run on one host at once."""
 
+SCRIPTS = ("worker", "reader")
+"""Roles whose processes run a script of the user, with the job's secrets and in its folder."""
+
 LOGS, ERRORS, PROFILES = "logs", "errors", "profiles"
 
 MEMORY_CURE = "smaller batches, fewer loader processes, or fewer workers there (`slots:` in the cluster file)"
@@ -89,9 +92,11 @@ def refusal_of(orders: AgentOrders, start: StartProcess, running: int) -> str:
         running: number of running processes that the coordinator has ordered on this host.
     """
     job, member = orders.job, start.member
-    most = 2 * slots_of(orders) + SERVERS
-    if member.role not in ("worker", "server"):
+    most = 2 * slots_of(orders) + SERVERS + len(job.readers)
+    if member.role not in ("worker", "server", "reader"):
         return f"a {member.role} is not started by order"
+    if member.role == "reader" and member.rank >= len(job.readers):
+        return f"the job has {len(job.readers)} readers"
     if running >= most:
         return f"{running} processes run here already"
     if start.authority != orders.authority:
@@ -110,14 +115,17 @@ def slots_of(orders: AgentOrders) -> int:
     return max(host.slots, host.workers, 1)
 
 
-def argv_of(orders: AgentOrders, role: str) -> list[str]:
+def argv_of(orders: AgentOrders, role: str, rank: int = 0) -> list[str]:
     """Return a process's command line; all processes start through bootstrap, which ties them to the agent.
 
     The command lines of servers, the coordinator and the exporter end in a mark by which `there.processes` finds them:
     the environment of a process that hides its memory cannot be read.
     """
     modules = {"server": "psctl.server.main", "coordinator": "psctl.coordinator.main", "exporter": "psctl.export.main"}
-    own = ["-m", modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
+    if role in modules:
+        own = ["-m", modules[role], f"PSCTL_ORDERS={orders.job_dir}/"]
+    else:
+        own = orders.job.readers[rank].argv if role == "reader" else orders.job.argv
     return [orders.python, os.path.abspath(bootstrap.__file__), *own]
 
 
@@ -137,7 +145,7 @@ def environment_of(
     return {
         **own,
         **given,
-        **(orders.secrets if member.role == "worker" else {}),
+        **(orders.secrets if member.role in SCRIPTS else {}),
         "PYTHONPATH": os.pathsep.join(paths or [str(Path(psctl.__file__).parents[1])]),
         ENVIRONMENT: files.named(member, descriptor),
     }
@@ -163,8 +171,9 @@ def process_orders(
         authority=start.authority, certificate=start.certificate, key=start.key, preauth_secret=orders.preauth_secret,
         congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
         spans=spans, profile=str(files.profile(start.member.rank)),
-        folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
+        folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role in SCRIPTS else (),
         leader_dir=orders.job_dir if has_standby(orders.job) else None,
+        reader=orders.job.readers[start.member.rank] if start.member.role == "reader" else None,
     )  # fmt: skip
     return msgspec.json.encode(made)
 

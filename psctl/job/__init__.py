@@ -9,6 +9,7 @@ leadership_messages: which host leads, its copy on the standby, and votes betwee
 session_messages: the resumption of a member's session on a new connection
 message_session: the numbered messages of a session, kept until they are acknowledged
 stream_messages: the shards of streams that workers read
+reader_messages: between the coordinator and readers: reports, the end of training
 table_server_messages: the servers that hold tables, and reads from outside the job
 control_answers: the answers of an agent to psctl's commands
 job_permits: which member may send which message to the coordinator, and receive which from it

@@ -12,7 +12,7 @@ SPINS = "GOMP_SPINCOUNT"
 NAMES = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST", "PSCTL_GROUP",
     "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", SPINS,
 })  # fmt: skip
@@ -74,6 +74,13 @@ def worker_environment(order: JobOrder, seats: WorkerSeats, rank: int, restarts:
 def server_environment(order: JobOrder, host: HostOrder, servers: int) -> dict[str, str]:
     """Return the variables that psctl sets for a server on `host`, which has `servers` servers."""
     return {**_tunable(host, host.workers + servers), **order.environment, **_own(order, "server", host)}
+
+
+def reader_environment(order: JobOrder, number: int, host: HostOrder) -> dict[str, str]:
+    """Return the variables that psctl sets for a reader on `host`; `number` is its place in the order."""
+    there = sum(each.host == order.readers[number].host for each in order.readers)
+    own = _own(order, "reader", host) | {"PSCTL_GROUP": order.readers[number].group}
+    return {**_tunable(host, host.workers + there), **order.environment, **own}
 
 
 def _tunable(host: HostOrder, processes: int) -> dict[str, str]:

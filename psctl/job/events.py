@@ -150,6 +150,16 @@ class Restored(Event, frozen=True, tag="restored"):
     lost: int = 0
 
 
+class GroupReported(Event, frozen=True, tag="group"):
+    """A process of a group that reads the servers (`groups:`) reported numbers for the values of a step."""
+
+    group: str
+    rank: int
+    """Within the group."""
+    step: int
+    metrics: dict[str, float]
+
+
 class Log(Event, frozen=True, tag="log"):
     """A line that a process printed. `rank` is "worker/3" or "server/0"."""
 
@@ -271,12 +281,12 @@ class Notice(Event, frozen=True, tag="notice"):
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
     | ServerLost | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
-    | ReplicasChanged | Recovering | Recovered | Notice
+    | ReplicasChanged | Recovering | Recovered | Notice | GroupReported
 )  # fmt: skip
 
 PROMISED = (
     Started, Planned, Progress, CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
-    Finished,
+    Finished, GroupReported,
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -10,6 +10,7 @@ from psctl.job import checkpoint_messages as checkpoint
 from psctl.job import leadership_messages as leadership
 from psctl.job import membership_messages as membership
 from psctl.job import process_messages as process
+from psctl.job import reader_messages as readers
 from psctl.job import session_messages as session
 from psctl.job import stream_messages as streams
 from psctl.job import table_server_messages as tables
@@ -25,13 +26,16 @@ JOINED, PREPARED, RESUMED = "joined", "prepared", "resumed"
 AGENT: Direction = ("agent", "coordinator")
 SERVER: Direction = ("server", "coordinator")
 WORKER: Direction = ("worker", "coordinator")
+READER: Direction = ("reader", "coordinator")
 TO_AGENT: Direction = ("coordinator", "agent")
 TO_SERVER: Direction = ("coordinator", "server")
 TO_WORKER: Direction = ("coordinator", "worker")
+TO_READER: Direction = ("coordinator", "reader")
 
-FIRST: dict[Role, tuple[str, ...]] = {"agent": (NEW,), "server": (NEW,), "worker": (NEW,)}
+FIRST: dict[Role, tuple[str, ...]] = {"agent": (NEW,), "server": (NEW,), "worker": (NEW,), "reader": (NEW,)}
 INSIDE: dict[Role, tuple[str, ...]] = {
-    "agent": (JOINED,), "server": (JOINED, RESUMED), "worker": (JOINED, PREPARED, RESUMED)
+    "agent": (JOINED,), "server": (JOINED, RESUMED), "worker": (JOINED, PREPARED, RESUMED),
+    "reader": (JOINED, RESUMED),
 }  # fmt: skip
 """Of messages that a member may send after its first one."""
 WITH_MODEL: dict[Role, tuple[str, ...]] = {"server": (JOINED, RESUMED), "worker": (PREPARED, RESUMED)}
@@ -80,9 +84,9 @@ COORDINATION = Permits(
         Permit(checkpoint.CheckpointCopyDone, (AGENT,)),
         Permit(tables.ReadWanted, (AGENT, TO_SERVER), INSIDE, size=LISTS),
         # ---- a session (process/coordinator_connection.py); the state machine checks what a resumed worker may send
-        Permit(session.ResumeSession, (WORKER, SERVER), FIRST, RESUMED),
-        Permit(session.SessionResumed, (TO_AGENT, TO_WORKER, TO_SERVER)),
-        Permit(session.MessagesReceived, (AGENT, WORKER, SERVER, TO_AGENT, TO_WORKER, TO_SERVER)),
+        Permit(session.ResumeSession, (WORKER, SERVER, READER), FIRST, RESUMED),
+        Permit(session.SessionResumed, (TO_AGENT, TO_WORKER, TO_SERVER, TO_READER)),
+        Permit(session.MessagesReceived, (AGENT, WORKER, SERVER, READER, TO_AGENT, TO_WORKER, TO_SERVER, TO_READER)),
         # ---- leadership (coordinator/standby_copy.py, agent/elections.py)
         Permit(leadership.LeadershipAccepted, (AGENT,), INSIDE),
         Permit(leadership.ReplicaStored, (AGENT,), INSIDE),
@@ -108,11 +112,11 @@ COORDINATION = Permits(
         Permit(process.HoldSlots, (TO_AGENT,)),
         Permit(tables.ReadBy, (TO_AGENT,)),
         # ---- a worker or server
-        Permit(training.Join, (WORKER, SERVER), FIRST, JOINED),
+        Permit(training.Join, (WORKER, SERVER, READER), FIRST, JOINED),
         Permit(training.Prepare, (WORKER,), {"worker": (JOINED, RESUMED)}, PREPARED, size=LAYOUTS),
         Permit(training.MemberReady, (WORKER, SERVER), WITH_MODEL, check=_ready),
         Permit(training.WorkerReport, (WORKER,), INSIDE, size=LAYOUTS),
-        Permit(training.Heartbeat, (WORKER, SERVER), INSIDE, size=LISTS),
+        Permit(training.Heartbeat, (WORKER, SERVER, READER), INSIDE, size=LISTS),
         Permit(checkpoint.CutPosition, (WORKER,), INSIDE),
         Permit(checkpoint.SaveBegin, (WORKER, SERVER), WITH_MODEL, size=LAYOUTS, check=_save_begin),
         Permit(checkpoint.SavePart, (WORKER, SERVER), WITH_MODEL, payload=PART, check=_of_save),
@@ -139,22 +143,22 @@ COORDINATION = Permits(
         Permit(streams.StreamOpened, (WORKER,), WITH_MODEL),
         Permit(streams.ShardWanted, (WORKER,), WITH_MODEL),
         Permit(streams.BatchTaken, (WORKER,), WITH_MODEL, size=LISTS),
-        Permit(tables.TablesWanted, (WORKER,), INSIDE),
+        Permit(tables.TablesWanted, (WORKER, READER), INSIDE),
         Permit(tables.ScriptOpensStore, (WORKER,), INSIDE),
         Permit(tables.TablesReady, (SERVER,), INSIDE),
         Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
         # ---- to a worker or server
         Permit(training.Welcome, (TO_WORKER, TO_SERVER), size=LAYOUTS),
-        Permit(training.Decision, (TO_WORKER, TO_SERVER), size=LAYOUTS),
+        Permit(training.Decision, (TO_WORKER, TO_SERVER, TO_READER), size=LAYOUTS),
         Permit(training.Go, (TO_WORKER, TO_SERVER)),
         Permit(checkpoint.ProposeCut, (TO_WORKER,)),
         Permit(checkpoint.CutAt, (TO_WORKER,)),
         Permit(checkpoint.CheckpointSaved, (TO_WORKER,)),
         Permit(checkpoint.LoadPart, (TO_WORKER, TO_SERVER), payload=PART),
         Permit(checkpoint.LoadEnd, (TO_WORKER, TO_SERVER)),
-        Permit(training.Leave, (TO_WORKER, TO_SERVER)),
-        Permit(process.NewCertificate, (TO_AGENT, TO_WORKER, TO_SERVER), size=LISTS),
-        Permit(membership.Reassign, (TO_WORKER, TO_SERVER), size=LAYOUTS),
+        Permit(training.Leave, (TO_WORKER, TO_SERVER, TO_READER)),
+        Permit(process.NewCertificate, (TO_AGENT, TO_WORKER, TO_SERVER, TO_READER), size=LISTS),
+        Permit(membership.Reassign, (TO_WORKER, TO_SERVER, TO_READER), size=LAYOUTS),
         Permit(membership.Members, (TO_SERVER,), size=LISTS),
         Permit(membership.NextClockWanted, (TO_WORKER,)),
         Permit(membership.ExamplesShared, (TO_WORKER,), size=LISTS),
@@ -171,9 +175,12 @@ COORDINATION = Permits(
         Permit(streams.NoShardLeft, (TO_WORKER,)),
         Permit(streams.StreamEnded, (TO_WORKER,)),
         Permit(streams.BatchSize, (TO_WORKER,)),
-        Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),
+        Permit(tables.TablesAt, (TO_WORKER, TO_READER), size=LISTS),
         Permit(tables.TablesSave, (TO_SERVER,)),
         Permit(tables.TablesSaved, (TO_SERVER,)),
+        # ---- a reader
+        Permit(readers.GroupReport, (READER,), INSIDE, size=LISTS),
+        Permit(readers.TrainingEnded, (TO_READER,)),
     ]
 )
 """Every message of a connection to or from the coordinator, once."""

@@ -6,13 +6,13 @@ import msgspec
 
 from psctl.errors import UsageError
 from psctl.job.leadership_messages import Configuration
-from psctl.orders import ExportOrder, JobOrder
+from psctl.orders import ExportOrder, JobOrder, ReaderOrder
 from psctl.process import sealed_memory
 from psctl.types import Address, Member
 
 
 class ProcessOrders(msgspec.Struct, frozen=True):
-    """The orders of a worker or server."""
+    """The orders of a worker, server or reader."""
 
     job: str
     member: Member
@@ -35,6 +35,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     folder: str = ""  # the job's own folder on this host
     secrets: tuple[str, ...] = ()  # values that are masked in the report of a failure
     leader_dir: str | None = None  # folder with the leader's file; None: the coordinator stays where it is
+    reader: ReaderOrder | None = None  # of a reader
 
 
 def read_orders() -> ProcessOrders | None:

@@ -149,6 +149,46 @@ class SharedMemoryOffer(Message, frozen=True):
     segment: int
 
 
+# ---- a reader to a server, and its answers -------------------------------------------------------------------------
+
+
+class ReadShards(Message, frozen=True):
+    """Ask for these shards, each at `version`, or at the newest one where that is newer already.
+
+    Answered by ShardRead of each when the version is on all of its chain. A later request for a shard replaces it.
+    """
+
+    ticket: int
+    shards: list[int]
+    version: int
+
+
+class ShardRead(Message, frozen=True):
+    """A shard at one version, all of it the same version; all workers' clocks before `clocks` are in it.
+
+    Payload: the values.
+    """
+
+    ticket: int
+    shard: int
+    version: int
+    clocks: int
+
+
+class ReadRankState(Message, frozen=True):
+    """Ask the primary of shard 0 for rank 0's state at `clock`, or for the newest one. Answered by RankStateRead."""
+
+    ticket: int
+    clock: int
+
+
+class RankStateRead(Message, frozen=True):
+    """Payload: rank 0's state at the start of `clock`; -1: there is none."""
+
+    ticket: int
+    clock: int
+
+
 # ---- a worker to another of its host (host_collection.py) ---------------------------------------------------------
 
 
@@ -330,5 +370,6 @@ FromServer = (
 BetweenServers = Forward | Forwarded | ReplicaQuery | StateCopy | LeadTransfer | LeadAccepted | PutRankState
 """Messages between servers."""
 
+FromReader = ReadShards | ReadRankState
 BetweenPeers = HostPush | PushAlone | ValuesWanted | Values
 """Messages between workers of one host."""

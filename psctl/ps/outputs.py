@@ -21,6 +21,17 @@ class ToWorker(msgspec.Struct, frozen=True):
     payload: memoryview | None = None
 
 
+class ToReader(msgspec.Struct, frozen=True):
+    """Send a message to a reader; without a connection to it, drop the message: the reader asks again.
+
+    The payload does not change any more.
+    """
+
+    rank: int
+    message: WireMessage
+    payload: memoryview | None = None
+
+
 class ToServer(msgspec.Struct, frozen=True):
     """Send a message to a server; without a connection to it, drop the message: it is sent again on the next one.
 
@@ -90,8 +101,8 @@ class HeldPushes(msgspec.Struct, frozen=True):
 
 
 ChainOutput = ToServer | ReplicaCaughtUp | LeadMoved
-Output = ToWorker | Snapshot | ChainOutput
+Output = ToWorker | ToReader | Snapshot | ChainOutput
 """Outputs of one shard."""
 
-Instruction = ToWorker | ToServer | SaveSlices | ReplicaCaughtUp | LeadMoved | HeldPushes
+Instruction = ToWorker | ToReader | ToServer | SaveSlices | ReplicaCaughtUp | LeadMoved | HeldPushes
 """Outputs of one server."""

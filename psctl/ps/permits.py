@@ -12,6 +12,8 @@ ASK: Direction = ("worker", "server")
 TELL: Direction = ("server", "worker")
 BETWEEN: Direction = ("server", "server")
 PEERS: Direction = ("worker", "worker")
+READ: Direction = ("reader", "server")
+SHOW: Direction = ("server", "reader")
 
 
 def _rank_state(sender: Member, message: say.PutRankState) -> str:
@@ -47,7 +49,7 @@ PARAMETERS = Permits(
         Permit(say.SharedMemoryOffer, (ASK,)),
         # ---- a server to a worker
         Permit(say.SharedMemoryAccepted, (TELL,)),
-        Permit(say.Leads, (TELL,), size=LISTS),
+        Permit(say.Leads, (TELL, SHOW), size=LISTS),
         Permit(say.PushStaged, (TELL,)),
         Permit(say.Pushed, (TELL,)),
         Permit(say.NormsAnswer, (TELL,), size=LISTS),
@@ -55,6 +57,11 @@ PARAMETERS = Permits(
         Permit(say.RankStateAnswer, (TELL,), payload=LARGEST),
         Permit(say.WaitAnswer, (TELL,), size=LISTS),
         Permit(say.Refused, (TELL,)),
+        # ---- a reader to a server, and its answers
+        Permit(say.ReadShards, (READ,), size=LISTS),
+        Permit(say.ReadRankState, (READ,)),
+        Permit(say.ShardRead, (SHOW,), payload=LARGEST),
+        Permit(say.RankStateRead, (SHOW,), payload=LARGEST),
         *_chain(LARGEST),
     ]
 )
@@ -91,6 +98,9 @@ TABLES = Permits(
         Permit(of_tables.KeysUnknown, (TELL,)),
         Permit(say.WaitAnswer, (TELL,), size=LISTS),
         Permit(say.Refused, (TELL,)),
+        # ---- a reader to a server, and its answers
+        Permit(of_tables.ReadKeys, (READ,), payload=of_tables.LARGEST_KEYS),
+        Permit(of_tables.KeysRead, (SHOW,), size=LISTS, payload=of_tables.LARGEST_ANSWER),
         *_chain(of_tables.LARGEST_STATE),
     ]
 )

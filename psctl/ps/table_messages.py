@@ -55,6 +55,9 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 LARGEST_UPDATE = 64 << 20
 """Limit of the bytes of one Update or Fetch; a larger update is cut into several."""
 
+LARGEST_KEYS = 64 << 20
+"""Limit of the bytes of the keys of a reader's request."""
+
 LARGEST_ANSWER = 1 << 32
 """Limit of the bytes of one Fetched."""
 
@@ -243,6 +246,37 @@ class ShardProgress(msgspec.Struct, frozen=True):
     clock: int
     own: int
     sequence: int
+
+
+# ---- a reader to a server, and its answer -----------------------------------------------------------------------
+
+
+class ReadKeys(Message, frozen=True):
+    """Ask for the rows of these keys of a store, as they are now. Payload: the keys, int64.
+
+    `table`: a named key, all of whose blocks are asked for, without a payload; "": the rows of integer keys.
+    """
+
+    ticket: int
+    store: str
+    table: str
+
+
+class KeysRead(Message, frozen=True):
+    """Answer to ReadKeys for the shards that the sender leads by assignment `epoch`: those in `led`, of `shards`.
+
+    Payload: the rows of the keys of these shards, in the order of the request; start values where there is no row.
+    `spec`: the description of the table; None: there is none yet. `stores`: the stores that there are. `problem`: ask
+    again later ("busy"), or for fewer keys ("large").
+    """
+
+    ticket: int
+    epoch: int
+    shards: int
+    led: list[int]
+    stores: list[str]
+    spec: TableSpec | None = None
+    problem: str = ""
 
 
 # ---- a worker to a server ----------------------------------------------------------------------------------------

@@ -21,11 +21,20 @@ from psctl.errors import ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.permits import WireMessage
 from psctl.ps.dense.server.dense_server import LEDGER, DenseServer
-from psctl.ps.messages import BetweenServers, FromWorker, SharedMemoryOffer, Step
-from psctl.ps.outputs import HeldPushes, Instruction, LeadMoved, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
+from psctl.ps.messages import BetweenServers, FromReader, FromWorker, SharedMemoryOffer, Step
+from psctl.ps.outputs import (
+    HeldPushes,
+    Instruction,
+    LeadMoved,
+    ReplicaCaughtUp,
+    SaveSlices,
+    ToReader,
+    ToServer,
+    ToWorker,
+)
 from psctl.server.peer_connections import MemberKey, PeerConnections
 from psctl.transport.peer_connection import PeerConnection
-from psctl.types import Assignment, Member
+from psctl.types import Assignment, Member, Role
 
 DenseReport = ReplicaCaughtUp | LeadMoved | HeldPushes | ProtocolViolation
 """A message for the coordinator."""
@@ -88,6 +97,8 @@ class DenseConnections(PeerConnections):
             match instruction:
                 case ToWorker():
                     peer = self.peers.get(("worker", instruction.rank))
+                case ToReader():
+                    peer = self.peers.get(("reader", instruction.rank))
                 case ToServer():
                     peer = self.peers.get(("server", instruction.server))
                 case SaveSlices():
@@ -103,29 +114,37 @@ class DenseConnections(PeerConnections):
 
     def start_session(self, peer: PeerConnection) -> None:
         self.use(peer)
-        rank = peer.member.rank
-        self.follow(
-            self._state.on_worker_connected(rank)
-            if peer.member.role == "worker"
-            else self._state.on_server_connected(rank)
-        )
+        connected: dict[Role, Callable[[int], list[Instruction]]] = {
+            "worker": self._state.on_worker_connected,
+            "server": self._state.on_server_connected,
+            "reader": self._state.on_reader_connected,
+        }
+        self.follow(connected[peer.member.role](peer.member.rank))
 
     def end_session(self, peer: PeerConnection) -> None:
-        if peer.member.role == "worker":
+        role, rank = peer.member.role, peer.member.rank
+        if role == "worker":
             self.sharing.forget(peer.member)
-            self._state.on_worker_disconnected(peer.member.rank)
+            self._state.on_worker_disconnected(rank)
+        elif role == "reader":
+            self._state.on_reader_disconnected(rank)
         else:
-            self.follow(self._state.on_server_disconnected(peer.member.rank))
+            self.follow(self._state.on_server_disconnected(rank))
 
     def receive_buffer_for(self, peer: PeerConnection, message: WireMessage, size: int) -> memoryview | None:
         role, rank = self._key_of(peer)
         # the casts: ps/permits.py admits these messages of this role only
         if role == "worker":
             return self._state.receive_buffer_for(rank, cast(FromWorker, message), size)
+        if role == "reader":
+            raise ProtocolError(f"reader/{rank}: {type(message).__name__} with a payload", where=f"reader/{rank}")
         return self._state.replica_buffer_for(rank, cast(BetweenServers, message), size)
 
     def on_message(self, peer: PeerConnection, message: WireMessage, payload: memoryview | None) -> None:
         role, rank = self._key_of(peer)
+        if role == "reader":
+            self._on_read(rank, cast(FromReader, message))
+            return
         size = 0 if payload is None else len(payload)
         shared = self.sharing.find_shared_bytes(peer, message)
         if isinstance(message, SharedMemoryOffer):
@@ -135,6 +154,10 @@ class DenseConnections(PeerConnections):
                 self.follow(self._state.on_worker_message(rank, cast(FromWorker, message), size, shared))
             else:
                 self.follow(self._state.on_server_message(rank, cast(BetweenServers, message), size))
+
+    def _on_read(self, reader: int, message: FromReader) -> None:
+        """Answer a reader; answers about different shards may be sent in any order."""
+        self.follow(self._state.on_reader_message(reader, message))
 
     def _in_order(self, message: WireMessage) -> AbstractContextManager[object]:
         """Return the lock to hold from the arrival of a message until all resulting messages are queued."""

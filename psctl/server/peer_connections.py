@@ -116,8 +116,8 @@ class PeerConnections(ABC):
 
     def allow(self, member: Member) -> str | None:
         """Return why a member may not connect, None when it may."""
-        if member.role not in ("worker", "server"):
-            return f"a server accepts workers and servers, not {member}"
+        if member.role not in ("worker", "server", "reader"):
+            return f"a server accepts workers, servers and readers, not {member}"
         key = (member.role, member.rank)
         with self._lock:
             newest = self._newest.get(key, 0)

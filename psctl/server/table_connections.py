@@ -42,12 +42,13 @@ from psctl.process.user_functions import JobFunctions
 from psctl.ps.messages import SharedMemoryOffer
 from psctl.ps.outputs import LeadMoved, LoadTables, ReplicaCaughtUp, SaveSlices, ToServer, ToWorker
 from psctl.ps.received_slices import ReceivedSlices
-from psctl.ps.table_messages import AnswersRead, TableBetween, TableFromWorker
+from psctl.ps.table_messages import AnswersRead, ReadKeys, TableBetween, TableFromWorker
 from psctl.ps.tables.server.read_answers import READERS
 from psctl.ps.tables.server.saved_tables import wanted
 from psctl.ps.tables.server.table_server import TableOutput, TableServer
 from psctl.ps.tables.table_packing import allocate_private
 from psctl.ps.tables.table_state import FOREVER, last_sequence_at
+from psctl.server.live_reads import LiveReads, as_sent
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.snapshot_reads import SnapshotReads
 from psctl.transport.peer_connection import PeerConnection
@@ -207,7 +208,7 @@ class TableConnections(PeerConnections):
             assert self._state is not None, "connections are used from the first assignment on"
             if peer.member.role == "server":
                 self._follow(self._state.on_server_connected(rank))
-            else:  # a worker that connects again has stopped reading the answers of its former connection
+            elif peer.member.role == "worker":  # one that connects again reads no answer of its former connection
                 self.unread[rank], self._answers_read[rank] = deque(), 0
                 self._state.on_worker_disconnected(rank)
 
@@ -220,12 +221,12 @@ class TableConnections(PeerConnections):
                 return
             if peer.member.role == "server":
                 self._follow(self._state.on_server_disconnected(peer.member.rank))
-            else:
+            elif peer.member.role == "worker":
                 self._state.on_worker_disconnected(peer.member.rank)
 
     def receive_buffer_for(self, peer: PeerConnection, message: WireMessage, size: int) -> memoryview | None:
         # the casts: ps/permits.py admits these messages of this role only
-        if peer.member.role == "worker":
+        if peer.member.role in ("worker", "reader"):
             return allocate_private(size).data
         with self._lock:
             return self._state_for(peer).replica_buffer_for(peer.member.rank, cast(TableBetween, message), size)
@@ -237,6 +238,11 @@ class TableConnections(PeerConnections):
                 self._follow(
                     self._state_for(peer).on_server_message(peer.member.rank, cast(TableBetween, message), size)
                 )
+            return
+        if isinstance(message, ReadKeys):
+            with self._lock:
+                found = LiveReads(self._state_for(peer)).on_read(peer.member.rank, message, payload or memoryview(b""))
+                self._follow(found)
             return
         shared = self._memory.find_shared_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, SharedMemoryOffer):
@@ -272,6 +278,11 @@ class TableConnections(PeerConnections):
             match output:
                 case ToWorker() if output.rank == READERS:
                     self._send_to_coordinator(cast(ReadRows, output.message), output.payload)
+                case ToWorker() if output.rank < READERS:
+                    shown = as_sent(output)
+                    peer = self.peers.get(("reader", shown.rank))
+                    if peer is not None:
+                        peer.send(shown.message, shown.payload)
                 case ToWorker():
                     peer = self.peers.get(("worker", output.rank))
                     if peer is not None:

@@ -263,7 +263,8 @@ class SparseEmbeddingBag(RowsModule):
 
     def _sums(self, keys: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor | None:
         """Return the bags, added by the servers; None where rows are to be pulled."""
-        if self.rows.options.filters or (keys.dim() != 2 if offsets is None else keys.dim() != 1):
+        odd = keys.dim() != (2 if offsets is None else 1)
+        if odd or self.rows.is_read_only or self.rows.options.filters:
             return None
         unique, places = self._distinct(keys)
         if offsets is None:

@@ -6,7 +6,7 @@ unique rows. It is kept until the step sends it, once: the gradients of several 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class EmbeddingRows:
         self.options = options
         self.frozen = False
         self._store: Store | None = None
+        self._live: Callable[[torch.Tensor], torch.Tensor] | None = None  # reads rows of the store, in a reader
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []  # unique keys and their gradients
         self._sums: list[tuple[PooledRoute, torch.Tensor]] = []  # bags and the gradients of their sums
 
@@ -96,12 +97,23 @@ class EmbeddingRows:
         )  # fmt: skip
         self._store = store
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether rows are read from a job's servers (`psctl.init_reader`), and not trained here."""
+        return self._live is not None
+
+    def read_from(self, pull: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Read rows by this function of keys from now on; they are not trained."""
+        self._live = pull
+
     def pull(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rows of these unique keys, on the keys' device; their gradient is kept for the step.
 
         Args:
             keys: int64, ascending.
         """
+        if self._live is not None:
+            return self._live(keys.cpu()).to(keys.device)
         self.store.wait_for_others()  # not when its clock ends: see model_rows.py
         rows: torch.Tensor = self.store.pull(keys).to(keys.device)
         if torch.is_grad_enabled() and not self.frozen:
@@ -126,7 +138,7 @@ class EmbeddingRows:
 
     def prefetch(self, keys: torch.Tensor) -> None:
         """Request the rows of the next step's unique keys, which `pull` takes then."""
-        if len(keys):
+        if len(keys) and self._live is None:
             self.store.prefetch(keys)
 
     def _keep(self, keys: torch.Tensor, leaf: torch.Tensor) -> None:

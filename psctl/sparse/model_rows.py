@@ -59,6 +59,10 @@ class ModelRows:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
+    def stores(self) -> dict[str, EmbeddingRows]:
+        """Return the rows of each embedding by the name of its store."""
+        return {rows.options.name or place: rows for place, rows in self._rows.items()}
+
     def open(self, stores: Stores, seed: int) -> None:
         """Open the stores; all ranks do so before any of them trains.
 

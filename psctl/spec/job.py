@@ -28,6 +28,7 @@ from psctl.spec.fields import (
     truth,
     whole,
 )
+from psctl.spec.groups import GroupSpec, check_groups
 from psctl.spec.metrics import MetricsSpec
 
 AUTO = "auto"
@@ -39,7 +40,7 @@ NAME = r"(?!.*-[0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 OWN_VARIABLES = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST", "PSCTL_ORDERS",
+    "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST", "PSCTL_GROUP", "PSCTL_ORDERS",
 })  # fmt: skip
 """Variables that psctl sets for each process; a job file cannot."""
 
@@ -294,6 +295,10 @@ class JobSpec(Section, frozen=True):
     seed: Annotated[int, whole(0, 2**32 - 1), Doc("Seed of python, numpy and torch on every worker.")] = 0
     sync: Annotated[SyncSpec, Doc("How gradients are synchronised.")] = SyncSpec()
     loader: Annotated[LoaderSpec, Doc("The examples that run.loader gives to each worker.")] = LoaderSpec()
+    groups: Annotated[
+        tuple[GroupSpec, ...],
+        Doc("Further groups of processes, which read the servers while the workers train; strategy: auto is then ps."),
+    ] = ()
     replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), Doc("Copies of every shard beyond the first.")] = "auto"
     checkpoint: Annotated[CheckpointSpec, Doc("Checkpoints: interval, folder, number.")] = CheckpointSpec()
     restart: Annotated[RestartSpec, Doc("How the job continues after losses.")] = RestartSpec()
@@ -380,6 +385,12 @@ def _check_script(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
                 f"{spec.script} is outside workdir, the folder that is sent to the hosts",
                 "write it relative to workdir",
             )
+
+
+def _check_groups(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    if spec.groups and spec.servers == 0:
+        yield "servers", "0, but groups read from servers", "servers: auto, or no groups"
+    yield from check_groups(spec.groups, asynchronous=spec.sync.consistency == "asp")
 
 
 def _check_workers(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
@@ -542,6 +553,7 @@ _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, s
     ("script", "module"): _check_script,
     ("workers",): _check_workers,
     ("data",): lambda spec: check_data(spec.data),
+    ("groups", "servers", "sync"): _check_groups,
     ("outputs",): lambda spec: check_outputs(spec.outputs),
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,

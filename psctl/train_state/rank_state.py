@@ -88,12 +88,7 @@ def restore(
             "a worker that replaces a lost one built frozen parameters that differ from worker/0's",
             "make their values on every rank from the job's seed or from one file",
         )
-    tensors = {
-        each.name: torch.frombuffer(bytearray(each.data), dtype=torch_dtype(each.dtype)).reshape(each.shape)
-        if each.data
-        else torch.empty(each.shape, dtype=torch_dtype(each.dtype))
-        for each in state.tensors
-    }
+    tensors = {each.name: _tensor(each) for each in state.tensors}
     parts.load_values(tensors, [name for name in tensors if name.startswith("buffer/")])
     parts.load_groups(state.groups)
     parts.load_scheduler(state.scheduler)
@@ -104,6 +99,12 @@ def restore(
     )
     generators.resume(SavedGenerators(now, epoch, None if own else origin))
     return position_from(state.position), state.batches, state.clocks
+
+
+def buffers_of(data: bytes) -> dict[str, torch.Tensor]:
+    """Return the buffers in a state that `capture` returned, by name."""
+    found = [each for each in _DECODER.decode(data).tensors if each.name.startswith("buffer/")]
+    return {each.name.removeprefix("buffer/"): _tensor(each) for each in found}
 
 
 def has_own_state(data: bytes) -> bool:
@@ -128,6 +129,13 @@ def fingerprint(parts: TrainingParts) -> str:
         found.update(name.encode())
         found.update(_flat(one))
     return found.hexdigest() if frozen else ""
+
+
+def _tensor(stored: StoredTensor) -> torch.Tensor:
+    dtype = torch_dtype(stored.dtype)
+    if not stored.data:
+        return torch.empty(stored.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape)
 
 
 def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:

@@ -72,7 +72,13 @@ class Glyphs:
         self.cable = "──" if fancy else "--"
 
 
-ROLE_STYLES: Mapping[str, str] = {"worker": "cyan", "server": "magenta", "coordinator": "yellow", "agent": "blue"}
+ROLE_STYLES: Mapping[str, str] = {
+    "worker": "cyan",
+    "server": "magenta",
+    "reader": "green",
+    "coordinator": "yellow",
+    "agent": "blue",
+}
 
 STATE_STYLES: Mapping[str, str] = {
     "running": "green", "done": "green", "ok": "green", "unchanged": "green", "created": "cyan", "updated": "cyan",

@@ -103,7 +103,7 @@ class JobView:
     def _phase(self) -> str:
         """Return the phase of the slowest worker."""
         workers = [rank for rank in self.ranks.values() if rank.role == "worker"]
-        if any(rank.state == "starting" for rank in self.ranks.values()) or not workers:
+        if any(rank.state == "starting" for rank in self.ranks.values() if rank.role != "reader") or not workers:
             return "starting"
         if not all(rank.joined for rank in workers):
             return "importing"

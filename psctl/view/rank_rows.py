@@ -10,7 +10,7 @@ from psctl.job.activity import PARTS
 from psctl.view.job_view import JobView, RankView
 
 _ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
-_ROLES = ("worker", "server", "coordinator", "agent")
+_ROLES = ("worker", "server", "reader", "coordinator", "agent")
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,11 @@ def join(line: str, *, seeded: bool = True) -> Run:
         seeded: seed the script's random numbers.
     """
     orders = read_orders()
+    if orders is not None and orders.reader is not None:
+        raise UsageError(
+            f"psctl.init() in group {orders.reader.group}, which reads the servers and does not train",
+            "call psctl.init_reader() there",
+        )
     if orders is not None:
         run = join_job(orders, Path(os.environ[ENVIRONMENT]).parent, seeded=seeded)
     else:

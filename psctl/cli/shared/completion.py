@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from psctl.launch.home import Home, JobRecord
 
-ROLES = ("worker", "server", "coordinator")
+ROLES = ("worker", "server", "reader", "coordinator")
 
 BREAKS = re.compile(r"[@:=]+")
 """Characters that bash splits at: it passes digits-3@500 as three words."""

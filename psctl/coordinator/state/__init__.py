@@ -20,6 +20,7 @@ example_division: the division of examples when workers are lost and not replace
 joining_workers: workers that join and leave while the others train
 server_changes: losses, replacements, joins and releases of servers; shards of parameters
 table_placement: the servers that hold tables, and their shards
+reading_groups: groups that read the servers while the workers train
 sum_order: the order in which gradients are summed
 scaling: `psctl scale`
 stalls: slow and stalled workers, the ranks that they wait for, and stacks

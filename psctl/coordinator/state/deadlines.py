@@ -18,6 +18,7 @@ from psctl.coordinator.state import (
     losses,
     partitions,
     progress,
+    reading_groups,
     scaling,
     stalls,
     table_placement,
@@ -161,6 +162,9 @@ def _check_connections(job: JobState) -> None:
         if rank.ended or rank.connected or rank.lost_at is None or rank.finished:
             continue
         if job.now - rank.lost_at >= LOST_SLACK:
+            if rank.member.role == "reader":
+                reading_groups.end(job, rank, "its connection to the coordinator is lost")
+                continue
             if rank.joining:
                 joining_workers.end(job, rank, "its connection to the coordinator is lost")
                 continue

@@ -150,7 +150,7 @@ def _advance_once(job: JobState, end: Ending) -> bool:
             kill(job, job.grace, "the stop took too long")
         else:
             _move(job, "workers gone", DRAIN)
-    elif end.phase == "draining" and (late or not _is_sending(job)):
+    elif end.phase == "draining" and (late or not (_is_sending(job) or job.live("reader"))):
         _move(job, "saved", job.grace + SLACK)
         for rank in job.live("server"):
             job.send(rank.member, Leave("the job is over"))

@@ -19,6 +19,7 @@ from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.outages import Outage
 from psctl.coordinator.state.partitions import Partitions
 from psctl.coordinator.state.progress import JobProgress
+from psctl.coordinator.state.reading_groups import ReadingGroups
 from psctl.coordinator.state.scaling import Scaling
 from psctl.coordinator.state.script_collectives import ScriptCollectives
 from psctl.coordinator.state.server_changes import Shards
@@ -38,7 +39,7 @@ from psctl.types import Address, Member, Role
 
 
 class Rank(msgspec.Struct):
-    """One worker or server."""
+    """One worker, server or reader."""
 
     member: Member
     host: int
@@ -154,6 +155,7 @@ class JobState:
         self.partitions = Partitions()
         self.scaling = Scaling()
         self.joining = JoiningWorkers()
+        self.reading = ReadingGroups()
         self.stalls = Stalls()
         self.ending: Ending | None = None
         self.pending_stop: StopWanted | None = None  # it waits until replaced workers train
@@ -190,6 +192,7 @@ class JobState:
     def seat_workers(self) -> None:
         """Replace all ranks by the workers of the order, each as its next incarnation."""
         self.ranks, self._by_role = {}, {}
+        self.reading.started = False
         for rank, (host, local) in worker_places(self.order).items():
             self.add_rank("worker", rank, host, local)
         self.startup.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
@@ -282,6 +285,8 @@ class JobState:
             return
         rank.loss_appended = True
         number, host = rank.member.rank, self.host_name(rank)
+        if rank.member.role == "reader":
+            return  # its notice says it
         if rank.member.role == "worker":
             self.append_event(events.WorkerLost(time=self.time, rank=number, host=host, reason=reason, lost=residual))
         else:

@@ -22,6 +22,7 @@ from psctl.coordinator.state import (
     outages,
     partitions,
     progress,
+    reading_groups,
     restart,
     returning_hosts,
     scaling,
@@ -78,6 +79,7 @@ from psctl.job.process_messages import (
     Stacks,
     StopWanted,
 )
+from psctl.job.reader_messages import GroupReport
 from psctl.job.session_messages import ResumeSession
 from psctl.job.stream_messages import BatchTaken, ShardWanted, StreamOpened
 from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
@@ -176,7 +178,7 @@ class JobStateMachine:
             case StreamOpened() | ShardWanted() | BatchTaken():
                 return shard_grants.why_refused(job, member.rank, message)
             case ProtocolViolation(member=other):
-                return "" if other.role == "worker" else f"a complaint about {other}"
+                return "" if other.role in ("worker", "reader") else f"a complaint about {other}"
         return ""
 
     def start(self, now: float) -> list[Instruction]:
@@ -248,6 +250,7 @@ class JobStateMachine:
             losses.fail(job, job.failure_of(job.ranks_of("server")[0], text, code="peer-lost"))
         checkpoints.commit_complete(job)
         restart.advance(job)
+        reading_groups.advance(job)
         ending.advance(job)
 
     def _take_instructions(self) -> list[Instruction]:
@@ -335,6 +338,10 @@ class JobStateMachine:
             case ProtocolViolation(member=other, reason=reason):
                 if other in job.ranks:  # else it is an earlier incarnation, which is over
                     losses.on_protocol_broken(job, other, f"{reason} (to {rank.member})")
+            case TablesWanted():
+                table_placement.on_tables_wanted(job, rank)
+            case GroupReport():
+                reading_groups.on_report(job, rank, message)
             case _ if rank.member.role == "worker":
                 self._on_worker_message(rank, message)
             case _:
@@ -358,8 +365,6 @@ class JobStateMachine:
                 script_collectives.on_listens(job, worker, message)
             case ScriptOpensStore():
                 job.tables.of_script = True
-            case TablesWanted():
-                table_placement.on_tables_wanted(job, worker)
             case PlaneBroken():
                 collective_losses.on_plane_broken(job, worker, message)
             case NotReplaceable():

@@ -29,6 +29,7 @@ from psctl.coordinator.state import (
     lost_workers,
     outages,
     progress,
+    reading_groups,
     server_changes,
     table_placement,
 )
@@ -113,6 +114,9 @@ def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
     """A process has ended."""
     if rank.ended:
         return
+    if rank.member.role == "reader":
+        reading_groups.on_exited(job, rank, message)
+        return
     if rank.joining:
         joining_workers.on_exited(job, rank, message)
         return
@@ -193,7 +197,11 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
     job.instructions += [CloseConnection(member, reason) for member in [Member("agent", host), *connected]]
     for member in [member for member in job.joining.members if job.ranks[member].host == host]:
         joining_workers.give_up(job, job.ranks[member], "lost", f"{name} is lost")
-    ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
+    every = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
+    ranks = [rank for rank in every if rank.member.role != "reader"]
+    for rank in every:
+        if rank.member.role == "reader":
+            reading_groups.on_host_lost(job, rank, f"{name} is lost")
     for rank in ranks:
         job.move_rank(rank, "lost", f"{name} is lost")
         checkpoints.remove_sender(job, rank.member)
@@ -202,7 +210,7 @@ def on_host_lost(job: JobState, host: int, reason: str) -> None:
         failure = job.failure_of(ranks[0], text)
         if not survive(job, ranks, failure):
             fail(job, failure)
-    elif job.ending is None:
+    elif job.ending is None and not every:
         job.notice(f"{name} is lost ({reason}); nothing of the job was there")
 
 

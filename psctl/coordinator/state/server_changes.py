@@ -13,7 +13,7 @@ from psctl.job.environment import server_environment
 from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.training_messages import Decision, Leave, Resume
-from psctl.types import Address, Assignment, ServerAt, Shard
+from psctl.types import NO_SERVERS, Address, Assignment, ServerAt, Shard
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
@@ -60,8 +60,8 @@ def place_shards(job: JobState, made: ShardsMade) -> Assignment:
     return placement.assignment
 
 
-def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> Decision:
-    """Return the decision how gradients are synchronized."""
+def decision(job: JobState, resume: Resume | None, assignment: Assignment | None) -> Decision:
+    """Return the decision how gradients are synchronized; `assignment`: None where no server holds parameters."""
     assert job.plan is not None
     assert job.startup.layout is not None
     order, plan = job.order, job.plan
@@ -69,7 +69,8 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> De
     divides = order.on_worker_loss == "continue" or (order.elastic is not None and order.staleness is not None)
     return Decision(
         strategy=plan.chosen, update=plan.update, layout=job.startup.layout, shards=job.shards.ranges,
-        assignment=assignment, resume=resume, options=plan.options, staleness=order.staleness, period=order.period,
+        assignment=assignment or NO_SERVERS, resume=resume, options=plan.options, staleness=order.staleness,
+        period=order.period,
         elastic=divides and plan.update == "server",
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
@@ -190,7 +191,7 @@ def announce(job: JobState) -> None:
     for role, news in (("server", placement.news_for_servers), ("worker", placement.news_for_workers)):
         assignment = news()
         if assignment is not None:
-            for rank in job.live(role):
+            for rank in [*job.live(role), *(job.live("reader") if role == "worker" else ())]:
                 if rank.decided:
                     job.send(rank.member, Reassign(assignment))
     placement.forget_released()

@@ -20,6 +20,7 @@ from psctl.coordinator.state import (
     losses,
     lost_workers,
     outages,
+    reading_groups,
     returning_hosts,
     script_collectives,
     server_changes,
@@ -125,6 +126,9 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
         on_started(job, rank, pid)  # its message was quicker than its agent's
     if job.all_processes_end:
         job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
+        return
+    if rank.member.role == "reader":
+        reading_groups.on_joined(job, rank)
         return
     if rank.idle:
         job.send(rank.member, Leave("it has nothing to do"))  # it started after it was ordered to end

@@ -65,6 +65,9 @@ def on_tables_wanted(job: JobState, rank: Rank) -> None:
     if job.all_processes_end:
         return
     tables = job.tables
+    if rank.member.role == "reader":
+        tables.asked.add(rank.member)  # for a reader no servers are started
+        return
     if not tables.first and any(term.member for term in job.division.terms):
         job.send(rank.member, TablesAt([], problem=JOINED, hint="open the script's stores before run.prepare"))
         return
@@ -195,7 +198,7 @@ def announce(job: JobState) -> None:
             if rank.member.rank in placement.places and rank.member in job.tables.addresses:
                 job.send(rank.member, TablesAssigned(news))
     if placement.news_for_workers() is not None:
-        for rank in job.live("worker"):
+        for rank in [*job.live("worker"), *job.live("reader")]:
             if rank.member in job.tables.answered:
                 job.send(rank.member, _tables_at(placement))
     placement.forget_released()

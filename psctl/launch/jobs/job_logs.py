@@ -18,7 +18,7 @@ from psctl.remote.shell import Shell
 from psctl.types import HostName
 
 _FILE = re.compile(r"(?P<role>[a-z]+)-(?P<rank>[0-9]+)\.(?P<stream>stdout|stderr)\.log")
-_SELECTOR = re.compile(r"(?P<role>worker|server|coordinator)(?::(?P<ranks>[0-9,-]+))?")
+_SELECTOR = re.compile(r"(?P<role>worker|server|reader|coordinator)(?::(?P<ranks>[0-9,-]+))?")
 
 
 MOST_BYTES = 2_000_000_000

@@ -12,8 +12,9 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.home import HostRecord
-from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder, HostOrder, JobOrder
+from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder, HostOrder, JobOrder, ReaderOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.spec.groups import GroupSpec, Spread
 from psctl.spec.job import Elastic, JobSpec, PerHost, Ssp
 from psctl.types import Address, JsonObject
 
@@ -228,7 +229,7 @@ def job_order(
         argv=[*argv, *job.args],
         hosts=job_hosts.hosts,
         servers=servers_of(job, sum(host.may_serve for host in job_hosts.hosts)),
-        strategy=job.sync.strategy,
+        strategy="ps" if job.groups and job.sync.strategy == "auto" else job.sync.strategy,
         update=job.sync.update,
         staleness=staleness_of(job),
         period=job.sync.period,
@@ -262,7 +263,47 @@ def job_order(
         topology=topology,
         costs=dict(costs or {}),
         exports=_exports(job),
+        readers=assign_readers(job, job_hosts),
     )
+
+
+def assign_readers(job: JobSpec, job_hosts: JobHosts) -> list[ReaderOrder]:
+    """Give every process of the job's groups a host: of its group's hosts in turn, else the one with least to do.
+
+    Raises:
+        InvalidFile: a group names a host that the job does not have; the user's fault.
+    """
+    found: list[ReaderOrder] = []
+    load = [host.workers for host in job_hosts.hosts]
+    for index, group in enumerate(job.groups):
+        unknown = [name for name in group.hosts if name not in job_hosts.names]
+        if unknown:
+            raise errors.InvalidFile(
+                f"groups[{index}].hosts: {unknown[0]} is no host of this job ({', '.join(job_hosts.names)})",
+                hint="name hosts of the cluster that hold workers or servers of the job",
+                where=job.source,
+            )
+        for rank in range(group.readers):
+            if group.hosts:
+                host = job_hosts.names.index(group.hosts[rank % len(group.hosts)])
+            else:
+                host = min(range(len(load)), key=lambda at: (load[at], -at))
+            load[host] += 1
+            found.append(
+                ReaderOrder(
+                    group.name, group.argv, rank, group.readers, host, _spread(group, job), group.parameters,
+                    group.stores,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _spread(group: GroupSpec, job: JobSpec) -> int | None:
+    """Return the steps by which the parameters of one read of a group may differ; None: any."""
+    if isinstance(group.consistency, Spread):
+        return group.consistency.ssp
+    asynchronous = group.consistency == "asp" or (group.consistency == "auto" and job.sync.consistency == "asp")
+    return None if asynchronous else 0
 
 
 def staleness_of(job: JobSpec) -> int | None:

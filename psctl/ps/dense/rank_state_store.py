@@ -54,6 +54,12 @@ class RankStates:
         """Return the newest clock of a rank's states here; -1: none."""
         return max(self._of(rank), default=-1)
 
+    def at_or_newest(self, rank: int, clock: int) -> tuple[int, memoryview]:
+        """Return a rank's state at a clock, or its newest one, and the clock of that; -1 and nothing: none is here."""
+        found = self._of(rank)
+        clock = clock if clock in found else self.newest_clock(rank)
+        return clock, found.get(clock, memoryview(b""))
+
     def on_query(self, rank: int, message: RankStateQuery) -> None:
         """Record a rank's query."""
         self._queries[rank] = message

@@ -2,6 +2,7 @@
 
 dense_client_state: the state machine of a worker: pushes, step orders, pulls
 host_collection: which pushes of one host's workers go together
+parameter_reads: a reader's read of all parameters at one step
 pending_values: the values that a wait is missing
 receive_buffers: where received values and norms are kept
 send_buffers: where gradients and their codes are kept until they are acknowledged

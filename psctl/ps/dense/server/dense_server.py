@@ -38,6 +38,7 @@ from psctl.ps.dense.server.push_staging import largest_payload
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import (
     BetweenServers,
+    FromReader,
     FromWorker,
     Leads,
     NormsQuery,
@@ -45,6 +46,8 @@ from psctl.ps.messages import (
     Push,
     PutRankState,
     RankStateQuery,
+    RankStateRead,
+    ReadRankState,
     Refused,
     SaveNow,
     StartValues,
@@ -52,7 +55,7 @@ from psctl.ps.messages import (
     WaitAnswer,
     WaitQuery,
 )
-from psctl.ps.outputs import HeldPushes, Instruction, Output, Snapshot, ToWorker
+from psctl.ps.outputs import HeldPushes, Instruction, Output, Snapshot, ToReader, ToWorker
 from psctl.ps.pieces import pieces
 from psctl.ps.replication.chain_entries import CopyBudget
 from psctl.ps.snapshot import ShardLoading
@@ -95,6 +98,7 @@ class DenseServer:
         self._rank_states_sent_to: set[int] = set()  # servers that have all rank states held here
         self._workers: set[int] = set()  # connected
         self._servers: set[int] = set()
+        self._readers: set[int] = set()
         self._checkpoint_parts, self._copy_budget = CheckpointParts(terms.base), CopyBudget()
         self._refused: Refused | None = None
 
@@ -285,6 +289,36 @@ class DenseServer:
             copies = [one for to in sorted(self._rank_states_sent_to) for one in self._rank_states.copies(to, message)]
             return [*self._rank_states.answers(), *copies]
 
+    # ---- readers ----------------------------------------------------------------------------------------------------
+
+    def on_reader_connected(self, reader: int) -> list[Instruction]:
+        """Register a reader's new connection."""
+        self._readers.add(reader)
+        return [ToReader(reader, Leads(self.epoch, self.leading))]
+
+    def on_reader_disconnected(self, reader: int) -> None:
+        """Handle the loss of a reader's connection."""
+        self._readers.discard(reader)
+        for index, shard in list(self.shards.items()):
+            with self._guard(index):
+                shard.on_reader_disconnected(reader)
+
+    def on_reader_message(self, reader: int, message: FromReader) -> list[Instruction]:
+        """Handle a reader's message.
+
+        Raises:
+            ProtocolError: it names a shard that does not exist; the reader's fault.
+        """
+        if isinstance(message, ReadRankState):
+            with self._guard(LEDGER):
+                clock, state = self._rank_states.at_or_newest(0, message.clock)
+            return [ToReader(reader, RankStateRead(message.ticket, clock), state or None)]
+        outputs: list[Instruction] = []
+        for index in message.shards:
+            if index in self.shards or self._shard(f"reader/{reader}", index):
+                outputs += self._call_shard(index, lambda shard: shard.on_read(reader, message))
+        return outputs
+
     # ---- servers ----------------------------------------------------------------------------------------------------
 
     def on_server_connected(self, server: int) -> list[Instruction]:
@@ -406,7 +440,9 @@ class DenseServer:
         """Give a shard that is led here now the agreed step orders, and send Leads to the workers."""
         with self._guard(LEDGER):
             agreed = list(self._ledger.agreed.items())
-        outputs: list[Instruction] = [ToWorker(rank, Leads(self.epoch, [index])) for rank in sorted(self._workers)]
+        lead = Leads(self.epoch, [index])
+        outputs: list[Instruction] = [ToWorker(rank, lead) for rank in sorted(self._workers)]
+        outputs += [ToReader(reader, lead) for reader in sorted(self._readers)]
         for clock, order in agreed:
             outputs += self._call_shard(index, partial(DenseShard.on_step_order, clock=clock, order=order))
         return outputs

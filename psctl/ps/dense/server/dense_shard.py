@@ -26,6 +26,7 @@ from psctl.ps.dense.clock_ledger import Membership, StepOrder
 from psctl.ps.dense.server.aggregation import intake
 from psctl.ps.dense.server.push_staging import ReadyGradient
 from psctl.ps.dense.server.shard_answers import ShardAnswers, VersionReaders
+from psctl.ps.dense.server.shard_reads import ShardReads
 from psctl.ps.dense.shard_state import ShardState, Terms
 from psctl.ps.messages import (
     BetweenServers,
@@ -34,6 +35,7 @@ from psctl.ps.messages import (
     Push,
     Pushed,
     PushStaged,
+    ReadShards,
 )
 from psctl.ps.outputs import ChainOutput, Output, Snapshot, ToWorker
 from psctl.ps.pieces import Piece, bytes_view
@@ -79,6 +81,7 @@ class DenseShard:
         self._terms, self._restored, self._pushes_ask = terms, restored, terms.pushes_ask
         self.staging = intake(self.state, membership or Membership.initial(terms.world, terms.base))
         self._answers = ShardAnswers(self.state, self.staging, self._readers, allocator)
+        self._reads = ShardReads(self.state, lambda: self.staging.clocks)
         self.chain = ReplicaChain(shard.index, me, self.state, up, epoch, copying=copying, staged=self.staging)
         self._starting = False  # start values are being received
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
@@ -129,6 +132,7 @@ class DenseShard:
             self._unacknowledged = set(self.staging.membership.everyone)
         if led and not self.leads:
             self._answers.clear()
+            self._reads.clear()
         if self.chain.role in ("none", "copying", "member"):
             self.staging.clear()
         return [*outputs, *self._advance()]
@@ -309,6 +313,7 @@ class DenseShard:
             ranks, self._unacknowledged = sorted(self._unacknowledged), set()
             outputs += [ToWorker(rank, Pushed(self.shard.index, self.staging.applied_of(rank))) for rank in ranks]
         outputs += answers
+        outputs += self._reads.answers()
         return outputs + self._snapshot() if self.staging.saves else outputs
 
     def save_version(self, rank: int, version: int) -> list[Output]:
@@ -346,6 +351,18 @@ class DenseShard:
         self._answers.on_pull(rank, message)
         settled = self.version is not None if self.chain.alone else self.chain.settled
         return [*self._answers.values()] if settled else []
+
+    def on_read(self, reader: int, message: ReadShards) -> list[Output]:
+        """Answer a reader with the values, or record that it waits."""
+        if not self.chain.leads:
+            return []
+        self._reads.on_read(reader, message)
+        settled = self.version is not None if self.chain.alone else self.chain.settled
+        return [*self._reads.answers()] if settled else []
+
+    def on_reader_disconnected(self, reader: int) -> None:
+        """Forget a reader's request."""
+        self._reads.on_disconnected(reader)
 
     def on_norms_query(self, rank: int, clock: int) -> list[Output]:
         """Answer with the squared norms of `clock`, or record that this rank waits."""
