@@ -98,12 +98,17 @@ def python_page() -> str:
     import psctl
     from psctl import nn
     from psctl.kv.store import Store
+    from psctl.reader.group_reader import GroupReader
+    from psctl.reader.live_rows import LiveStore
     from psctl.worker.run import Run
 
     lines = ["# In the script", ""]
-    for name, function in (("init()", psctl.init), ("accelerate_ddp(model)", psctl.accelerate_ddp)):
+    doors = {
+        "init()": psctl.init, "accelerate_ddp(model)": psctl.accelerate_ddp, "init_reader()": psctl.init_reader
+    }  # fmt: skip
+    for name, function in doors.items():
         lines += [f"## psctl.{name}", "", "```", inspect.getdoc(function) or "", "```", ""]
-    for title, kind in (("run", Run), ("store", Store)):
+    for title, kind in (("run", Run), ("store", Store), ("reader", GroupReader), ("reader.store()", LiveStore)):
         lines += [f"## {title}", "", "```", inspect.getdoc(kind) or "", "```", ""]
         members = {name: member for base in reversed(kind.__mro__[:-1]) for name, member in vars(base).items()}
         for name, member in sorted(members.items(), key=lambda each: each[0] not in vars(kind)):

@@ -163,7 +163,7 @@ class GroupReader:
             GroupReport(self.step, {name: each for name, each in metrics.items() if math.isfinite(each)})
         )
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Leave the job; called when the script ends."""
         if self._parameters is not None:
             self._parameters.close("the script has ended")
@@ -271,7 +271,7 @@ def init_reader() -> GroupReader:
         )
     reader = _join(orders, orders.reader)
     _made.append(reader)
-    atexit.register(reader.close)
+    atexit.register(reader.finish)
     return reader
 
 

@@ -38,7 +38,9 @@ _EXAMPLES = {
     "hosts.roles": "[worker]", "hosts.labels": "{rack: r1}",
     "links": "[{between: [r1, r2], bandwidth: 10 Gbit/s}]", "links.between": "[r1, r2]", "replicas": "1",
     "data": "[{from: ./corpus, to: data/corpus}]", "data.from": "./corpus", "data.to": "data/corpus",
-    "outputs": "[out/, '*.png']",
+    "outputs": "[out/, '*.png']", "groups": "[{name: evaluate, script: evaluate.py}]", "groups.name": "evaluate",
+    "groups.script": "evaluate.py", "groups.module": "pkg.evaluate", "groups.args": "[--every, '100']",
+    "groups.hosts": "[node-b]", "groups.consistency.ssp": "4", "groups.keys": "['encoder.*', store/items]",
     "links.bandwidth": "10 Gbit/s", "links.latency": "50us", "sync.size": "160MB", "timeouts.total": "12h",
     "nodes": "4", "partition": "gpu", "account": "lab", "gpus_per_node": "8", "time": "12h", "extra": "[--qos=high]",
     "network.interface": "eth0", "exec": f'"{EXAMPLE}"',
@@ -46,7 +48,8 @@ _EXAMPLES = {
 """Examples of keys whose default says nothing, by path."""
 
 _BESIDE = {"hosts": {"address": "node-a"}, "links": {"between": "[r1, r2]", "bandwidth": "10 Gbit/s"},
-           "data": {"from": "./corpus", "to": "data/corpus"}}  # fmt: skip
+           "data": {"from": "./corpus", "to": "data/corpus"},
+           "groups": {"name": "evaluate", "script": "evaluate.py"}}  # fmt: skip
 """The keys that an item of a list needs, beside the one that is shown."""
 
 
@@ -174,8 +177,9 @@ def _example(path: str, default: str, field: Field) -> str:
     top, *rest = path.split(".")
     for name in reversed(rest):
         shown = f"{{{name}: {shown}}}"
+    instead = {"module": "script"}.get(path.rpartition(".")[2], "")  # one of the two is given
     if top in _BESIDE and rest and path != "hosts.from":
-        beside = [f"{name}: {value}" for name, value in _BESIDE[top].items() if name != rest[0]]
+        beside = [f"{name}: {value}" for name, value in _BESIDE[top].items() if name not in (rest[0], instead)]
         shown = f"[{{{', '.join([*beside, shown[1:]])}]"
     elif top == "sync" and rest[:1] == ["filters"] and len(rest) > 1:
         shown = shown.replace("{filters: {", "{filters: [{").replace("}}", "}]}")

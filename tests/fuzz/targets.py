@@ -60,7 +60,7 @@ def _files(*patterns: str) -> Iterable[bytes]:
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 
-ROLES: tuple[Role, ...] = ("agent", "coordinator", "server", "worker")
+ROLES: tuple[Role, ...] = ("agent", "coordinator", "server", "worker", "reader")
 
 
 def _messages(permits: Permits) -> Callable[[bytes], None]:
@@ -68,7 +68,8 @@ def _messages(permits: Permits) -> Callable[[bytes], None]:
     rows = {role: permits.to(role) for role in ROLES}
 
     def run(data: bytes) -> None:
-        sender, receiver = ROLES[data[0] & 3 if data else 0], ROLES[data[0] >> 2 & 3 if data else 0]
+        to, by = divmod((data[0] if data else 0) % len(ROLES) ** 2, len(ROLES))
+        sender, receiver = ROLES[by], ROLES[to]
         header = data[1:]
         codec.admit(header, len(header))
         message = codec.decode(header)
@@ -85,7 +86,7 @@ def _encoded(permits: Permits) -> Callable[[], Iterable[bytes]]:
     def inputs() -> Iterable[bytes]:
         for row in permits.rows:
             for sender, receiver in row.directions:
-                head = bytes([ROLES.index(sender) | ROLES.index(receiver) << 2])
+                head = bytes([ROLES.index(sender) + ROLES.index(receiver) * len(ROLES)])
                 for value in (0, "", [], {}):
                     body: dict[str, Any] = {"type": row.name}
                     body.update({field.encode_name: value for field in msgspec.structs.fields(row.message)})

@@ -48,7 +48,7 @@ WALL = 1000.0
 """Seconds since the epoch at time 0."""
 
 
-_PERMITTED = {role: set(COORDINATION.to(role)["coordinator"]) for role in ("agent", "server", "worker")}
+_PERMITTED = {role: set(COORDINATION.to(role)["coordinator"]) for role in ("agent", "server", "worker", "reader")}
 
 
 def check_permitted(instruction: SendMessage) -> None:

@@ -132,7 +132,10 @@ def test_importing_psctl_loads_no_torch() -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=60, check=True,
     )  # fmt: skip
-    names = ["Reader", "RowFilter", "Run", "__version__", "accelerate_ddp", "init", "load_start_values", "nn"]
+    names = [
+        "GroupReader", "Reader", "RowFilter", "Run", "__version__", "accelerate_ddp", "init", "init_reader",
+        "load_start_values", "nn",
+    ]  # fmt: skip
     assert done.stdout.strip() == str(names)
 
 

@@ -1,0 +1,82 @@
+"""Groups that read the servers live: every read is of one step, whatever is killed, and the last one is the final one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.running import ROOT, Psctl, processes
+
+pytestmark = pytest.mark.whole
+
+JOB = str(ROOT / "tests" / "whole" / "reading" / "job.yaml")
+STEPS = 150
+
+
+def follow(home: Path, kills: dict[int, str], *options: str) -> list[dict[str, Any]]:
+    """Train; when the evaluating group has read so many times, kill a process of a role. Return the events."""
+    left, reads, events = dict(kills), 0, []
+    with Psctl(home).start("train", JOB, "-o", "jsonl", *options) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "group" and events[-1]["group"] == "evaluate":
+                reads += 1
+                if reads in left:
+                    os.kill(processes(home, left.pop(reads))[-1], signal.SIGKILL)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said + "\n".join(map(str, events))
+    assert not left, f"no more than {reads} reads"
+    return events
+
+
+def lines(events: list[dict[str, Any]], rank: str, word: str) -> list[list[str]]:
+    found = [event["text"].split() for event in events if event["event"] == "log" and event["rank"] == rank]
+    return [words[1:] for words in found if words[0] == word]
+
+
+def check(events: list[dict[str, Any]]) -> tuple[int, int]:
+    """Check all reads of both groups; return how many there were."""
+    exact = [[float(word) for word in words] for words in lines(events, "reader/0", "read")]
+    for step, least, most, rest, *_, calls in exact:
+        assert least == most == step, "a read of several steps"
+        assert rest == 0
+        assert calls in (step, step - 1, step + 1), "buffers are those of the step, or the newest"
+    newest = [[float(word) for word in words] for words in lines(events, "reader/1", "read")]
+    for step, least, most, rest, *_ in newest:
+        assert step <= least <= most <= STEPS
+        assert rest == 0, "its keys leave out the other layers"
+    for found in (exact, newest):
+        assert found[-1][:3] == [STEPS, STEPS, STEPS]
+        assert found[-1][4:8] == [STEPS, STEPS, STEPS, 0]
+        assert all(a <= b for a, b in zip(found[-1][4:7], found[-1][4:7], strict=True))
+    groups = {event["group"] for event in events if event["event"] == "group"}
+    assert groups == {"evaluate", "serve"}
+    assert not [event for event in events if event["event"] == "restored"]
+    return len(exact), len(newest)
+
+
+def test_groups_read_one_step_at_a_time_while_processes_are_killed(tmp_path: Path) -> None:
+    events = follow(tmp_path, {10: "server", 25: "reader", 40: "worker"})
+    exact, newest = check(events)
+    assert exact >= 50
+    assert newest >= 20
+    assert [event["rank"] for event in events if event["event"] == "server-lost"] != []
+    assert [event["rank"] for event in events if event["event"] == "worker-lost"] != []
+
+
+def test_a_group_that_always_fails_costs_the_job_nothing(tmp_path: Path) -> None:
+    options = ("--set", "groups=[{name: evaluate, module: no_such_module}]", "--set", "restart.max=1")
+    run = Psctl(tmp_path).run("train", JOB, *options, "--env", "STEPS=40", "--env", "PAUSE=0.1")
+    assert run.code == 0, run
+    said = run.out + run.err
+    assert "reader/0 (evaluate) on local failed" in said
+    assert "No module named" in said
+    assert "it is started again (1 of 1)" in said
+    assert "it is not started again after 1 new starts (restart.max), and training continues" in said
