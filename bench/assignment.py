@@ -13,7 +13,7 @@ import random
 import sys
 from pathlib import Path
 
-from psctl.job.assignment import Chains, assign, missing_copies
+from psctl.coordinator.policies.assignment import Chains, assign, missing_copies
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 

@@ -16,7 +16,7 @@ FLOORS = (
     ("errors", "units", "types", "clock", "grouping", "orders", "permits"),
     # Pure: no socket, file, process or sleep.
     ("spec", "topology", "schedule", "ps", "job", "transport.protocol"),
-    ("coordinator.streams",),
+    ("coordinator.streams", "coordinator.policies"),
     ("topology.readers", "topology.algorithms", "topology.network", "schedule.algorithms",
      "ps.compression", "ps.replication", "ps.tables", "coordinator.state"),
     ("topology.host", "ps.dense", "ps.tables.client", "ps.tables.server"),

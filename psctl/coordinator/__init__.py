@@ -11,5 +11,6 @@ event_log: the job's event log on the head's disk, also when that is full
 checkpoint_saver: writes, verifies, prunes and copies checkpoints
 checkpoint_uploader: uploads checkpoints to `checkpoint.to`
 streams: which worker reads which shard of a stream; without sockets, files or threads
+policies: decisions with a theory of their own, without the state of a job
 state: the state machine, without sockets, files or threads
 """

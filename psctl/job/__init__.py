@@ -21,8 +21,6 @@ run_parameters: the parameters of a run for experiment trackers
 activity: the activity that a heartbeat reports
 environment: the environment variables of workers and servers
 examples: the examples of each clock, and each rank's share
-assignment: an assignment of shards to servers with equal loads and few moves
-shard_placement: the servers of each shard while a job trains
 layout_comparison: the first difference between the models of two ranks
 bench_messages: the questions of `psctl bench` to workers, and their answers
 """

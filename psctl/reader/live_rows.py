@@ -34,6 +34,9 @@ LOOK = 0.2
 PATIENCE = 60.0
 """Seconds for which a store, or a key, that does not exist is awaited: workers may open it yet."""
 
+LAST_PATIENCE = 5.0
+"""The same when training has ended: for the connections to the servers alone."""
+
 AT_ONCE = 1 << 18
 """Most keys of one request."""
 
@@ -98,14 +101,15 @@ class LiveRows:
 
     def _find(self, store: str, table: str) -> TableSpec:
         """Ask all servers for a table, until one has it; note which shards each leads."""
-        until, stores = time.monotonic() + PATIENCE, set[str]()
+        began, stores = time.monotonic(), set[str]()
         while True:
             answers = list(self._ask(dict.fromkeys(self._connections.in_use, b""), store, table).values())
             stores |= {name for each in answers for name in each.message.stores}
             found = next((each.message.spec for each in answers if each.message.spec is not None), None)
             if found is not None and len(self._leaders) == self._shards > 0:
                 return found
-            if found is None and (time.monotonic() > until or self._session.has_training_ended):
+            patience = LAST_PATIENCE if self._session.has_training_ended else PATIENCE
+            if found is None and time.monotonic() - began > patience:
                 break
             with self._changed:
                 self._changed.wait(LOOK)

@@ -5,6 +5,7 @@ data: the keys `data` and `outputs` of job.yaml
 decode: nodes of a file decoded into sections, with every error
 exec_template: the command of `kind: command`
 fields: notations of fields, for the loader and the schema
+groups: the section `groups` of job.yaml
 hosts: ranges of hosts and hostfiles
 job: job.yaml
 kinds: whether a file is a cluster file or a job file

@@ -105,7 +105,7 @@ def _line(where: str) -> tuple[int, int]:
     )
 
 
-LISTS = ("hosts", "links", "filters", "data")
+LISTS = ("hosts", "links", "filters", "data", "groups")
 """Keys whose values are lists of sections."""
 
 
@@ -194,6 +194,8 @@ class Decoder:
         """Return the error of an unknown key: the section or file that has it, else the nearest known key."""
         below = join(path, key)
         places = [place for place in self._known.get(key, ()) if place != path]
+        if not path and any(key in (each.name for each in fields_of(kind)) for kind in self._elsewhere.values()):
+            places = [place for place in places if place.partition(".")[0] not in LISTS]  # the other file's own key
         if places:
             shown = " or ".join(
                 f"under `{': '.join(place.split('.'))}:`" if place else "at the top" for place in places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from psctl.coordinator.state.checkpoint_interval import (
+from psctl.coordinator.policies.checkpoint_interval import (
     FIRST,
     LIFETIME,
     LONGEST,

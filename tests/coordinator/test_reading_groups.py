@@ -1,4 +1,4 @@
-"""Groups that read the servers: when they start, what they receive, and that training goes on whatever becomes of them."""
+"""Groups that read the servers: their start, what they receive, and that training goes on whatever becomes of them."""
 
 from __future__ import annotations
 

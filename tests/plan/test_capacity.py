@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.job.assignment import assign
+from psctl.coordinator.policies.assignment import assign
 from psctl.plan.capacity import capacity, waiting
 from psctl.ps.shards import cut, sizes
 from psctl.types import Layout, ParameterInfo

@@ -225,7 +225,7 @@ class World:
             else:
                 self.instructions.append(one)
 
-    def _deliver(self, key) -> None:
+    def deliver(self, key) -> None:
         (_, sender), (kind, receiver) = key
         message, payload = self.queues[key].popleft()
         if not self.queues[key]:
@@ -256,7 +256,7 @@ class World:
         self.random.shuffle(chances)
         for chance in chances:
             if isinstance(chance, tuple):
-                self._deliver(chance)
+                self.deliver(chance)
                 return True
             if self.workers[chance].act():
                 return True

@@ -9,8 +9,8 @@ and others 1997; Dynamo; the parameter server of OSDI'14).
 The price is balance: an arc's length is random. With v points a server the share of one is a sum of v spacings of
 the circle, nearly a gamma distribution whose deviation is 1/sqrt(v) of its mean, so the fullest of n holds about
 1 + sqrt(2 ln n / v) + ln n / v times the mean: 1.45 with 64 points and a hundred servers. Jobs use
-`job/assignment.py`, which starts from the assignment before, is level to within one shard, and moves no more.
-`bench/assignment.py` measures both.
+`coordinator/policies/assignment.py`, which starts from the assignment before, is level to within one shard, and moves
+no more. `bench/assignment.py` measures both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
-from psctl.job.assignment import Chains
+from psctl.coordinator.policies.assignment import Chains
 
 SPACE = 1 << 64
 """Number of hash values."""

@@ -19,6 +19,7 @@ from psctl.agent.leadership import Voter
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.journal import Journal, NoCopy
 from psctl.coordinator.journaled_state_machine import JournaledStateMachine
+from psctl.coordinator.policies.shard_placement import ShardPlacement
 from psctl.coordinator.replication import UNKNOWN, Replication
 from psctl.coordinator.sessions import MemberSessions
 from psctl.coordinator.state import example_division, server_changes
@@ -26,7 +27,6 @@ from psctl.coordinator.state.instructions import MessageReceived
 from psctl.job.leadership_messages import Configuration, VoteGiven, VoteWanted
 from psctl.job.message_session import is_numbered
 from psctl.job.session_messages import MessagesReceived
-from psctl.job.shard_placement import ShardPlacement
 from psctl.ps.dense.client.dense_client_state import DenseClient
 from psctl.ps.dense.client.host_collection import HostCollection
 from psctl.ps.dense.client.receive_buffers import ReceiveBuffers

@@ -25,7 +25,7 @@ The invariants of DESIGN.md and where they are checked:
     every example once an epoch     examples
     a death is cut consistently     replay, sums; "inconsistent" must end in a restart and not in wrong values
     seen in time                    hangs, ends; the number of seconds: tests/whole (make soak)
-    membership changes move little  tests/job/test_assignment.py
+    membership changes move little  tests/coordinator/test_assignment.py
     a checkpoint is whole or absent sums after a restart (a mixture of versions differs); files: tests/checkpoint
     nothing hangs                   hangs
     nothing is left behind          finite, one primary, replicas; processes and ports: tests/whole

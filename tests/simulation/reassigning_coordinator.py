@@ -6,10 +6,10 @@ workers receive sequences of assignments that are rare in a job.
 
 from __future__ import annotations
 
+from psctl.coordinator.policies.assignment import assign
+from psctl.coordinator.policies.shard_placement import ShardPlacement
 from psctl.coordinator.state import server_changes
 from psctl.coordinator.state.instructions import StartMember, Tick
-from psctl.job.assignment import assign
-from psctl.job.shard_placement import ShardPlacement
 from tests.simulation.coordinator import Coordinator
 
 LATE = 8.0

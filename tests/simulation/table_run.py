@@ -1,10 +1,10 @@
 """A simulation of tables: servers are lost, added and released, shards move, connections break, workers are replaced.
 
 The state machines are the shipped ones: servers and workers (psctl/ps), and the placement of shards
-(psctl/job/shard_placement.py). Every message, also the coordinator's to each server, arrives at a random time; a
-connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every push is
-applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket remains, and
-all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave; others
+(psctl/coordinator/policies/shard_placement.py). Every message, also the coordinator's to each server, arrives at a
+random time; a connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every
+push is applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket
+remains, and all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave; others
 have a filter that encodes rows, and are read one clock ahead; of others bags of rows are summed on servers.
 """
 
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from psctl.job.shard_placement import ServerPlace, ShardPlacement
+from psctl.coordinator.policies.shard_placement import ServerPlace, ShardPlacement
 from psctl.ps.outputs import LeadMoved, ReplicaCaughtUp
 from psctl.ps.table_messages import Admission, FilterSpec, RowOptimizerSpec, TableSpec
 from psctl.ps.tables import table_packing

@@ -25,7 +25,7 @@ JOB = {
     "checkpoint.full_every": "1", "loader.share": "speed", "restart.max": "0",
     "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
-    "data": "[{from: a, to: b}]", "outputs": "[out/]",
+    "data": "[{from: a, to: b}]", "outputs": "[out/]", "groups": "[{name: evaluate, script: evaluate.py}]",
     "metrics.interval": "5s", "metrics.tensorboard": "true", "metrics.prometheus": "9464",
     "metrics.mlflow": "https://m.example.org", "metrics.wandb": "team/digits",
     "workers.per_host": "2", "workers.min": "2",

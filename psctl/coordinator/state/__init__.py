@@ -6,7 +6,6 @@ job_state: the ranks and hosts of a job, and the state of each topic
 startup: from the first agent to the first step
 progress: steps, heartbeats, printed lines and reported numbers
 checkpoints: common steps, parts of checkpoints, commits and copies
-checkpoint_interval: the interval of `every: auto`, by Young's formula
 losses: which failures the job survives, and how
 outages: the wait for most hosts at once, when the head's own link is down
 takeover: a new coordinator continues the job of one that was killed

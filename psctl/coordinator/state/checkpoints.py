@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoint_interval
+from psctl.coordinator.policies import checkpoint_interval
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
     CheckpointUploadEnded,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.coordinator.state import checkpoint_interval
+from psctl.coordinator.policies import checkpoint_interval
 from psctl.coordinator.state.checkpoints import JobCheckpoints
 from psctl.coordinator.state.collective_losses import PlaneEpochs
 from psctl.coordinator.state.ending import Ending

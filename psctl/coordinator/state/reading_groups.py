@@ -76,8 +76,9 @@ def describe(job: JobState, rank: Rank) -> str:
 
 def on_joined(job: JobState, rank: Rank) -> None:
     """A reader has connected: send it the decision."""
-    if job.startup.layout is None:
-        job.send(rank.member, Leave("the job starts again"))
+    draining = job.ending is not None and job.ending.phase == "draining"
+    if job.startup.layout is None or (job.all_processes_end and not draining):
+        job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
     placement = job.shards.placement
     decided = server_changes.decision(job, job.resume, placement.assignment if placement is not None else None)

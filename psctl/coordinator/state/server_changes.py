@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from psctl.coordinator.policies.shard_placement import ServerPlace, ShardPlacement
 from psctl.coordinator.state import checkpoints, example_division, sum_order
 from psctl.coordinator.state.instructions import ShardsMade, StartMember
 from psctl.job import events
 from psctl.job.environment import server_environment
 from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
-from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.training_messages import Decision, Leave, Resume
 from psctl.types import NO_SERVERS, Address, Assignment, ServerAt, Shard
 

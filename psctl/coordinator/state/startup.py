@@ -124,11 +124,11 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
     rank.joined = True
     if rank.state == "starting":
         on_started(job, rank, pid)  # its message was quicker than its agent's
-    if job.all_processes_end:
-        job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
-        return
     if rank.member.role == "reader":
         reading_groups.on_joined(job, rank)
+        return
+    if job.all_processes_end:
+        job.send(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
     if rank.idle:
         job.send(rank.member, Leave("it has nothing to do"))  # it started after it was ordered to end

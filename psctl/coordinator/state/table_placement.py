@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from psctl.coordinator.policies.shard_placement import ServerPlace, ShardPlacement
 from psctl.coordinator.state import checkpoints, server_changes
 from psctl.coordinator.state.instructions import CheckpointCommitted
-from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.table_server_messages import (
     ServeTables,
     TablesAssigned,
@@ -62,11 +62,13 @@ JOINED = "run.store() opens the first store after workers have joined, which no 
 
 def on_tables_wanted(job: JobState, rank: Rank) -> None:
     """Record a worker's request to open a store; `advance` answers it."""
-    if job.all_processes_end:
-        return
     tables = job.tables
-    if rank.member.role == "reader":
-        tables.asked.add(rank.member)  # for a reader no servers are started
+    if rank.member.role == "reader":  # no servers are started for it, and it may come when all else has ended
+        if job.ending is not None and tables.placement is not None:
+            job.send(rank.member, _tables_at(tables.placement))
+        tables.asked.add(rank.member)
+        return
+    if job.all_processes_end:
         return
     if not tables.first and any(term.member for term in job.division.terms):
         job.send(rank.member, TablesAt([], problem=JOINED, hint="open the script's stores before run.prepare"))

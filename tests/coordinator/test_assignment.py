@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.job.assignment import assign, missing_copies, without
+from psctl.coordinator.policies.assignment import assign, missing_copies, without
 
 
 def holdings(sizes, chains, servers):

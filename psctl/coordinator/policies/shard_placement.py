@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from psctl.job.assignment import assign, missing_copies, without
+from psctl.coordinator.policies.assignment import assign, missing_copies, without
 from psctl.types import Assignment, ServerAt
 
 

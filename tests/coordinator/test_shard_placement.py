@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psctl.job.shard_placement import ServerPlace, ShardPlacement
+from psctl.coordinator.policies.shard_placement import ServerPlace, ShardPlacement
 from psctl.types import Address, Assignment, ServerAt
 from tests.hypothesis_profile import examples
 
