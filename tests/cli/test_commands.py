@@ -249,6 +249,11 @@ def test_validate_and_train_report_all_mistakes_and_validate_reads_the_script(tm
         said = psctl(tmp_path, *words, code=2).stderr
         assert 'trian.py is not there, did you mean "src/train.py"?' in said
         assert "job.yaml:2:9" in said
+    job.write_text("name: digits\nscript: src/train.py\ngroups:\n  - {name: serve, script: serv.py}\n")
+    for words in (["validate", "job.yaml"], ["train", "job.yaml", "--dry-run"]):
+        said = psctl(tmp_path, *words, code=2).stderr
+        assert "job.yaml:4:27: groups[0].script: " in said
+        assert "serv.py is not there" in said
     job.write_text("name: digits\nscript: src/train.py\n")
     (tmp_path / "src" / "train.py").write_text("import os\n\nfor x in 3\n    print(x)\n")
     said = psctl(tmp_path, "validate", "job.yaml", code=2).stderr

@@ -4,8 +4,9 @@ The state machines are the shipped ones: servers and workers (psctl/ps), and the
 (psctl/coordinator/policies/shard_placement.py). Every message, also the coordinator's to each server, arrives at a
 random time; a connection keeps its order and loses the messages in flight when it breaks. The checked invariants: every
 push is applied once, a read contains all of the reader's own pushes and no value that was not pushed, no ticket
-remains, and all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows leave; others
-have a filter that encodes rows, and are read one clock ahead; of others bags of rows are summed on servers.
+remains, and all replicas are equal. Some tables have an optimizer, whose settings change, and limits, by which rows
+leave; others have a filter that encodes rows, and are read one clock ahead; of others bags of rows are summed on
+servers.
 """
 
 from __future__ import annotations

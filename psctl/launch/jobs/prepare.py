@@ -25,6 +25,7 @@ from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import order_for_plan, plan_of
 from psctl.launch.placement.roster import JobHosts, Resumed, assign_workers
 from psctl.launch.setup import cluster_setup
+from psctl.orders import JobOrder
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell, TransferMeter
 from psctl.spec.job import JobSpec, load_job
@@ -111,9 +112,10 @@ def _is_folder(request: JobRequest, name: str) -> bool:
 
 
 def _pack(wanted: RequestedJob, progress: Progress) -> Archive:
-    job, where = wanted.job, script_entry.position(wanted.text, wanted.source, "script")
-    if error := script_entry.missing(job.script, wanted.folder, where):
-        raise error
+    job, scripts = wanted.job, script_entry.scripts_of(wanted.job, wanted.text)
+    for each in scripts:
+        if error := script_entry.missing(each, wanted.folder):
+            raise error
     exclude = [
         *job.exclude, *data_sets.excluded(job, wanted.folder), *output_pull.excluded(job.source, wanted.folder)
     ]  # fmt: skip
@@ -121,12 +123,13 @@ def _pack(wanted: RequestedJob, progress: Progress) -> Archive:
     if size >= LARGE:
         progress("", f"packing the job's folder ({format_bytes(size)})")
     archive = pack_folder(wanted.folder, exclude)
-    if job.script is not None and job.script not in archive.files:
-        raise errors.InvalidFile(
-            f"script: {job.script} is left out by .gitignore or `exclude:`, so it is not sent to hosts",
-            hint="exclude: ['!" + job.script + "'] lets it in",
-            where=where,
-        )
+    for key, script, where in scripts:
+        if script not in archive.files:
+            raise errors.InvalidFile(
+                f"{key}: {script} is left out by .gitignore or `exclude:`, so it is not sent to hosts",
+                hint="exclude: ['!" + script + "'] lets it in",
+                where=where,
+            )
     return archive
 
 
@@ -246,7 +249,7 @@ def dry_run(reached: ReachedCluster, request: JobRequest, size: int | None) -> J
     return {
         "job": request.job.name,
         "cluster": reached.chosen.spec.name,
-        "processes": _processes(job_hosts, plan),
+        "processes": _processes(order, plan),
         "hosts": [
             {
                 "name": host.name, "address": host.address, "interface": host.interface,
@@ -358,12 +361,16 @@ def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -
     return first
 
 
-def _processes(job_hosts: JobHosts, plan: Plan) -> list[JsonObject]:
-    rows: list[JsonObject] = [{"role": "coordinator", "rank": 0, "host": job_hosts.hosts[0].name}]
-    rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(job_hosts.hosts)]
-    rows += [{"role": "server", "rank": rank, "host": job_hosts.hosts[at].name} for rank, at in enumerate(plan.servers)]
-    ranked = [host.name for host in job_hosts.hosts for _ in range(host.workers)]
-    return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(ranked)]
+def _processes(order: JobOrder, plan: Plan) -> list[JsonObject]:
+    names = [host.name for host in order.hosts]
+    by_role = {
+        "coordinator": names[:1], "agent": names, "server": [names[at] for at in plan.servers],
+        "worker": [host.name for host in order.hosts for _ in range(host.workers)],
+        "reader": [names[each.host] for each in order.readers],
+    }  # fmt: skip
+    return [
+        {"role": role, "rank": rank, "host": host} for role, found in by_role.items() for rank, host in enumerate(found)
+    ]
 
 
 def _sends(reached: ReachedCluster, request: JobRequest, name: str) -> list[str]:

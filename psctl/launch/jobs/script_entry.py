@@ -9,42 +9,61 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from psctl import errors
 from psctl.spec import yaml_nodes
+from psctl.spec.job import JobSpec
 from psctl.spec.nearest import nearest
 
 LOOKED_AT = 2000
 """Limit of Python files of a job's folder that are searched for a similar name."""
 
 
-def position(text: str, source: str, key: str) -> str:
-    """Return the position of a key of a job file: file:line:column; the file alone when --set gave it."""
-    node = yaml_nodes.parse(text, source)
-    found = node.get(key) if isinstance(node, yaml_nodes.Mapping) else None
-    return found.where if found is not None else source
+class NamedScript(NamedTuple):
+    """A script that a job file names: its key ("script", "groups[0].script"), its path, and the key's position."""
+
+    key: str
+    path: str
+    where: str
+
+
+def named(node: yaml_nodes.Node) -> list[NamedScript]:
+    """Return the scripts that a job file names: the workers' one, and those of groups."""
+    found: list[NamedScript] = []
+
+    def add(holder: yaml_nodes.Node | None, prefix: str) -> None:
+        script = holder.get("script") if isinstance(holder, yaml_nodes.Mapping) else None
+        if isinstance(script, yaml_nodes.Scalar) and not script.null:
+            found.append(NamedScript(f"{prefix}script", script.text, script.where))
+
+    add(node, "")
+    groups = node.get("groups") if isinstance(node, yaml_nodes.Mapping) else None
+    for index, group in enumerate(groups.items if isinstance(groups, yaml_nodes.Sequence) else ()):
+        add(group, f"groups[{index}].")
+    return found
+
+
+def scripts_of(job: JobSpec, text: str) -> list[NamedScript]:
+    """Return the scripts of a job with their positions: file:line:column; the file alone where --set gave them."""
+    places = {each.key: each.where for each in named(yaml_nodes.parse(text, job.source))}
+    keys = {"script": job.script} | {f"groups[{at}].script": group.script for at, group in enumerate(job.groups)}
+    return [NamedScript(key, path, places.get(key, job.source)) for key, path in keys.items() if path is not None]
 
 
 def problems(text: str, source: str) -> list[errors.PsctlError]:
-    """Return the errors of the script that a job file names; the file may have further errors of its own."""
+    """Return the errors of the scripts that a job file names; the file may have further errors of its own."""
     node = yaml_nodes.parse(text, source, [])
-    words = {key: node.get(key) if isinstance(node, yaml_nodes.Mapping) else None for key in ("script", "workdir")}
-    script, workdir = words["script"], words["workdir"]
-    if not isinstance(script, yaml_nodes.Scalar) or script.null:
-        return []
+    workdir = node.get("workdir") if isinstance(node, yaml_nodes.Mapping) else None
     folder = Path(source).parent / (Path(workdir.text).expanduser() if isinstance(workdir, yaml_nodes.Scalar) else "")
-    found = missing(script.text, folder.resolve(), script.where) or unreadable(folder.resolve() / script.text)
-    return [found] if found else []
+    found = (missing(each, folder.resolve()) or unreadable(folder.resolve() / each.path) for each in named(node))
+    return [error for error in found if error is not None]
 
 
-def missing(script: str | None, folder: Path, where: str) -> errors.InvalidFile | None:
-    """Return the error for a script that is not in the job's folder; None if it is, or if the job runs a module.
-
-    Args:
-        script, folder: the script, and the folder that the job's hosts get.
-        where: the position of `script:` in the job file.
-    """
-    if script is None or (folder / script).is_file():
+def missing(named: NamedScript, folder: Path) -> errors.InvalidFile | None:
+    """Return the error for a script that is not in the job's folder, which the job's hosts get; None if it is."""
+    key, script, where = named
+    if (folder / script).is_file():
         return None
     if not folder.is_dir():
         return errors.InvalidFile(f"workdir: {folder} is no folder", "workdir is relative to the job file", where)
@@ -52,7 +71,7 @@ def missing(script: str | None, folder: Path, where: str) -> errors.InvalidFile 
     names = {Path(name).name: name for name in reversed(found)}
     near = nearest(script, found) or names.get(nearest(Path(script).name, names) or "")
     meant = f', did you mean "{near}"?' if near else ""
-    return errors.InvalidFile(f"script: {folder / script} is not there{meant}", "script is relative to workdir", where)
+    return errors.InvalidFile(f"{key}: {folder / script} is not there{meant}", "script is relative to workdir", where)
 
 
 def unreadable(path: Path) -> errors.InvalidFile | None:

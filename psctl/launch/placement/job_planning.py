@@ -12,7 +12,15 @@ from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
-from psctl.launch.placement.roster import JobHosts, assign_workers, idle, job_order, servers_of, staleness_of
+from psctl.launch.placement.roster import (
+    JobHosts,
+    assign_workers,
+    idle,
+    job_order,
+    servers_of,
+    staleness_of,
+    strategy_of,
+)
 from psctl.orders import JobOrder
 from psctl.plan.by_size import size_ranges, winners
 from psctl.plan.capacity import VALUE, capacity
@@ -189,9 +197,9 @@ def on_paper(
 
 def _asked(job: JobSpec, serving: int) -> PlanRequest:
     return PlanRequest(
-        job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
+        strategy_of(job), job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
         bucketed=job.sync.compute is not None, period=job.sync.period, compression=job.sync.compressed,
-        compute=job.sync.compute,
+        compute=job.sync.compute, sums=job.sync.sums,
         bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else BUCKET,
     )  # fmt: skip
 

@@ -229,7 +229,7 @@ def job_order(
         argv=[*argv, *job.args],
         hosts=job_hosts.hosts,
         servers=servers_of(job, sum(host.may_serve for host in job_hosts.hosts)),
-        strategy="ps" if job.groups and job.sync.strategy == "auto" else job.sync.strategy,
+        strategy=strategy_of(job),
         update=job.sync.update,
         staleness=staleness_of(job),
         period=job.sync.period,
@@ -304,6 +304,11 @@ def _spread(group: GroupSpec, job: JobSpec) -> int | None:
         return group.consistency.ssp
     asynchronous = group.consistency == "asp" or (group.consistency == "auto" and job.sync.consistency == "asp")
     return None if asynchronous else 0
+
+
+def strategy_of(job: JobSpec) -> str:
+    """Return the strategy that the job requests: groups that read servers need some."""
+    return "ps" if job.groups and job.sync.strategy == "auto" else job.sync.strategy
 
 
 def staleness_of(job: JobSpec) -> int | None:
