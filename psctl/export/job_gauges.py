@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
-from psctl.export.metric_records import plain_name
+from psctl.export.metric_records import of_group, plain_name
 from psctl.job import events
 
 MOST_NAMES = 1000
@@ -50,9 +51,9 @@ class JobGauges:
         match event:
             case events.Progress():
                 self._progress = event
-                self._metrics.update({plain_name(name): value for name, value in event.metrics.items()})
-                while len(self._metrics) > MOST_NAMES:
-                    del self._metrics[next(iter(self._metrics))]
+                self._update(event.metrics)
+            case events.GroupReported():
+                self._update(of_group(event))
             case events.StateChanged() if event.role == "job":
                 self._state = event.state
             case events.StateChanged():
@@ -69,6 +70,11 @@ class JobGauges:
                 self._restarts += 1
             case events.Finished():
                 self._state = event.status
+
+    def _update(self, metrics: Mapping[str, float]) -> None:
+        self._metrics.update({plain_name(name): value for name, value in metrics.items()})
+        while len(self._metrics) > MOST_NAMES:
+            del self._metrics[next(iter(self._metrics))]
 
     def gauges(self, now: float) -> list[Gauge]:
         """Return all quantities that are known.
@@ -137,7 +143,7 @@ class JobGauges:
                 Sample((each.role, str(each.rank), plain_name(each.host)), getattr(each, key) / scale)
                 for each in ranks
                 if each.state in LIVE
-                and each.role in (("worker",) if key in of_workers else ("worker", "server"))
+                and each.role in (("worker",) if key in of_workers else ("worker", "server", "reader"))
                 and (each.gpu_memory or not key.startswith("gpu"))
             )
             gauges.append(Gauge(names.get(key, f"psctl_rank_{key}"), text, ("role", "rank", "host"), samples))

@@ -26,6 +26,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w ./-]", "_", name)[:LONGEST].strip() or "_"
 
 
+def of_group(event: events.GroupReported) -> dict[str, float]:
+    """Return the numbers of a group by names that begin with the group's; of its further processes with their rank."""
+    prefix = event.group if event.rank == 0 else f"{event.group}/{event.rank}"
+    return {f"{prefix}/{name}": value for name, value in event.metrics.items()}
+
+
 class MetricRecords:
     """Makes records of events; remembers the last values, because the last event repeats them."""
 
@@ -46,6 +52,8 @@ class MetricRecords:
                     "psctl/staleness": event.staleness,
                 }
                 return self._records(event.step, event.time, {**event.metrics, **own})
+            case events.GroupReported():
+                return self._records(event.step, event.time, of_group(event))
             case events.CheckpointWritten():
                 return self._records(event.step, event.time, {"psctl/checkpoint_seconds": event.seconds})
             case events.Restored():

@@ -76,3 +76,11 @@ def test_the_number_of_metrics_is_bounded() -> None:
     gauges.apply(events.Progress(**{**{each: getattr(PROGRESS, each) for each in PROGRESS.__struct_fields__},
                                     "metrics": {f"m{index}": 1.0 for index in range(3000)}}))  # fmt: skip
     assert len(values(gauges)["psctl_metric"]) == 1000
+
+
+def test_numbers_of_groups_are_metrics_with_their_names() -> None:
+    job = JobGauges()
+    job.apply(events.GroupReported(time=6.0, group="evaluate", rank=0, step=9, metrics={"loss": 0.5}))
+    job.apply(PROGRESS)
+    (metrics,) = [each for each in job.gauges(7.0) if each.name == "psctl_metric"]
+    assert {each.labels[0]: each.value for each in metrics.samples}["evaluate/loss"] == 0.5

@@ -25,6 +25,13 @@ def test_progress_gives_the_scripts_numbers_and_psctls_own() -> None:
     assert {(each.step, each.time) for each in found.values()} == {(10, 5.0)}
 
 
+def test_numbers_of_a_group_bear_its_name() -> None:
+    reported = events.GroupReported(time=6.0, group="evaluate", rank=0, step=9, metrics={"loss": 0.5})
+    assert MetricRecords().of(reported) == [MetricRecord(9, 6.0, "evaluate/loss", 0.5)]
+    (second,) = MetricRecords().of(events.GroupReported(time=6.0, group="serve", rank=1, step=9, metrics={"a": 1.0}))
+    assert second.name == "serve/1/a"
+
+
 def test_the_end_adds_only_values_that_are_new() -> None:
     records = MetricRecords()
     records.of(PROGRESS)
