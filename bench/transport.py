@@ -1,9 +1,9 @@
-"""Throughput of a sealed connection between two processes over loopback TCP, beside a plain socket.
+"""Throughput of a connection between two processes over loopback TCP, sealed and open, beside a plain socket.
 
     python bench/transport.py [--congestion auto|reno|cubic|bbr] [--rounds 5] [--size 524288]
 
 Bytes go from this process into preallocated buffers of another one, in payloads of `--size`; every figure is the
-median of the rounds, plain and sealed by turns. The round trip is of a message of a few bytes.
+median of the rounds, by turns; processor seconds are of both processes. The round trip is of a message of a few bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import threading
 import time
@@ -87,9 +88,9 @@ class Source:
         self.back.release()
 
 
-def serve_sealed(pipe: Connection, credentials: Credentials, congestion: str) -> None:
+def serve_peer(pipe: Connection, credentials: Credentials, congestion: str, sealed: bool) -> None:
     sink = Sink()
-    acceptor = Acceptor("127.0.0.1", None, credentials, KINDS, sink, congestion=congestion)
+    acceptor = Acceptor("127.0.0.1", None, credentials, KINDS, sink, congestion=congestion, sealed=sealed)
     pipe.send(acceptor.address)
     sink.over.wait()
     acceptor.close()
@@ -131,11 +132,20 @@ def plain(congestion: str, size: int) -> float:
     return TOTAL / seconds
 
 
-def sealed(credentials: dict[Member, Credentials], congestion: str, size: int) -> tuple[float, float, float]:
-    """Return bytes/s, messages of 4 KiB a second, seconds of a round trip."""
-    process, address = run(serve_sealed, credentials[SERVER], congestion)
+def processor_seconds(process: int) -> float:
+    """Return the processor seconds of this process and another one."""
+    with open(f"/proc/{process}/stat") as file:
+        numbers = file.read().rpartition(")")[2].split()
+    return time.process_time() + (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peers(
+    credentials: dict[Member, Credentials], congestion: str, size: int, sealed: bool
+) -> tuple[float, float, float, float]:
+    """Return bytes/s, processor seconds a GB, messages of 4 KiB a second, seconds of a round trip."""
+    process, address = run(serve_peer, credentials[SERVER], congestion, sealed)
     source = Source()
-    peer = dial(address, credentials[WORKER], SERVER, KINDS, source, congestion=congestion)
+    peer = dial(address, credentials[WORKER], SERVER, KINDS, source, congestion=congestion, sealed=sealed)
     data = memoryview(bytearray(64 << 20))
 
     def pour(size: int, total: int) -> float:
@@ -148,7 +158,9 @@ def sealed(credentials: dict[Member, Credentials], congestion: str, size: int) -
         return time.perf_counter() - begin
 
     pour(size, 64 << 20)
+    before = processor_seconds(process.pid)
     rate = TOTAL / pour(size, TOTAL)
+    used = (processor_seconds(process.pid) - before) / TOTAL * 1e9
     small = 20_000 / pour(4096, 20_000 * 4096)
     trips = []
     for _ in range(500):
@@ -159,7 +171,7 @@ def sealed(credentials: dict[Member, Credentials], congestion: str, size: int) -
     peer.close("measured")
     peer.join()
     process.join()
-    return rate, small, statistics.median(trips)
+    return rate, used, small, statistics.median(trips)
 
 
 def main() -> None:
@@ -178,13 +190,13 @@ def main() -> None:
         )
     rows = []
     for _ in range(options.rounds):
-        rate, small, trip = sealed(credentials, options.congestion, options.size)
-        rows.append((plain(options.congestion, options.size), rate, small, trip))
-    names = ("plain_bytes_per_second", "sealed_bytes_per_second", "sealed_4k_messages_per_second", "round_trip_seconds")
+        both = [peers(credentials, options.congestion, options.size, sealed) for sealed in (True, False)]
+        rows.append((plain(options.congestion, options.size), *both[0], *both[1]))
+    names = ("bytes_per_second", "processor_seconds_per_gb", "4k_messages_per_second", "round_trip_seconds")
+    columns = ["plain_bytes_per_second", *(f"{mode}_{name}" for mode in ("sealed", "open") for name in names)]
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    print(
-        json.dumps({"congestion": options.congestion, "size": options.size, **dict(zip(names, medians, strict=True))})
-    )
+    found = {"congestion": options.congestion, "size": options.size, **dict(zip(columns, medians, strict=True))}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def dial(
     timeout: float = PATIENCE,
     congestion: str = "auto",
     *,
+    sealed: bool = True,
     connect: Connect = tcp_stream.connect,
 ) -> PeerConnection:
     """Connect to a member of the job and return the connection; `handler.on_connected` follows on its reader thread.
@@ -53,6 +54,7 @@ def dial(
         handler: receives messages and events.
         timeout: seconds for connecting and the handshake together.
         congestion: TCP's congestion control: auto | reno | cubic | bbr.
+        sealed: messages are encrypted; both ends must agree.
         connect: makes the stream; tests pass another.
 
     Raises:
@@ -77,7 +79,7 @@ def dial(
             raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
         why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else describe_error(error)
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
-    peer = PeerConnection(stream, credentials, Codec(kinds), handler, accepting=False)
+    peer = PeerConnection(stream, credentials, Codec(kinds), handler, accepting=False, sealed=sealed)
     peer.name = name
     try:
         peer.handshake(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
@@ -118,6 +120,7 @@ class Acceptor:
         patience: seconds for preauth (preauth_listener.py), and again for the handshake.
         half_open: connections that may be in their handshake at once; the oldest is dropped for a newer one.
         of_one: connections that one member may have at once.
+        sealed: messages are encrypted; both ends must agree.
         listen: makes the listener; tests pass another.
 
     Raises:
@@ -140,6 +143,7 @@ class Acceptor:
         patience: float = PATIENCE,
         half_open: int = HALF_OPEN,
         of_one: int = OF_ONE,
+        sealed: bool = True,
         listen: Listen = tcp_stream.listen,
     ) -> None:
         self._credentials, self._codec = credentials, Codec(kinds)
@@ -147,7 +151,7 @@ class Acceptor:
         self._allow, self._refused, self._patience, self._half_open = allow, refused, patience, half_open
         self._changed = threading.Condition()
         self._handshakes: dict[Stream, float] = {}  # with the time of their start; oldest first
-        self._of_one = of_one
+        self._of_one, self._sealed = of_one, sealed
         self._made: Counter[tuple[Role, int]] = Counter()  # connections that are made, by role and rank
         self._closed = False
         assert credentials.accepting, "damaged credentials are found before a socket is opened"
@@ -197,7 +201,9 @@ class Acceptor:
 
     def _serve(self, stream: Stream) -> None:
         """Body of the thread that makes one connection and then is its reader."""
-        peer = PeerConnection(stream, self._credentials, self._codec, self._handler, accepting=True)
+        peer = PeerConnection(
+            stream, self._credentials, self._codec, self._handler, accepting=True, sealed=self._sealed
+        )
         try:
             peer.handshake(self._reason_against, self._patience)
         except ConnectionFailed as error:

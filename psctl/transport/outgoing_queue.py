@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from psctl.permits import WireMessage
 from psctl.transport.protocol.connection_messages import Bye
+from psctl.transport.protocol.frames import DIRECT, PREFIX, Bytes
 from psctl.transport.protocol.send_queue import BATCH, Frame, SendQueue, control
 from psctl.transport.stream import Stream
 
@@ -39,16 +40,19 @@ class OutgoingQueue:
         seal: writes the next frame into the start of a buffer; returns its size.
         window: bytes that the other end can hold unread.
         name: of the writer thread.
+        sealed: frames are encrypted; else long payloads are sent from where they are.
     """
 
     on_written: Callable[[WireMessage, int], None] | None = None
 
-    def __init__(self, stream: Stream, seal: Callable[[Frame, memoryview], int], window: int, name: str) -> None:
+    def __init__(
+        self, stream: Stream, seal: Callable[[Frame, memoryview], int], window: int, name: str, *, sealed: bool = True
+    ) -> None:
         self.bytes = 0
         """Bytes written so far."""
         self.error: Exception | None = None
         """The error that ended the writing; None while there is none."""
-        self._stream, self._seal = stream, seal
+        self._stream, self._seal, self._encrypts = stream, seal, sealed
         self._lock = threading.Lock()
         self._work = threading.Condition(
             self._lock
@@ -211,9 +215,12 @@ class OutgoingQueue:
         try:
             while batch := self._next():
                 frames, rest = batch
-                data = self._seal_all(frames) if rest is None else rest
-                self._stream.send(data)
-                self.bytes += len(data)
+                if rest is None and not self._encrypts and any(len(frame.payload) >= DIRECT for frame in frames):
+                    self.bytes += self._stream.send_parts(self._parts(frames))
+                else:
+                    data = self._seal_all(frames) if rest is None else rest
+                    self._stream.send(data)
+                    self.bytes += len(data)
                 if self.on_written is not None:
                     self._written(frames)
                 with self._lock:
@@ -251,6 +258,20 @@ class OutgoingQueue:
         for frame in frames:
             end += self._seal(frame, out[end:])
         return out[:end]
+
+    def _parts(self, frames: Sequence[Frame]) -> list[Bytes]:
+        """Return the bytes of open frames in order, long payloads where they are."""
+        parts: list[Bytes] = []
+        short = bytearray()
+        for frame in frames:
+            short += PREFIX.pack(frame.kind, len(frame.header), len(frame.payload))
+            short += frame.header
+            if len(frame.payload) < DIRECT:
+                short += frame.payload
+                continue
+            parts += [short, frame.payload]
+            short = bytearray()
+        return [*parts, short] if short else parts
 
     def _written(self, frames: Sequence[Frame]) -> None:
         assert self.on_written is not None, "only called with a hook"

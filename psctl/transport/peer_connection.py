@@ -131,13 +131,14 @@ class ReadLease:
 
 
 class PeerConnection:
-    """One end of a sealed connection to another process of the job. Made by `dial` and `Acceptor`."""
+    """One end of a connection to another process of the job. Made by `dial` and `Acceptor`."""
 
     member: Member
 
     def __init__(
-        self, stream: Stream, credentials: Credentials, codec: Codec, handler: AnyHandler, *, accepting: bool
-    ) -> None:
+        self, stream: Stream, credentials: Credentials, codec: Codec, handler: AnyHandler, *, accepting: bool,
+        sealed: bool = True,
+    ) -> None:  # fmt: skip
         self.name = stream.name
         self.bytes_received = 0
         self._stream, self._codec, self._handler = stream, codec, handler
@@ -151,7 +152,9 @@ class PeerConnection:
             codec=codec,
             window=stream.window,
             receive_buffer_for=self._receive_buffer_for,
+            sealed=sealed,
         )
+        self._sealed = sealed
         self._part, self._credited = max(1, stream.window // CREDIT), 0.0
         self._lock = threading.Lock()
         self._out: OutgoingQueue | None = None
@@ -247,7 +250,7 @@ class PeerConnection:
 
     @property
     def on_written(self) -> Callable[[WireMessage, int], None] | None:
-        """Called with (message, bytes on the wire) once the network has the whole message, on a thread that sends."""
+        """Called with (message, bytes of its sealed frames) once the network has all of it, on a thread that sends."""
         return self._outgoing.on_written
 
     @on_written.setter
@@ -318,7 +321,9 @@ class PeerConnection:
         try:
             joined = self._exchange_keys(decide, deadline)
             self._stream.limit(None)
-            self._out = OutgoingQueue(self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}")
+            self._out = OutgoingQueue(
+                self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}", sealed=self._sealed
+            )
         except ConnectionFailed as error:
             with contextlib.suppress(OSError):  # try to send the reason, or TLS's alert
                 self._stream.limit(0.5)

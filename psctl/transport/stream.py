@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import Protocol
 
+from psctl.transport.protocol.frames import Bytes
 from psctl.types import Address
 
 SILENCE = 5.0
@@ -33,6 +35,9 @@ class Stream(Protocol):
 
     def send(self, data: memoryview) -> None:
         """Send all of `data`; blocks while the other end receives nothing. `data` may be reused afterwards."""
+
+    def send_parts(self, parts: Sequence[Bytes]) -> int:
+        """Send all bytes of some buffers, one after the other, as `send` does; return their number."""
 
     def send_now(self, data: memoryview) -> int:
         """Send as much of `data` as is possible without blocking; return the number of bytes."""

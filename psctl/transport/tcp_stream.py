@@ -12,9 +12,12 @@ import sys
 import termios
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from psctl.errors import ConnectionFailed, PortTaken, UsageError
+from psctl.transport.protocol.frames import Bytes
 from psctl.transport.stream import SILENCE, Stream
 from psctl.types import Address
 
@@ -87,7 +90,22 @@ class TcpStream:
 
     def send(self, data: memoryview) -> None:
         self._socket.sendall(data)
-        self._until_look -= len(data)
+        self._count(len(data))
+
+    def send_parts(self, parts: Sequence[Bytes]) -> int:
+        left, total = deque(memoryview(part) for part in parts), 0
+        while left:
+            count = self._socket.sendmsg(left)
+            total += count
+            while left and count >= len(left[0]):
+                count -= len(left.popleft())
+            if count:
+                left[0] = left[0][count:]
+        self._count(total)
+        return total
+
+    def _count(self, sent: int) -> None:
+        self._until_look -= sent
         if self._until_look <= 0:
             self._until_look = LOOK
             self._follow_rate()

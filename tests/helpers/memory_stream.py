@@ -7,13 +7,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from psctl.errors import ConnectionFailed
 from psctl.transport.connect import HALF_OPEN, PATIENCE, Acceptor, Allow, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
+from psctl.transport.protocol.frames import Bytes
 from psctl.transport.stream import Stream
 from psctl.types import Address, Member, Role
 
@@ -177,6 +178,11 @@ class MemoryStream:
         for start in range(0, len(data), CAPACITY):
             self._outgoing.write(data[start : start + CAPACITY], self._limit)
 
+    def send_parts(self, parts: Sequence[Bytes]) -> int:
+        for part in parts:
+            self.send(memoryview(part))
+        return sum(map(len, parts))
+
     def send_now(self, data: memoryview) -> int:
         return len(data) if self._outgoing.write(data, self._limit, block=False) else 0
 
@@ -328,6 +334,8 @@ class MemoryNetwork:
         handler: ConnectionHandler,
         timeout: float = PATIENCE,
         congestion: str = "auto",
+        *,
+        sealed: bool = True,
     ) -> PeerConnection:
         """As `psctl.transport.connect.dial`, over this network."""
 
@@ -337,7 +345,7 @@ class MemoryNetwork:
                 self._links.append((credentials.member, link))
             return link.dialled
 
-        return dial(address, credentials, expect, kinds, handler, timeout, congestion, connect=connect)
+        return dial(address, credentials, expect, kinds, handler, timeout, congestion, sealed=sealed, connect=connect)
 
     def acceptor(
         self,
@@ -349,11 +357,12 @@ class MemoryNetwork:
         refused: Callable[[str, ConnectionFailed], None] | None = None,
         patience: float = PATIENCE,
         half_open: int = HALF_OPEN,
+        sealed: bool = True,
     ) -> Acceptor:
         """As `psctl.transport.connect.Acceptor`, on this network."""
         made = Acceptor(
             "memory", None, credentials, kinds, handler, allow,
-            refused=refused, patience=patience, half_open=half_open, listen=self.listen,
+            refused=refused, patience=patience, half_open=half_open, sealed=sealed, listen=self.listen,
         )  # fmt: skip
         with self._lock:
             self._members[made.address] = credentials.member

@@ -82,8 +82,8 @@ KINDS = Note | Other
 class Pair:
     """A server that accepts and a worker that dials, over TCP or memory."""
 
-    def __init__(self, job: Job, kind: str, window: int = 2 << 20, kinds: Any = KINDS) -> None:
-        self.job, self.kind, self.kinds = job, kind, kinds
+    def __init__(self, job: Job, kind: str, window: int = 2 << 20, kinds: Any = KINDS, *, sealed: bool = True) -> None:
+        self.job, self.kind, self.kinds, self.sealed = job, kind, kinds, sealed
         self.server, self.worker = Recorder(), Recorder()
         self.refused: queue.Queue[str] = queue.Queue()
         self.network = MemoryNetwork(window=window, silence=0.2)
@@ -93,7 +93,9 @@ class Pair:
 
     def accept(self, credentials: Credentials | None = None, **options: Any) -> Acceptor:
         mine = credentials or self.job.credentials(SERVER)
-        options = {"refused": lambda end, error: self.refused.put(error.message), **options}
+        options = {
+            "refused": lambda end, error: self.refused.put(error.message), "sealed": self.sealed, **options,
+        }  # fmt: skip
         if self.kind == "memory":
             made = self.network.acceptor(mine, self.kinds, self.server, **options)
         else:
@@ -104,7 +106,7 @@ class Pair:
     def dial(self, acceptor: Acceptor, credentials: Credentials | None = None, expect: Any = SERVER) -> PeerConnection:
         call = self.network.dial if self.kind == "memory" else dial
         mine = credentials or self.job.credentials(WORKER)
-        peer = call(acceptor.address, mine, expect, self.kinds, self.worker)
+        peer = call(acceptor.address, mine, expect, self.kinds, self.worker, sealed=self.sealed)
         self.peers.append(peer)
         return peer
 
@@ -135,9 +137,9 @@ def other_job() -> Job:
     return Job("other-7")
 
 
-@pytest.fixture(params=["tcp", "memory"])
+@pytest.fixture(params=["tcp", "memory", "tcp open", "memory open"])
 def pair(request: pytest.FixtureRequest, job: Job) -> Iterator[Pair]:
-    made = Pair(job, request.param)
+    made = Pair(job, request.param.split()[0], sealed="open" not in request.param)
     yield made
     made.close()
 
@@ -166,10 +168,10 @@ def other() -> type[Other]:
     return Other
 
 
-@pytest.fixture
-def narrow_pair(job: Job) -> Iterator[Pair]:
+@pytest.fixture(params=["sealed", "open"])
+def narrow_pair(request: pytest.FixtureRequest, job: Job) -> Iterator[Pair]:
     """Ends that hold only 16 KiB unread, so that longer messages travel in pieces."""
-    made = Pair(job, "memory", window=16 << 10)
+    made = Pair(job, "memory", window=16 << 10, sealed=request.param == "sealed")
     yield made
     made.close()
 

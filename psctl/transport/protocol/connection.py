@@ -17,7 +17,8 @@ KEYING      This end has sent KeyExchange inside TLS; the peer's is the only rec
             one of TLS: the next byte belongs to a frame. Neither end sends a frame before it has read the other's
             KeyExchange, so a frame that can be opened proves that this end's key was received, by the very process that
             the certificate names.
-OPEN        Sealed frames travel both ways. Only now does the connection count as made.
+OPEN        Frames travel both ways, sealed or, where both ends are told so, open. Only now does the connection count as
+            made.
 ENDED       Over, whatever the reason.
 """
 
@@ -38,6 +39,7 @@ from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, Connecti
 from psctl.transport.protocol.frames import (
     CONTROL,
     COST,
+    DIRECT,
     KEY,
     MESSAGE,
     PIECE,
@@ -46,9 +48,12 @@ from psctl.transport.protocol.frames import (
     Bytes,
     Cipher,
     FrameOpener,
+    OpenFrames,
+    Prefix,
     derive,
     read_prefix,
     write_frame,
+    write_open_frame,
 )
 from psctl.transport.protocol.message_assembly import (
     Codec,
@@ -178,6 +183,7 @@ class ConnectionProtocol:
         window: bytes that this end's socket holds unread at least.
         receive_buffer_for: returns where the payload of a message goes, a writable view of exactly its size; None:
             the connection provides a buffer, which is valid until the next event.
+        sealed: frames are encrypted; both ends must agree.
         rekey: seals until the next key; both ends must agree.
         random: source of fresh random bytes.
     """
@@ -192,13 +198,14 @@ class ConnectionProtocol:
         codec: Codec,
         window: int,
         receive_buffer_for: ReceiveBufferFor,
+        sealed: bool = True,
         rekey: int = REKEY,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.state = ConnectionState.HANDSHAKE
         self._tls = Records(context, accepting=accepting)
         self._job, self._me, self._codec, self._window, self._rekey = job, me, codec, window, rekey
-        self._random, self._accepting = random, accepting
+        self._random, self._accepting, self._sealed = random, accepting, sealed
         self._peer: Member | None = None
         self._buffer = ReceiveBuffer()
         self._unverified = 0  # bytes received before the peer's certificate was verified
@@ -208,6 +215,8 @@ class ConnectionProtocol:
         self.kept = 0
         """Bytes that were read and get no credit, because the application retains them."""
         self._assembler = MessageAssembler(codec, receive_buffer_for)
+        # The rest of a payload that is received where it goes, and what is called when it is complete.
+        self._filling: tuple[memoryview, Callable[[], Event | None]] | None = None
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
@@ -217,13 +226,19 @@ class ConnectionProtocol:
         Returns:
             The space, and how many bytes must arrive, as far as is known, before `next_event` returns an event.
         """
+        if self._filling is not None:
+            return self._filling[0], len(self._filling[0])
         unread = self._buffer.end - self._buffer.start
         least = max(1, self._needed - unread)
         return self._buffer.space(unread + least), least
 
     def add_received(self, count: int) -> None:
         """Note that `count` bytes were received into `space()`; 0: the stream has ended."""
-        self._buffer.add_received(count)
+        if self._filling is not None:
+            rest, done = self._filling
+            self._filling = rest[count:], done
+        else:
+            self._buffer.add_received(count)
         self._finished = self._finished or count == 0
 
     def next_event(self) -> Event | None:
@@ -237,7 +252,7 @@ class ConnectionProtocol:
             event = self._frame() if self.state is ConnectionState.OPEN else self._step()
             if event is None and self._finished and self.state not in (ConnectionState.ENDED, ConnectionState.NAMED):
                 self._go(Theirs.END)
-                return Ended(cut=len(self._buffer) > 0)
+                return Ended(cut=len(self._buffer) > 0 or self._filling is not None)
         except ProtocolError:
             self._go(Theirs.FAULT)
             raise
@@ -254,6 +269,7 @@ class ConnectionProtocol:
     def release(self) -> None:
         """Free memory; the connection is over and is not used again, though references to it may remain."""
         self._buffer, self._assembler = ReceiveBuffer(0), MessageAssembler(self._codec, _no_buffer)
+        self._filling = None
         self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
@@ -288,7 +304,9 @@ class ConnectionProtocol:
         assert self._peer is not None, "Named comes first"
         self._go(Ours.ACCEPT)
         half = self._random(HALF_ID)
-        self._ours = KeyExchange(PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window)
+        self._ours = KeyExchange(
+            PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window, self._sealed
+        )
         self._tls.write(msgspec.msgpack.encode(self._ours))
 
     def refuse(self, reason: str) -> None:
@@ -311,7 +329,7 @@ class ConnectionProtocol:
         halves = (theirs.connection, self._ours.connection)
         identity = b"".join(halves if self._accepting else reversed(halves))  # the dialler's half first
         opening = Cipher(derive(theirs.key, self._job, theirs.sender, self._me, identity), self._rekey)
-        self._opened = FrameOpener(opening)
+        self._opened: FrameOpener | OpenFrames = FrameOpener(opening) if self._sealed else OpenFrames()
         self._sealing = Cipher(derive(self._ours.key, self._job, self._me, theirs.sender, identity), self._rekey)
         self._go(Theirs.KEYS)
         self._needed = PREFIX.size
@@ -322,6 +340,9 @@ class ConnectionProtocol:
             raise ProtocolError(f"it speaks protocol {theirs.protocol}, not {PROTOCOL}")
         if (theirs.job, theirs.sender, theirs.receiver) != (self._job, self._peer, self._me):
             raise ProtocolError(f"its keys are for {theirs.sender} to {theirs.receiver} of {theirs.job}")
+        if theirs.sealed != self._sealed:
+            modes = {True: "encrypts its frames", False: "does not encrypt its frames"}
+            raise ProtocolError(f"it {modes[theirs.sealed]}, and this end {modes[self._sealed]} (network.encryption)")
         fresh = theirs.key != self._ours.key and theirs.connection != self._ours.connection
         if len(theirs.key) != KEY or len(theirs.connection) != HALF_ID or not fresh:
             raise ProtocolError("its keys have the wrong length or are ours")
@@ -345,35 +366,77 @@ class ConnectionProtocol:
         """Read the next frame, or a message that it completes; None when more bytes are needed."""
         buffer = self._buffer
         while True:
+            if self._filling is not None:
+                rest, done = self._filling
+                if len(rest):
+                    return None
+                self._filling = None
+                if (filled := done()) is not None:
+                    return filled
             start = buffer.start
             there = buffer.end - start
             if there < PREFIX.size:
                 self._needed = PREFIX.size
                 return None
             prefix = read_prefix(buffer.store, start)
-            kind, _, payload, size = prefix
-            if there < size:
-                self._needed = size
-                return None
-            frame = buffer.store[start : start + size]
-            buffer.mark_read(size)  # the bytes stay where they are until the next `space`
+            kind, header_size, payload, size = prefix
+            length = size if self._sealed else PREFIX.size + header_size + payload
+            if there < length:
+                if self._sealed or payload < DIRECT:
+                    self._needed = length
+                    return None
+                self._needed = PREFIX.size + header_size
+                if there < self._needed:
+                    return None
+                self._start_filling(prefix, buffer.store[start : start + there])
+                buffer.mark_read(there)
+                continue
+            frame = buffer.store[start : start + length]
+            buffer.mark_read(length)  # the bytes stay where they are until the next `space`
             if kind != CONTROL:
-                self._taken += size + COST
-                if self._taken - self._given > self._window:
-                    raise ProtocolError(f"it sent more than the {self._window} bytes that it had credit for")
+                self._take_window(size)
             if kind == PIECE:
-                event: Event | None = self._assembler.add_piece(self._opened, frame, payload)
+                place = self._assembler.start_piece(payload)
+                self._opened.piece(frame, place)
+                event: Event | None = self._assembler.add_piece(place)
             else:
                 header = self._opened.header(prefix, frame)
                 if kind == MESSAGE:
-                    return self._assembler.message(self._opened, prefix, frame, header)
+                    message, into = self._assembler.message(header, payload)
+                    return Received(message, self._opened.payload(prefix, frame, into) if payload else None)
                 if kind == CONTROL:
                     event = self._control(header)
                 else:
-                    self._assembler.start_message(self._opened, prefix, frame, header)
+                    self._opened.payload(prefix, frame, self._assembler.start_message(header, payload))
                     event = None
             if event is not None:  # None: a part of something longer
                 return event
+
+    def _take_window(self, size: int) -> None:
+        """Count a frame of the application, of `size` bytes if it is sealed."""
+        self._taken += size + COST
+        if self._taken - self._given > self._window:
+            raise ProtocolError(f"it sent more than the {self._window} bytes that it had credit for")
+
+    def _start_filling(self, prefix: Prefix, there: memoryview) -> None:
+        """Begin to receive the payload of an open frame where it goes; `there`: its bytes so far, with all of its
+        header."""
+        kind, header_size, payload, size = prefix
+        self._take_window(size)
+        header, first = there[PREFIX.size : PREFIX.size + header_size], there[PREFIX.size + header_size :]
+        assembler = self._assembler
+        if kind == PIECE:
+            place = assembler.start_piece(payload)
+            done: Callable[[], Event | None] = lambda: assembler.add_piece(place)  # noqa: E731
+        elif kind == MESSAGE:
+            message, into = assembler.message(header, payload)
+            place = memoryview(bytearray(payload)) if into is None else into
+            done = lambda: Received(message, place)  # noqa: E731
+        else:
+            place = assembler.start_message(header, payload)
+            done = lambda: None  # noqa: E731
+        place[: len(first)] = first
+        self._filling = place[len(first) :], done
 
     def _control(self, header: Bytes) -> Event | None:
         try:
@@ -392,4 +455,6 @@ class ConnectionProtocol:
 
     def seal(self, frame: Frame, out: memoryview) -> int:
         """Write the next frame into the start of `out`, which is long enough; return its size in bytes."""
+        if not self._sealed:
+            return write_open_frame(frame.kind, frame.header, frame.payload, out)
         return write_frame(self._sealing, frame.kind, frame.header, frame.payload, out)

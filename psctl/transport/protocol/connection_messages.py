@@ -1,6 +1,6 @@
 """Messages about a connection itself, between its two ends; the application's messages are another union.
 
-Keys and Refused travel inside TLS, once each way. Credit, Bye and Long travel in sealed frames.
+Keys and Refused travel inside TLS, once each way. Credit, Bye and Long travel in frames.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.types import Member
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Number of this protocol; ends that differ refuse each other."""
 
 
@@ -23,6 +23,7 @@ class KeyExchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     key: bytes  # 32 fresh random bytes
     connection: bytes  # 16 fresh random bytes; both halves together are the connection's id
     window: int  # bytes that the sender of this message can hold unread
+    sealed: bool  # whether frames are encrypted; both ends must agree
 
     def __repr__(self) -> str:
         return f"Keys({self.sender} to {self.receiver}, key: hidden)"

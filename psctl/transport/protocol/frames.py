@@ -1,4 +1,4 @@
-"""Frames and their encryption: a fixed prefix with lengths, a sealed header, a sealed payload.
+"""Frames: a fixed prefix with lengths, a sealed header, a sealed payload; or the same without seals.
 
     kind 1 | bytes of header 4 | bytes of payload 4 | header sealed (+16) | payload sealed (+16)
     kind 1 | bytes of header 4 | bytes of payload 4 | header and payload sealed (+16), where both have JOINT at most
@@ -17,6 +17,10 @@ the number is not sent. A seal that is missing, repeated, out of order or change
 After REKEY seals both ends replace the key by one derived from it, from which the old key cannot be computed. A seal
 has at most 1 MiB, so a key encrypts at most 2^32 blocks, below the 2^34.5 at which TLS 1.3 must change keys (RFC 8446,
 5.5).
+
+Open frames (`network.encryption: off`) have the same prefix, header and payload without seals. Both ends prove their
+identity before the first one; nothing protects what follows. A long payload is sent from where it lies and received
+where it goes. Windows count open frames as if they were sealed.
 """
 
 from __future__ import annotations
@@ -53,6 +57,8 @@ FRAME_HEADER = 64 << 10
 """Bytes of header that one frame may have."""
 COST = 512
 """Bytes of a window that a frame takes beyond its own: the kernel's bookkeeping counts against a socket's buffer."""
+DIRECT = 16 << 10
+"""Bytes of payload from which on an open frame is not copied."""
 JOINT = 16 << 10
 """Bytes of header and payload up to which a frame has one seal."""
 
@@ -158,6 +164,37 @@ def write_frame(cipher: Cipher, kind: int, header: Bytes, payload: Bytes, out: m
             cipher.seal(part, prefix, out[start:end])
             start = end
     return start
+
+
+def write_open_frame(kind: int, header: Bytes, payload: Bytes, out: memoryview) -> int:
+    """Write one frame without seals into the start of `out` and return its size in bytes."""
+    start = PREFIX.size
+    out[:start] = PREFIX.pack(kind, len(header), len(payload))
+    for part in (header, payload):
+        end = start + len(part)
+        out[start:end] = part
+        start = end
+    return start
+
+
+class OpenFrames:
+    """Reads open frames, as FrameOpener reads sealed ones."""
+
+    def header(self, prefix: Prefix, frame: memoryview) -> memoryview:
+        """Return the header of a frame; it is valid until the next one."""
+        return frame[PREFIX.size : PREFIX.size + prefix[1]]
+
+    def payload(self, prefix: Prefix, frame: memoryview, into: memoryview | None) -> memoryview:
+        """Copy the payload into `into`, which has exactly its size, and return it; None: return it where it is."""
+        data = frame[PREFIX.size + prefix[1] :]
+        if into is None:
+            return data
+        into[:] = data
+        return into
+
+    def piece(self, frame: memoryview, into: memoryview) -> None:
+        """Copy the payload of a PIECE into `into`."""
+        into[:] = frame[PREFIX.size :]
 
 
 class FrameOpener:

@@ -10,7 +10,7 @@ import msgspec
 from psctl.errors import MessageRefused, ProtocolError
 from psctl.permits import SHORT, MessageKinds, Permits, WireMessage
 from psctl.transport.protocol.connection_messages import Long
-from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Bytes, FrameOpener, Prefix
+from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Bytes
 from psctl.types import UNDECODABLE
 
 LONGEST_TAG = 64
@@ -157,23 +157,22 @@ class MessageAssembler:
         self._codec, self._receive_buffer_for = codec, receive_buffer_for
         self._long: PartialMessage | None = None
 
-    def message(self, opened: FrameOpener, prefix: Prefix, frame: memoryview, header: memoryview) -> Received:
-        """Return the message of a frame that holds a whole one; it may arrive between the pieces of another."""
-        message, payload = self._codec.decode(header), prefix[2]
-        if not payload:
-            return Received(message, None)
-        return Received(message, opened.payload(prefix, frame, self._buffer_for(message, payload)))
+    def message(self, header: memoryview, payload: int) -> tuple[WireMessage, memoryview | None]:
+        """Return the message of a frame that holds a whole one, which may arrive between the pieces of another, and
+        where its payload goes; None: anywhere."""
+        message = self._codec.decode(header)
+        return message, self._buffer_for(message, payload) if payload else None
 
-    def start_message(self, opened: FrameOpener, prefix: Prefix, frame: memoryview, header: memoryview) -> None:
-        """Start a message whose payload continues in pieces."""
-        payload, (whole,) = prefix[2], WHOLE.unpack_from(header)
+    def start_message(self, header: memoryview, payload: int) -> memoryview:
+        """Start a message whose payload continues in pieces; return where its first `payload` bytes go."""
+        (whole,) = WHOLE.unpack_from(header)
         self._check_no_other()
         if not payload < whole <= MAX_PAYLOAD:
             raise ProtocolError(f"it announced {whole} bytes of payload and sent {payload}")
         message = self._codec.decode(header[WHOLE.size :])
         into = self._buffer_for(message, whole) or memoryview(bytearray(whole))
-        opened.payload(prefix, frame, into[:payload])
         self._long = PartialMessage(0, whole, bytearray(), message, into, payload)
+        return into[:payload]
 
     def start_long_header(self, announced: Long) -> None:
         """Start a message whose header arrives in pieces too."""
@@ -186,32 +185,34 @@ class MessageAssembler:
         if self._long is not None:
             raise ProtocolError("it began a long message inside another")
 
-    def add_piece(self, opened: FrameOpener, frame: memoryview, size: int) -> Received | None:
-        """Add a piece to the long message; return the message when it is whole. Memory grows with what has arrived."""
+    def start_piece(self, size: int) -> memoryview:
+        """Return where the next piece of the long message goes; `add_piece` follows. Memory grows with what arrives.
+
+        Raises:
+            ProtocolError: there is no long message, or less of it is missing.
+        """
         long = self._long
         if long is None:
             raise ProtocolError("it sent a piece of no message")
-        if long.into is None:
-            return self._add_to_header(long, opened, frame, size)
-        filled = long.filled + size
-        if filled > long.payload:
-            raise ProtocolError("it sent a piece that is longer than what is missing")
-        opened.piece(frame, long.into[long.filled : filled])
-        long.filled = filled
-        return self._finish(long) if filled == long.payload else None
-
-    def _add_to_header(
-        self, long: PartialMessage, opened: FrameOpener, frame: memoryview, size: int
-    ) -> Received | None:
-        missing = long.header - len(long.head)
+        missing = long.header - len(long.head) if long.into is None else long.payload - long.filled
         if size > missing:
             raise ProtocolError("it sent a piece that is longer than what is missing")
-        piece = bytearray(size)
-        opened.piece(frame, memoryview(piece))
+        return memoryview(bytearray(size)) if long.into is None else long.into[long.filled : long.filled + size]
+
+    def add_piece(self, piece: memoryview) -> Received | None:
+        """Add a piece that has arrived in the place of `start_piece`; return the message when it is whole."""
+        long = self._long
+        assert long is not None, "start_piece comes first"
+        if long.into is None:
+            return self._add_to_header(long, piece)
+        long.filled += len(piece)
+        return self._finish(long) if long.filled == long.payload else None
+
+    def _add_to_header(self, long: PartialMessage, piece: memoryview) -> Received | None:
         if not long.head:
             self._codec.admit(piece, long.header)
         long.head += piece
-        if size < missing:
+        if len(long.head) < long.header:
             return None
         long.message = self._codec.decode(long.head)
         if not long.payload:
