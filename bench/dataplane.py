@@ -1,4 +1,4 @@
-"""Throughput of the data plane on one machine, over sealed TCP and shared memory, beside Gloo, torch RPC, Ray, sockets.
+"""Throughput of the data plane on one machine, over TCP and in shared memory, beside Gloo, torch RPC, Ray, sockets.
 
     python bench/dataplane.py [--rounds 5] [--congestion both|installed|reno] [--work big,call,each,small] [--markdown]
 
@@ -107,9 +107,10 @@ class Bench:
 
     @contextmanager
     def psctl(
-        self, name: str, doing: dict[str, str], count: int, length: int, each: int, *, shared: bool = False
-    ) -> Iterator[Contestant]:
-        """Start a job with so many workers and as many servers; unless `shared`, all bytes travel over TCP, sealed."""
+        self, name: str, doing: dict[str, str], count: int, length: int, each: int, *, shared: bool = False,
+        sealed: bool = True,
+    ) -> Iterator[Contestant]:  # fmt: skip
+        """Start a job with so many workers and as many servers; unless `shared`, all bytes travel over TCP."""
         home = self._folder / name
         home.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PSCTL_HOME": str(home / "psctl")}
@@ -124,6 +125,13 @@ class Bench:
             "--set",
             f"args={json.dumps(list(map(str, words)))}",
         ]
+        if not sealed:
+            cluster = home / "open.yaml"
+            host = f"{{address: local, slots: {each}}}"
+            cluster.write_text(f"name: open\nhosts: [{host}]\nnetwork: {{encryption: off}}\n")
+            command += ["--cluster", str(cluster)]
+            up = [*PSCTL, "up", str(cluster)]
+            subprocess.run(up, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         try:
             made = self._meet(Contestant(name, doing), each)
@@ -179,6 +187,7 @@ def measure(rounds: int, works: list[str]) -> list[Contestant]:
         if set(works) & {"big", "call", "each"}:
             found += [
                 enter(bench.psctl("psctl", same("big", "call", "each"), 16, MEGA // 16, 2)),
+                enter(bench.psctl("psctl open", same("big", "call"), 16, MEGA // 16, 2, sealed=False)),
                 enter(bench.psctl("psctl shared", same("big", "call", "each"), 16, MEGA // 16, 2, shared=True)),
                 enter(bench.peers("gloo", "gloo", same("big", "call"), 2)),
                 enter(bench.peers("rpc", "torch RPC", same("big", "call", "each"), 2)),

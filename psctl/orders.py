@@ -82,6 +82,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_file: str  # text of job.yaml, for the manifest
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
+    sealed: bool = True  # psctl's data connections between processes are encrypted
     require_encryption: bool = False  # no training traffic may be sent between hosts unencrypted
     restarts: int = 3  # losses that the job survives
     elastic: tuple[int, int] | None = None  # fewest and most workers; None: as many as `hosts` have

@@ -271,7 +271,7 @@ PRIVATE_USES = {
     "client/test_host_connections.py": (1, "sends a record that no worker sends"),
     "client/test_shared_rows.py": (5, "counts read answers without a message that reports them; finds leaked buffers"),
     "collectives/test_player.py": (2, "a vector's memory is allocated once"),
-    "collectives/test_sealed_pieces.py": (2, "bounds what is kept of early pieces; shares the lock of a plane"),
+    "collectives/test_stream_pieces.py": (2, "bounds what is kept of early pieces; shares the lock of a plane"),
     "helpers/gloo_world.py": (1, "`run` does not show its synchronizer to scripts"),
     "helpers/job_world.py": (3, "ends a worker as kill -9 does; reads the states that servers hold"),
     "kv/test_store.py": (8, "counts the wake-ups of a wait; a wait that nothing ends"),

@@ -5,9 +5,9 @@ player: plays one rank's part of a schedule on vectors, step by step
 rank_program: one rank's part of a schedule: sends, receives and writes, and their order
 schedule_chunks: a vector cut into the chunks of a schedule, and the writes to chunks
 channel: the protocol of channels, which move pieces between ranks, the engine's channels, and one inside a process
-data_plane: psctl's channel for vectors on the CPU: shared memory inside a host, sealed streams between hosts
+data_plane: psctl's channel for vectors on the CPU: shared memory inside a host, TCP streams between hosts
 rendezvous: connects the processes of a schedule
-sealed_pieces: pieces over sealed streams between hosts
+stream_pieces: pieces over TCP streams between hosts
 group_collectives: the collectives of the training script, run.all_reduce and the others
 call_agreement: all ranks compare their calls before data moves
 payloads: what a script gives: tensors, or plain values as msgpack

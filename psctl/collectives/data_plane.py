@@ -1,9 +1,9 @@
-"""The data plane of collectives on the CPU: Unix channels and shared memory in a host, sealed streams between hosts.
+"""The data plane of collectives on the CPU: Unix channels and shared memory in a host, TCP streams between hosts.
 
 Within a host long pieces are not copied. Vectors are in memory that all processes of the host can read (`buffer`); a
 send is a record with a location, and the receiver sums or copies from there and returns the piece by another record. So
 a schedule's reduce reads each operand once, where its owner wrote it. Short pieces are sent inside the record: copies
-cost less than the record that returns a piece. Between hosts pieces are sent in parts over a sealed stream, and each
+cost less than the record that returns a piece. Between hosts pieces are sent in parts over a TCP stream, and each
 part is decrypted into the buffer that was posted for it.
 
 A waiting thread serves all peers: one thread polls all channels, handles all records that arrive and sends queued ones,
@@ -24,8 +24,8 @@ from typing import TypeVar
 import torch
 
 from psctl.collectives.channel import UNUSED_TAG, Parcel, PendingTransfer
-from psctl.collectives.sealed_pieces import PostedPiece, SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, exchange_size, is_supported
+from psctl.collectives.stream_pieces import HostStreams, PostedPiece
 from psctl.errors import PeerLost, ProtocolError
 from psctl.ps.pieces import bytes_view
 from psctl.transport.shared_memory import SharedAllocator
@@ -86,7 +86,7 @@ class DataPlane:
         channels: to processes of this host, by rank.
         memory: of this process's vectors.
         members: the other processes of this host, by rank.
-        sealed: streams to processes of other hosts.
+        streams: to processes of other hosts.
         hosts: the number of each rank's host.
     """
 
@@ -99,13 +99,13 @@ class DataPlane:
         channels: Mapping[int, UnixChannel],
         memory: PlaneMemory,
         members: Mapping[int, Member],
-        sealed: SealedStreams | None = None,
+        streams: HostStreams | None = None,
         hosts: Sequence[int] = (),
     ) -> None:
         self.me, self.hosts = me, hosts
         self._world = world
         self._channels = dict(channels)
-        self._sealed = sealed
+        self._host_streams = streams
         self.memory = memory
         self._shared = memory.shared
         self._members = members
@@ -125,8 +125,8 @@ class DataPlane:
         self._events = dict.fromkeys(self._by_descriptor, select.EPOLLIN)
         for descriptor, events in self._events.items():
             self._poll.register(descriptor, events)
-        if sealed is not None:
-            sealed.begin(self._changed, self._wake_poller)
+        if streams is not None:
+            streams.begin(self._changed, self._wake_poller)
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""
@@ -160,8 +160,8 @@ class DataPlane:
         peer = self._process(one.peer)
         channel = self._channels.get(peer)
         if channel is None:
-            assert self._sealed is not None, "there are streams to ranks of other hosts"
-            return self._on_stream(peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
+            assert self._host_streams is not None, "there are streams to ranks of other hosts"
+            return self._on_stream(peer, self._host_streams.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
         where = self._shared.locate(one.piece.data_ptr(), size) if size > INLINE else None
         if where is None:
@@ -176,8 +176,8 @@ class DataPlane:
 
     def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
-        assert self._sealed is not None, "pieces of this host are read in place, not received"
-        return self._on_stream(peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+        assert self._host_streams is not None, "pieces of this host are read in place, not received"
+        return self._on_stream(peer, self._host_streams.expect(peer, one.tag, bytes_view(one.piece)))
 
     def _on_stream(self, peer: int, piece: PostedPiece) -> PlaneTransfer:
         return PlaneTransfer(lambda: self._until(lambda: piece.done, (peer,)), (peer, piece))
@@ -258,8 +258,8 @@ class DataPlane:
                 channel.send_bye(reason)
                 channel.shutdown()
             self._changed.notify_all()
-        if self._sealed is not None:
-            self._sealed.close(reason, 0.0)
+        if self._host_streams is not None:
+            self._host_streams.close(reason, 0.0)
         self._wake_poller()
 
     def retire(self, reason: str) -> None:
@@ -271,7 +271,7 @@ class DataPlane:
             PeerLost: the thread of a stream did not end in time.
         """
         self.abort(reason)
-        if self._sealed is not None and not self._sealed.join(RETIRE_TIMEOUT):
+        if self._host_streams is not None and not self._host_streams.join(RETIRE_TIMEOUT):
             raise PeerLost(f"a stream of the data plane did not end within {RETIRE_TIMEOUT:g} s: {reason}")
         self._release()
 
@@ -288,8 +288,8 @@ class DataPlane:
             finally:
                 timer.cancel()
         self._broken = self._broken or "closed"
-        if self._sealed is not None:
-            self._sealed.close("done", CLOSE_TIMEOUT)
+        if self._host_streams is not None:
+            self._host_streams.close("done", CLOSE_TIMEOUT)
         self._release()
 
     def _release(self) -> None:
@@ -301,7 +301,7 @@ class DataPlane:
     @property
     def bytes_by_peer(self) -> dict[str, PeerBytes]:
         """Bytes over streams and channels, by worker; pieces that are read in place do not count."""
-        streams = self._sealed.bytes_by_peer if self._sealed is not None else {}
+        streams = self._host_streams.bytes_by_peer if self._host_streams is not None else {}
         channels = {
             f"worker/{rank}": PeerBytes(channel.bytes_sent, channel.bytes_received)
             for rank, channel in self._channels.items()
@@ -360,7 +360,7 @@ class DataPlane:
         channel = self._channels.get(peer)
         if channel is not None:
             return channel.ended
-        return self._sealed.end_reason(peer) if self._sealed is not None else ""
+        return self._host_streams.end_reason(peer) if self._host_streams is not None else ""
 
     def _poll_once(self, timeout: float | None = None) -> None:
         """Wait for events of all channels, at most `timeout` seconds, without the lock; then handle them."""
@@ -459,7 +459,7 @@ class PlaneTransfer:
 
     Args:
         wait: returns when the piece may be overwritten, or has arrived.
-        stream: of a sealed stream: the peer and the piece.
+        stream: of a TCP stream: the peer and the piece.
     """
 
     __slots__ = ("stream", "wait")

@@ -1,4 +1,4 @@
-"""Connects the processes of one schedule: Unix channels within a host, sealed streams between hosts.
+"""Connects the processes of one schedule: Unix channels within a host, TCP streams between hosts.
 
 Only ranks with messages between them in the schedule connect; of two, the one with the higher rank dials. Within a host
 both ends prove the secrets that they sent to the coordinator, and the socket is in a folder that only this user can
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from psctl.collectives.data_plane import DataPlane, PlaneMemory
-from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
+from psctl.collectives.stream_pieces import HostStreams, PlaneKinds
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
@@ -87,8 +87,8 @@ class Rendezvous:
         """
         others = partners(schedule, self._me)
         near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
-        sealed = SealedStreams() if others != near else None
-        acceptor = self._acceptor(sealed) if sealed is not None else None
+        streams = HostStreams() if others != near else None
+        acceptor = self._acceptor(streams) if streams is not None else None
         listener = ChannelListener(self._folder, self._orders.member, self._purpose)
         channels: dict[int, UnixChannel] = {}
         try:
@@ -97,13 +97,13 @@ class Rendezvous:
             self._deadline = time.monotonic() + CONNECT_TIMEOUT
             self._workers_known.set()
             self._connect(listener, near, channels)
-            if sealed is not None:
-                self._streams(sealed, others - near)
+            if streams is not None:
+                self._connect_hosts(streams, others - near)
         except BaseException:
             for channel in channels.values():
                 channel.close()
-            if sealed is not None:
-                sealed.close("it could not connect to all", 0.0)
+            if streams is not None:
+                streams.close("it could not connect to all", 0.0)
             raise
         finally:
             listener.close()
@@ -111,7 +111,7 @@ class Rendezvous:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
         memory = memory or PlaneMemory(SharedAllocator(self._segments, CACHE_LINE))
-        return DataPlane(self._me, schedule.world, channels, memory, members, sealed, self._hosts)
+        return DataPlane(self._me, schedule.world, channels, memory, members, streams, self._hosts)
 
     def _remaining(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
@@ -136,10 +136,10 @@ class Rendezvous:
 
     # ---- between hosts -------------------------------------------------------------------------------------------
 
-    def _acceptor(self, sealed: SealedStreams) -> Acceptor:
+    def _acceptor(self, streams: HostStreams) -> Acceptor:
         return Acceptor(
-            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._rejection_reason,
-            self._orders.congestion, refused=RejectionLog(str(self._orders.member)),
+            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, streams, self._rejection_reason,
+            self._orders.congestion, refused=RejectionLog(str(self._orders.member)), sealed=self._orders.sealed,
         )  # fmt: skip
 
     def _rejection_reason(self, member: Member) -> str | None:
@@ -150,14 +150,17 @@ class Rendezvous:
             return f"{member} of incarnation {member.incarnation} does not take part"
         return None
 
-    def _streams(self, sealed: SealedStreams, far: set[int]) -> None:
+    def _connect_hosts(self, streams: HostStreams, far: set[int]) -> None:
         for rank in sorted(rank for rank in far if rank < self._me):
             at = self._workers[rank]
             if at.address is None:
                 raise PeerLost(f"worker/{rank} does not listen for other hosts", where=f"worker/{rank}")
             member = Member("worker", rank, at.incarnation)
-            dial(at.address, self._credentials, member, PlaneKinds, sealed, self._remaining(), self._orders.congestion)
-        missing = sealed.await_all(far, self._remaining())
+            dial(
+                at.address, self._credentials, member, PlaneKinds, streams, self._remaining(), self._orders.congestion,
+                sealed=self._orders.sealed,
+            )  # fmt: skip
+        missing = streams.await_all(far, self._remaining())
         if missing:
             raise _missing(missing)
 

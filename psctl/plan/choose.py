@@ -568,7 +568,7 @@ class Planner:
         if self._inputs.world == 1 and chosen == "native":
             return f"strategy: {chosen} is requested" if self._request.strategy == chosen else ONE_WORKER
         hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
-        carried = channel(chosen, hosts, gpus=self._gpus)
+        carried = channel(chosen, hosts, gpus=self._gpus, sealed=self._request.sealed)
         if self._request.strategy != "auto" and self._request.strategy == chosen:
             return f"strategy: {chosen} is requested" + carried
         if self._request.compute is None:

@@ -30,6 +30,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         period: local steps between two synchronisations.
         replicas: of each shard; None: one where there are two servers.
         compression: how gradients are compressed.
+        sealed: psctl's own connections are encrypted (network.encryption); for the text of the reason.
         encrypted: nothing may be sent between hosts unencrypted (network.require_encryption).
         on_gpus: gradients are on GPUs; None: where the ranks are.
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
@@ -49,6 +50,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     replicas: int | None = 0
     compression: Compression = PLAIN
     encrypted: bool = False
+    sealed: bool = True
     on_gpus: bool | None = None
     hooked: bool = False
     bucket: int = BUCKET
@@ -77,6 +79,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         replicas=order.replicas,
         compression=order.compression,
         encrypted=order.require_encryption,
+        sealed=order.sealed,
         bucket=order.bucket or BUCKET,
         compute=order.compute,
         sums=order.sums,

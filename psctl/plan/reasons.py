@@ -82,13 +82,14 @@ def engine(*, gpus: bool) -> str:
     return "NCCL" if gpus else "Gloo"
 
 
-def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
+def channel(chosen: str, hosts: Sequence[str], *, gpus: bool, sealed: bool = True) -> str:
     """Return the transport of a strategy's bytes, as the end of a sentence; "" between GPUs of one host.
 
     Args:
         chosen: the name.
         hosts: of each rank, and of each server.
         gpus: gradients are on GPUs.
+        sealed: psctl's own connections are encrypted.
     """
     if by_engine(chosen, gpus=gpus):
         if gpus and len(set(hosts)) == 1:
@@ -96,5 +97,6 @@ def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
         return f"; over {engine(gpus=gpus)}, which psctl neither encrypts nor authenticates"
     if len(set(hosts)) == 1:
         return "; bytes stay in memory that the host's processes share"
-    sealed = "; over psctl's own sealed connections"
-    return f"{sealed}, within a host in shared memory" if len(set(hosts)) < len(hosts) else sealed
+    own = "sealed connections" if sealed else "connections, which are not encrypted (network.encryption: off)"
+    near = ", within a host in shared memory" if len(set(hosts)) < len(hosts) else ""
+    return f"; over psctl's own {own}{near}"

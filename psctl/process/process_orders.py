@@ -28,6 +28,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     preauth_secret: str  # the job's, proven before TLS; hex
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
+    sealed: bool  # whether data connections are encrypted
     segments: int | None  # descriptor of the socket on which it requests shared memory from its agent
     stacks: int | None = None  # descriptor to which it writes its stacks at a signal (stack_dump.py)
     spans: int | None = None  # descriptor of the memory for the times of steps (step_ring.py)

@@ -290,7 +290,7 @@ def _join(orders: ProcessOrders, order: ReaderOrder) -> GroupReader:
 
     def dialler(permits: Permits) -> Dial:
         return lambda member, at, handler: dial(
-            at, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion
+            at, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion, sealed=orders.sealed
         )
 
     decision = session.join(CoordinatorConnection(handler, partial(connect), address=address))

@@ -353,13 +353,23 @@ def serve(orders: ProcessOrders) -> int:
     def accept(kinds: Permits, connections: PeerConnections) -> Address:
         allow = connections.allow
         made = Acceptor(
-            orders.bind, orders.ports, credentials, kinds, connections, allow, orders.congestion, refused=turned_away
+            orders.bind,
+            orders.ports,
+            credentials,
+            kinds,
+            connections,
+            allow,
+            orders.congestion,
+            refused=turned_away,
+            sealed=orders.sealed,
         )
         closing.callback(made.close)
         return made.address
 
     def dialler(kinds: Permits) -> Dial:
-        return lambda member, at, handler: dial(at, credentials, member, kinds, handler, congestion=orders.congestion)
+        return lambda member, at, handler: dial(
+            at, credentials, member, kinds, handler, congestion=orders.congestion, sealed=orders.sealed
+        )
 
     def make_tables(save: Callable[[SaveSlices], None]) -> TableConnections:
         memory = SharedRows(segments)

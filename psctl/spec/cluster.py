@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -85,7 +85,6 @@ def _ports() -> Notation:
 class NetworkSpec(Section, frozen=True):
     """The network that gradients travel over."""
 
-    later: ClassVar[tuple[str, ...]] = ("encryption",)
     interface: Annotated[
         str, _WORD, Doc("Interface to bind on every host; auto: the fastest by which all hosts reach each other.")
     ] = "auto"
@@ -96,6 +95,13 @@ class NetworkSpec(Section, frozen=True):
         Literal["auto", "reno", "cubic", "bbr"],
         Doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
     ] = "auto"
+    encryption: Annotated[
+        Literal["on", "off"],
+        Doc(
+            "on: psctl's connections are encrypted. off: those of gradients, values and stores are authenticated when "
+            "they are made, and then open; for networks that nobody else reaches."
+        ),
+    ] = "on"
     require_encryption: Annotated[
         bool,
         truth(),
@@ -319,6 +325,9 @@ def load_cluster(
         _check_links(spec, decoder)
     if decoder.sound("runtime"):
         _check_runtime(spec, decoder)
+    if spec.network.require_encryption and spec.network.encryption == "off" and decoder.sound("network"):
+        text = "off cannot be combined with require_encryption: true"
+        decoder.refuse("network.encryption", text, "leave one of them out")
     raise_all(decoder.problems)
     if slurm and "runtime.workdir" not in decoder.places:
         runtime = msgspec.structs.replace(spec.runtime, workdir=SLURM_WORKDIR)

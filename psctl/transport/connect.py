@@ -47,7 +47,7 @@ def dial(
     """Connect to a member of the job and return the connection; `handler.on_connected` follows on its reader thread.
 
     Args:
-        address: where the member listens.
+        address: of its listener.
         credentials: of this process.
         expect: the member (with its incarnation), or a role of which any member will do.
         kinds: the permits of all messages (permits.py), or a union of messages without further rules.
@@ -86,10 +86,8 @@ def dial(
     except PeerLost as error:
         if peer.bytes_received or isinstance(error.__cause__, TimeoutError):
             raise
-        why = (
-            "the connection ended after our proof of the job's secret:"
-            " the process is ending, or a process of another job listens there now"
-        )
+        why = "the connection ended after our proof of the job's secret:"
+        why += " the process is ending, or a process of another job listens there now"
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer.start()
     return peer

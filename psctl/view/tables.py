@@ -115,6 +115,10 @@ def draw_status(console: Console, document: Document) -> None:
                 clock_time(waits["until"]),
             )
             say(console, f"{job['job']} is recovering: it waits for {names} since {since}, until {until} at most")
+        if job.get("encryption") == "off":
+            say(
+                console, f"{job['job']}: gradients and values are not encrypted between hosts (network.encryption: off)"
+            )
         if (printed := job.get("printed")) and printed["text"].strip():
             moment, text = clock_time(printed["time"]), one_line(printed["text"])
             say(console, f"{job['job']}: {one_line(printed['rank'])} printed at {moment}: {text}")

@@ -145,7 +145,7 @@ def join_job(orders: ProcessOrders, folder: Path, *, seeded: bool = True) -> Run
 
     def dialler(permits: Permits) -> Dial:
         return lambda member, address, handler: dial(
-            address, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion
+            address, credentials, member, permits, handler, DIAL_SECONDS, orders.congestion, sealed=orders.sealed
         )
 
     address = CoordinatorAddress(orders.coordinator, Path(orders.leader_dir) if orders.leader_dir else None)
@@ -189,7 +189,9 @@ def _group_connections(
         return HostConnections(orders.member, folder, handler)
 
     def listen(handler: AnyHandler, allow: Allow) -> Acceptor:
-        return Acceptor(orders.bind, orders.ports, credentials, RACK, handler, allow, orders.congestion)
+        return Acceptor(
+            orders.bind, orders.ports, credentials, RACK, handler, allow, orders.congestion, sealed=orders.sealed
+        )
 
     return RackConnections(orders.member, dial, listen, max(sizes(decision.shards), default=0), handler)
 

@@ -79,7 +79,7 @@ def test_every_error_has_a_cause_and_a_cure_and_every_exit_code_a_meaning() -> N
         (["checkpoint", "restore"], ["Usage: psctl checkpoint restore"]),
         (["progress"], ["examples_per_second: number"]),
         (["env"], ["key of job.yaml"]),
-        (["network.encryption"], ["not in this version"]),
+        (["network.encryption"], ["default:  on", "for networks that nobody else reaches"]),
     ],
 )
 def test_a_topic_is_explained(tmp_path: Path, words: list[str], expected: list[str]) -> None:

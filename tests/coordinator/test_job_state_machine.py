@@ -873,3 +873,10 @@ def test_a_script_with_a_loop_of_its_own_saves_nothing_and_leaves_at_a_stop() ->
     new = job.receive(A0, StopWanted(True, False, "psctl stop"))
     assert not [each for each in job.instructions if isinstance(getattr(each, "message", None), ProposeCut)]
     assert [each for each in new if isinstance(getattr(each, "message", None), StopProcesses)], new
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_log_says_that_data_is_not_encrypted(sealed: bool) -> None:
+    job = DrivenJob(replace(ORDER, sealed=sealed))
+    found = [event.text for event in appended(job.instructions, events.Notice)]
+    assert any("network.encryption: off" in text for text in found) == (not sealed)

@@ -12,7 +12,7 @@ import torch
 from psctl.agent.shm_broker import SegmentServer, pair
 from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.player import SchedulePlayer
-from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
+from psctl.collectives.stream_pieces import HostStreams, PlaneKinds
 from psctl.schedule.schedule import Schedule
 from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.transport.unix_channel import UnixChannel
@@ -35,9 +35,9 @@ def unix_channels(hosts: Sequence[int]) -> list[dict[int, UnixChannel]]:
     return found
 
 
-def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[SealedStreams]:
+def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[HostStreams]:
     """Return each rank's sealed streams to ranks of other hosts."""
-    found = [SealedStreams() for _ in hosts]
+    found = [HostStreams() for _ in hosts]
     members = [Member("worker", rank) for rank in range(len(hosts))]
     acceptors = [network.acceptor(credentials(me), PlaneKinds, found[me.rank]) for me in members]
     for one in members:

@@ -23,7 +23,7 @@ def process_orders(me: Member, world: int = 3) -> ProcessOrders:
     return ProcessOrders(
         job=mine.job, member=me, world=world, host="h", local_rank=0, coordinator=Address("127.0.0.1", 1),
         bind="127.0.0.1", ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key,
-        preauth_secret=mine.preauth_secret, congestion="auto", error_file="", segments=None,
+        preauth_secret=mine.preauth_secret, congestion="auto", sealed=True, error_file="", segments=None,
     )  # fmt: skip
 
 

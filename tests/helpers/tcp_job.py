@@ -37,7 +37,7 @@ class TcpJob(CoordinatorDriver):
         return ProcessOrders(
             job=mine.job, member=member, world=1, host="here", local_rank=0, coordinator=self._acceptor.address,
             bind="127.0.0.1", ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key,
-            congestion="auto", preauth_secret=mine.preauth_secret, error_file="", segments=segments,
+            congestion="auto", sealed=True, preauth_secret=mine.preauth_secret, error_file="", segments=segments,
         )  # fmt: skip
 
     def address_of(self, member: Member) -> Address | None:

@@ -122,9 +122,3 @@ def test_promised_keys_that_are_not_built_are_reported_as_such(text: str, keys: 
     said = [caught.value, *caught.value.others]
     assert [error.message.partition(": ")[0] for error in said] == keys
     assert all("not in this version" in error.message and error.where.startswith("job.yaml:4:") for error in said)
-
-
-@pytest.mark.parametrize("text", ["network: {encryption: off}", "network: {encryption: on}"])
-def test_promised_keys_of_clusters_too(text: str) -> None:
-    with pytest.raises(NotInThisVersion, match="not in this version"):
-        load_cluster(f"version: 1\nname: lab\nhosts: [a]\n{text}\n", "cluster.yaml")

@@ -39,6 +39,11 @@ from psctl.types import NO_SERVERS, Layout, Member
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
+OPEN = (
+    "network.encryption: off: gradients, values and stores cross between hosts unencrypted, over connections that are "
+    "authenticated when they are made"
+)
+
 _SAME = "build the same model and optimizer on every rank"
 
 LIBRARY = "native"
@@ -69,6 +74,8 @@ def start_job(job: JobState, pid: int) -> None:
     name = job.resume.checkpoint if job.resume is not None else ""
     job.append_event(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles, checkpoint=name))
     job.append_coordinator_state("running", pid)
+    if not job.order.sealed and len(hosts) > 1:
+        job.notice(OPEN)
     job.move("placed")
 
 

@@ -44,6 +44,7 @@ class JobRow(TypedDict):
     problem: NotRequired[str]
     printed: NotRequired[JsonObject]  # rank, text, time: the last line of a worker of a job whose steps are not counted
     traffic: NotRequired[JsonObject]  # by host: bytes/s sent and received
+    encryption: NotRequired[str]  # "off" where data connections are not encrypted
     recovering: NotRequired[JsonObject]  # hosts that it waits for; since, until: seconds since the epoch
 
 
@@ -158,6 +159,8 @@ def job_document(home: Home, record: JobRecord, digest: JobDigest | None, proble
         "started": record.created, "ranks": [_rank(rank, over=record.over) for rank in record.ranks],
         "cluster": record.cluster.name, "head": record.head.name, "exit": record.exit,
     }  # fmt: skip
+    if not record.over and recalled_cluster(home, record.cluster).spec.network.encryption == "off":
+        document["encryption"] = "off"
     if digest is not None and digest.recovering is not None and not record.over:
         document["recovering"] = msgspec.to_builtins(digest.recovering)
     if digest is not None and not record.over:

@@ -254,6 +254,7 @@ def job_order(
         job_file=job_file,
         environment=dict(environment or {}),
         congestion=cluster.network.congestion,
+        sealed=cluster.network.encryption == "on",
         require_encryption=cluster.network.require_encryption,
         restarts=job.restart.max,
         elastic=(job.workers.min, job.workers.max) if isinstance(job.workers, Elastic) else None,

@@ -1,4 +1,4 @@
-"""Pieces between hosts: sent in parts over sealed streams; each part is decrypted into the buffer posted for the piece.
+"""Pieces between hosts: sent in parts over TCP streams; each part is received into the buffer that is posted.
 
 Early parts. A rank can be ahead of another by a vector, so parts may arrive before their buffer is posted. They are
 buffered and get no credit until it is posted: a sender stops when they fill its window, so they take at most about the
@@ -64,8 +64,8 @@ class PostedPiece:
         """Early parts, in order."""
 
 
-class SealedStreams:
-    """The sealed streams of one process, and the handler of all of them."""
+class HostStreams:
+    """The TCP streams of one process, and the handler of all of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

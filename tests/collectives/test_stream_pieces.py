@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from psctl.collectives import player as players
-from psctl.collectives import sealed_pieces
+from psctl.collectives import stream_pieces
 from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.player import SPAN, SchedulePlayer
 from psctl.collectives.rank_program import make_program
-from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
+from psctl.collectives.stream_pieces import PART, HostStreams, PiecePart
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
@@ -63,7 +63,7 @@ class Two:
 
         return wait
 
-    def why(self, end: SealedStreams) -> str:
+    def why(self, end: HostStreams) -> str:
         """Wait until a stream has ended; return why."""
         rank = self.ends.index(end)
         with self.changed[rank]:
@@ -173,7 +173,7 @@ def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
 def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vector after vector of many windows, so pieces come early everywhere, and are summed as they come; helpers' share
     rank 0's streams."""
-    monkeypatch.setattr(sealed_pieces, "PART", 4096)
+    monkeypatch.setattr(stream_pieces, "PART", 4096)
     monkeypatch.setattr(players, "SPAN", 1024)
     world, length = 4, 30_001
     schedule = catalog.build(name, world, options(world, pieces=2))
