@@ -127,8 +127,12 @@ class Bench:
         ]
         if not sealed:
             cluster = home / "open.yaml"
-            host = f"{{address: local, slots: {each}}}"
-            cluster.write_text(f"name: open\nhosts: [{host}]\nnetwork: {{encryption: off}}\n")
+            lines = [
+                "name: open",
+                f"hosts: [{{address: local, slots: {each}}}]",
+                f"runtime: {{environment: existing, python: {sys.executable}}}",
+            ]
+            cluster.write_text("\n".join([*lines, "network: {encryption: off}", ""]))
             command += ["--cluster", str(cluster)]
             up = [*PSCTL, "up", str(cluster)]
             subprocess.run(up, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
