@@ -65,7 +65,8 @@ class LiveRows:
         self._epoch = -1
         self._ticket = 0
         self._answers: dict[int, RowsAnswer] = {}  # by server, of this ticket
-        self._leaders: dict[int, int] = {}  # shard -> server
+        self._leaders: dict[int, int] = {}  # shard -> server; replaced, never changed
+        self._specs: dict[tuple[str, str], TableSpec] = {}  # by store and table, which never change
         self._shards = 0
         self._asked = False
 
@@ -89,7 +90,8 @@ class LiveRows:
             if not self._asked:
                 self._asked = True
                 self._session.tables(self._on_tables)
-            spec = self._find(store, table)
+            spec = self._specs.get((store, table)) or self._find(store, table)
+            self._specs[store, table] = spec
             if table:
                 keys = np.arange(spec.blocks)
             kind = TableKind(spec, self._functions)
@@ -127,9 +129,9 @@ class LiveRows:
         missing = np.ones(len(keys), dtype=bool)
         while missing.any():
             before = int(missing.sum())
-            wanted: dict[int, Keys] = {}
-            for server in set(self._leaders.values()):
-                led = [shard for shard, one in self._leaders.items() if one == server]
+            wanted, leaders = dict[int, Keys](), self._leaders
+            for server in set(leaders.values()):
+                led = [shard for shard, one in leaders.items() if one == server]
                 at = np.flatnonzero(missing & np.isin(of, led))
                 if len(at):
                     wanted[server] = at
@@ -201,8 +203,8 @@ class LiveRows:
             return
         server = peer.member.rank
         with self._changed:
-            self._leaders = {shard: one for shard, one in self._leaders.items() if one != server}
-            self._leaders |= dict.fromkeys(message.led, server)
+            others = {shard: one for shard, one in self._leaders.items() if one != server}
+            self._leaders = others | dict.fromkeys(message.led, server)  # a new one: a read may go through the former
             if message.ticket == self._ticket:
                 self._answers[server] = RowsAnswer(message, bytes(payload) if payload is not None else b"")
             self._changed.notify_all()
