@@ -153,15 +153,18 @@ class GroupReader:
     def report(self, **numbers: object) -> None:
         """Report numbers for the values that were loaded last: `reader.report(accuracy=0.93)`.
 
-        They are events of the job (`group`) and lines of its output.
+        They are events of the job (`group`) and lines of its output; of one that is not finite a line says so.
 
         Raises:
             UsageError: a value is no number.
         """
         metrics = {name: _number(name, value) for name, value in numbers.items()}
-        self._session.send(
-            GroupReport(self.step, {name: each for name, each in metrics.items() if math.isfinite(each)})
-        )
+        finite = {name: each for name, each in metrics.items() if math.isfinite(each)}
+        for name in metrics.keys() - finite.keys():
+            print(
+                f"psctl: {name} is {metrics[name]} at step {self.step} and is not reported", file=sys.stderr, flush=True
+            )
+        self._session.send(GroupReport(self.step, finite))
 
     def finish(self) -> None:
         """Leave the job; called when the script ends."""

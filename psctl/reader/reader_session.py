@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -75,7 +76,10 @@ class ReaderSession:
         """Close the connection; messages that were sent before still arrive."""
         self._closing.set()
         if self._connection is not None:
-            self._connection.deliver(10.0)
+            try:
+                self._connection.deliver(10.0)
+            except PsctlError as error:
+                print(f"psctl: while the connection to the coordinator was closed: {error}", file=sys.stderr)
             self._connection.close("the script has ended")
             self._connection.join(10.0)
 
