@@ -4,7 +4,7 @@ Within a host long pieces are not copied. Vectors are in memory that all process
 send is a record with a location, and the receiver sums or copies from there and returns the piece by another record. So
 a schedule's reduce reads each operand once, where its owner wrote it. Short pieces are sent inside the record: copies
 cost less than the record that returns a piece. Between hosts pieces are sent in parts over a TCP stream, and each
-part is decrypted into the buffer that was posted for it.
+part is received into the buffer that was posted for it.
 
 A waiting thread serves all peers: one thread polls all channels, handles all records that arrive and sends queued ones,
 whatever it waits for. So no sender is blocked by a receiver that waits for another process, and the data plane

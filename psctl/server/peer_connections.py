@@ -1,4 +1,4 @@
-"""Connections of workers and servers to one server: access, one connection a member, and closing; for both protocols.
+"""Connections of workers, servers and readers to one server: access, one a member, closing; for both protocols.
 
 A certificate names an incarnation. Only the newest incarnation of a member that is not lost may connect: the
 coordinator reports lost workers, and a server that the newest assignment omits is refused. When a member connects

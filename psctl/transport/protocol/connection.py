@@ -17,7 +17,7 @@ KEYING      This end has sent KeyExchange inside TLS; the peer's is the only rec
             one of TLS: the next byte belongs to a frame. Neither end sends a frame before it has read the other's
             KeyExchange, so a frame that can be opened proves that this end's key was received, by the very process that
             the certificate names.
-OPEN        Frames travel both ways, sealed or, where both ends are told so, open. Only now does the connection count as
+OPEN        Frames travel both ways, sealed or, where both ends are set so, open. Only now does the connection count as
             made.
 ENDED       Over, whatever the reason.
 """
