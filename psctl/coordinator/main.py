@@ -45,8 +45,10 @@ from psctl.coordinator.state.instructions import (
     MakePlan,
     MakeShards,
     MessageReceived,
+    PlanAgain,
     PlanCollectives,
     PlanMade,
+    PlanRemade,
     SendCheckpointCopy,
     SendMessage,
     ShardsMade,
@@ -272,6 +274,8 @@ class CoordinatorProcess:
                 self._connections.send(Member("agent", host), instruction)
             case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
                 threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
+            case PlanAgain():
+                threading.Thread(target=self._plan_again, args=(instruction,), name="plan-again", daemon=True).start()
             case PlanCollectives():
                 threading.Thread(
                     target=self._plan_collectives, args=(instruction,), name="plan-collectives", daemon=True
@@ -320,6 +324,16 @@ class CoordinatorProcess:
         except Exception as defect:  # noqa: BLE001 - of psctl; unreported, the job would wait for its plan for ever
             made = PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
         self._queue.put(made)
+
+    def _plan_again(self, wanted: PlanAgain) -> None:
+        try:
+            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus, hooked=wanted.hooked)
+            remade = PlanRemade(plan.candidates)
+        except PsctlError as error:
+            remade = PlanRemade([], error.message)
+        except Exception as defect:  # noqa: BLE001 - of psctl; the job trains without this plan
+            remade = PlanRemade([], f"psctl has a defect: {type(defect).__name__}: {defect}")
+        self._queue.put(remade)
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:

@@ -70,6 +70,27 @@ class Planned(Event, frozen=True, tag="plan"):
     """Weights of linear layers whose gradients are sent as factors."""
 
 
+class PlanChecked(Event, frozen=True, tag="plan-check"):
+    """The first steps take longer or shorter than the plan predicts, or another strategy is faster.
+
+    `predicted`, `measured`: seconds of a step with the chosen strategy; the prediction knows the measured compute.
+    """
+
+    step: int
+    steps: int
+    """How many were measured."""
+    chosen: str
+    predicted: float
+    measured: float
+    compute: float
+    """Measured seconds of a step without synchronization, of the slowest worker."""
+    fastest: str
+    """The strategy whose step is shorter by a quarter (measured, where it has run, else predicted), or `chosen`."""
+    fastest_seconds: float
+    changes: bool
+    """The job saves a checkpoint and continues with `fastest` (`sync.replan`)."""
+
+
 class Progress(Event, frozen=True, tag="progress"):
     """The progress of training. Rates are over the last interval, seconds are per step."""
 
@@ -279,13 +300,15 @@ class Notice(Event, frozen=True, tag="notice"):
 
 
 AnyEvent = (
-    Started | Planned | Progress | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
+    Started | Planned | PlanChecked | Progress
+    | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
     | ServerLost | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
     | ReplicasChanged | Recovering | Recovered | Notice | GroupReported
 )  # fmt: skip
 
 PROMISED = (
-    Started, Planned, Progress, CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
+    Started, Planned, PlanChecked, Progress,
+    CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
     Finished, GroupReported,
 )  # fmt: skip
 

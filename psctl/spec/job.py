@@ -139,6 +139,10 @@ class SyncSpec(Section, frozen=True):
         duration(86400),
         Doc("Compute of a step, forward and backward. The plan then compares whole steps; null: synchronisations."),
     ] = None
+    replan: Annotated[
+        bool,
+        Doc("Take another strategy at a checkpoint where the first steps show that it is faster; with strategy: auto."),
+    ] = False
 
     @property
     def compressed(self) -> types.Compression:
@@ -447,6 +451,13 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield from _check_factors(sync)
     if sync.bucket != types.BUCKET:
         yield from _check_bucket(sync)
+    if sync.replan and (strategy != AUTO or spec.groups):
+        why = f"strategy: {strategy}" if strategy != AUTO else "groups, which read servers: the strategy is ps"
+        yield (
+            "sync.replan",
+            f"true cannot be combined with {why}",
+            "remove replan, or use strategy: auto without groups",
+        )
     on_servers = _only_on_servers(sync)
     if spec.servers == 0 and on_servers:
         yield on_servers, f"needs servers ({sync.compressed}), but servers: 0 is given", "servers: auto, or none"

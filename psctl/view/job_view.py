@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psctl.job import events as kinds
+from psctl.units import format_seconds
 from psctl.view.series import Series
 from psctl.view.text import one_line
 
@@ -143,6 +144,8 @@ class JobView:
                 self.finished, self.state = event, event.status
                 for rank in self.ranks.values():
                     rank.rate = 0.0
+            case kinds.PlanChecked():
+                self.note(event.time, WARNING, plan_check_text(event))
             case kinds.Notice():
                 self.note(event.time, WARNING, event.text)
             case kinds.HostTraffic():
@@ -270,6 +273,16 @@ class JobView:
             self.note(
                 event.time, ERROR, f"{found.name} on {found.host} failed: {found.last_error or 'no reason given'}"
             )
+
+
+def plan_check_text(event: kinds.PlanChecked) -> str:
+    """Return what the first steps show about the plan as a sentence."""
+    measured, predicted = format_seconds(event.measured), format_seconds(event.predicted)
+    text = f"a step takes {measured} with {event.chosen}, where the plan predicts {predicted}"
+    if event.fastest != event.chosen:
+        text += f"; {event.fastest} {format_seconds(event.fastest_seconds)}"
+        text += ": the job changes to it at a checkpoint" if event.changes else " (sync.replan would change to it)"
+    return text
 
 
 def last_printed(before: kinds.Log | None, event: kinds.Log) -> kinds.Log | None:

@@ -118,6 +118,14 @@ def describe(event: kinds.AnyEvent) -> str:  # long: a line for each kind of eve
                 text += f" written={format_bytes(event.written).replace(' ', '')}"
         case kinds.CheckpointCopied():
             text = f"checkpoint-copied step={event.step} place={event.place}"
+        case kinds.PlanChecked():
+            text = (
+                f"plan-check strategy={event.chosen} step={_seconds(event.measured)}"
+                f" predicted={_seconds(event.predicted)} compute={_seconds(event.compute)}"
+            )
+            if event.fastest != event.chosen:
+                text += f" faster={event.fastest}:{_seconds(event.fastest_seconds)}"
+            text += " changes=yes" if event.changes else ""
         case kinds.BucketChosen():
             tried = " ".join(f"{_size(each.size)}:{_seconds(each.seconds)}" for each in event.measured)
             text = f"bucket size={_size(event.size)} measured={tried or '-'}"

@@ -167,6 +167,8 @@ class CoordinatorDriver(StateMachineDriver):
     """Weights whose gradients a collective sends as factors."""
     start: Any = None
     """The broadcast of start values; None: a sum."""
+    predictions: Sequence[events.PlanCandidate] = ()
+    """What the plan predicts when the compute of a step is measured."""
     racks: tuple[str, ...] = ()
     """The rack of each host, where gradients are summed by rack."""
 
@@ -265,6 +267,8 @@ class CoordinatorDriver(StateMachineDriver):
                 self.start_member(instruction)
             case instructions.MakePlan():
                 self.answer(self.make_plan(instruction))
+            case instructions.PlanAgain():
+                self.answer(instructions.PlanRemade(list(self.predictions)))
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._shard_bytes)
                 self.answer(ShardsMade(shards, sizes(shards)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.job.events import AnyEvent, Planned
+from psctl.job.events import AnyEvent, PlanCandidate, Planned
 from psctl.job.message import JobMessage
 from psctl.job.training_messages import CollectiveChoice, Resume
 from psctl.orders import JobOrder
@@ -60,6 +60,13 @@ class PlanMade(msgspec.Struct, frozen=True):
     factors: tuple[str, ...] = ()
     start: CollectiveChoice | None = None
     racks: tuple[str, ...] = ()
+
+
+class PlanRemade(msgspec.Struct, frozen=True):
+    """Answer to PlanAgain: all candidates with the seconds of a step; `problem` is the reason when there is no plan."""
+
+    candidates: list[PlanCandidate]
+    problem: str = ""
 
 
 class CollectivesPlanned(msgspec.Struct, frozen=True):
@@ -137,7 +144,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Input = (
-    MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | CollectivesPlanned
+    MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | PlanRemade
+    | CollectivesPlanned
     | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded | RestorableFound | TakenOver
     | LeaderWaited | Tick
 )  # fmt: skip
@@ -178,6 +186,15 @@ class AppendEvent(msgspec.Struct, frozen=True):
 class MakePlan(msgspec.Struct, frozen=True):
     """Choose the strategy for this layout and the job as it is now; answer PlanMade. `on_gpus`: parameters are.
     `hooked`: gradients come from DistributedDataParallel."""
+
+    layout: Layout
+    order: JobOrder
+    on_gpus: bool = False
+    hooked: bool = False
+
+
+class PlanAgain(msgspec.Struct, frozen=True):
+    """Predict steps of this job, whose compute was measured; answer PlanRemade. The rest is as in MakePlan."""
 
     layout: Layout
     order: JobOrder
@@ -249,6 +266,6 @@ class CloseCoordinator(msgspec.Struct, frozen=True):
 
 
 Instruction = (
-    StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | PlanCollectives | MakeShards
+    StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | PlanAgain | PlanCollectives | MakeShards
     | CommitCheckpoint | DiscardCheckpoint | SendCheckpointCopy | UploadCheckpoint | FindRestorable | CloseCoordinator
 )  # fmt: skip

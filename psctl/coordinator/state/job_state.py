@@ -18,6 +18,7 @@ from psctl.coordinator.state.losses import Losses, Restart
 from psctl.coordinator.state.lost_workers import LostWorkers
 from psctl.coordinator.state.outages import Outage
 from psctl.coordinator.state.partitions import Partitions
+from psctl.coordinator.state.plan_check import PlanCheck
 from psctl.coordinator.state.progress import JobProgress
 from psctl.coordinator.state.reading_groups import ReadingGroups
 from psctl.coordinator.state.scaling import Scaling
@@ -154,6 +155,7 @@ class JobState:
         self.takeover: Takeover | None = None  # of the job by this coordinator, while members connect again
         self.partitions = Partitions()
         self.scaling = Scaling()
+        self.plan_check = PlanCheck()
         self.joining = JoiningWorkers()
         self.reading = ReadingGroups()
         self.stalls = Stalls()

@@ -21,6 +21,7 @@ from psctl.coordinator.state import (
     lost_workers,
     outages,
     partitions,
+    plan_check,
     progress,
     reading_groups,
     restart,
@@ -46,6 +47,7 @@ from psctl.coordinator.state.instructions import (
     LeaderWaited,
     MessageReceived,
     PlanMade,
+    PlanRemade,
     ProtocolBroken,
     RestorableFound,
     ShardsMade,
@@ -212,6 +214,8 @@ class JobStateMachine:
                     losses.on_host_lost(job, host, why)
             case PlanMade():
                 startup.on_plan_made(job, given)
+            case PlanRemade():
+                plan_check.on_remade(job, given)
             case CollectivesPlanned():
                 script_collectives.on_planned(job, given)
             case ShardsMade():
@@ -355,6 +359,7 @@ class JobStateMachine:
             case WorkerReport():
                 progress.on_report(job, worker, message)
                 example_division.on_report(job, worker, message)
+                plan_check.on_report(job, worker, message)
             case NextClock():
                 example_division.on_next_clock(job, worker, message)
             case WorkerListens():

@@ -20,6 +20,7 @@ from psctl.coordinator.state import (
     losses,
     lost_workers,
     outages,
+    plan_check,
     reading_groups,
     returning_hosts,
     script_collectives,
@@ -314,6 +315,7 @@ def _decide(job: JobState, made: ShardsMade) -> None:
 def _start_training(job: JobState) -> None:
     progress = job.progress
     job.training = True
+    plan_check.begin(job)
     job.stalls.pace = ClockPace(job.now, progress.first_step)
     progress.reports.rates(job.now)  # the time before training counts for no rate
     if job.resume is not None or job.losses.survived or job.scaling.restarts:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from psctl.coordinator.state import checkpoints, losses, script_collectives, table_placement
+from psctl.coordinator.state import checkpoints, losses, plan_check, script_collectives, table_placement
 from psctl.coordinator.state.instructions import (
     CommitCheckpoint,
     FindRestorable,
     MakePlan,
     MakeShards,
+    PlanAgain,
     PlanCollectives,
     SendCheckpointCopy,
     TakenOver,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
 
 REQUESTS = (
-    MakePlan, PlanCollectives, MakeShards, CommitCheckpoint, SendCheckpointCopy, UploadCheckpoint, FindRestorable,
+    MakePlan, PlanAgain, PlanCollectives, MakeShards, CommitCheckpoint, SendCheckpointCopy, UploadCheckpoint,
+    FindRestorable,
 )  # fmt: skip
 """Instructions whose answers were lost with the old coordinator; `on_taken_over` decides about each."""
 
@@ -71,6 +73,7 @@ def on_taken_over(job: JobState, taken: TakenOver, away: float) -> None:
         if rank.lost_at is not None:
             rank.lost_at += away
     checkpoints.on_taken_over(job)
+    plan_check.on_taken_over(job)
     if job.ending is not None:
         job.ending.deadline += away
     elif job.restart is not None:

@@ -237,6 +237,7 @@ def job_order(
         sums=job.sync.sums,
         factor_rows=job.sync.factor_rows,
         compute=job.sync.compute,
+        replan=job.sync.replan,
         bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else 0,
         share=job.loader.share,
         seed=job.seed,
