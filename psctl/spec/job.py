@@ -141,6 +141,7 @@ class SyncSpec(Section, frozen=True):
     ] = None
     replan: Annotated[
         bool,
+        truth(),
         Doc("Take another strategy at a checkpoint where the first steps show that it is faster; with strategy: auto."),
     ] = False
 
