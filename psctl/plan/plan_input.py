@@ -36,6 +36,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
         bucket: bytes of a bucket of collectives.
         compute: seconds of compute of a step, forward and backward; None: not known.
+        replan: the strategy may be one that `sync.replan` took; for the text of the reason.
         sums: under `ps` gradients are summed by host or by rack before they are pushed; auto: the faster.
     """
 
@@ -55,6 +56,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     hooked: bool = False
     bucket: int = BUCKET
     compute: float | None = None
+    replan: bool = False
     sums: str = "auto"
 
     @property
@@ -82,6 +84,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         sealed=order.sealed,
         bucket=order.bucket or BUCKET,
         compute=order.compute,
+        replan=order.replan,
         sums=order.sums,
     )
 

@@ -196,6 +196,24 @@ def test_a_plan_that_cannot_be_made_is_said_and_changes_nothing() -> None:
     assert made.machine.job.restart is None
 
 
+def test_workers_that_have_left_do_not_count() -> None:
+    made = job()
+    made.steps(10)
+    made.machine.job.plan_check.reported[9] = made.machine.job.plan_check.reported[0]  # a rank that has left
+    assert len(again(made.steps(40))) == 1, "only live workers count"
+
+
+def test_one_worker_has_no_plan_to_check() -> None:
+    made = DrivenJob(replace(AUTO, hosts=make_hosts(1)))
+    made.register()
+    made.joins(W[0])
+    made.receive(W[0], Prepare(LAYOUT, ()))
+    made.handle(PlanMade("native", "worker", [], replace(PLAN, chosen="native")))
+    made.receive(W[0], MemberReady())
+    for step in (10, 40, 90):
+        assert again(made.report(W[0], step)) == []
+
+
 def test_steps_of_periods_are_measured_over_several_periods() -> None:
     made = job(replace(AUTO, period=10))
     made.steps(10)

@@ -182,6 +182,12 @@ def test_a_job_can_have_this_name(name: str) -> None:
             "3:16",
             "sync.update: server cannot be combined with strategy: native",
         ),
+        ("sync: {strategy: ring, replan: true}", "3:32", "sync.replan: true cannot be combined with strategy: ring"),
+        (
+            "sync: {replan: true}\ngroups: [{name: evaluate, script: e.py}]",
+            "3:16",
+            "sync.replan: true cannot be combined with groups, which read servers: the strategy is ps",
+        ),
         ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit cannot be combined with"),
         (
             "sync: {compression: {topk: 0.1}, strategy: native}",

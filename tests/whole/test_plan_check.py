@@ -28,8 +28,8 @@ def test_a_strategy_that_is_slower_than_its_plan_is_changed_and_no_step_is_lost(
             hosts.rate(name, rate)
         run = psctl.run(
             "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", "2",
-            *steady_args(epochs, 0.0, "--width", "10000"), "--set", "sync.strategy=auto", "--set", "servers=auto", *more,
-            "--set", "checkpoint.every=100000 steps", timeout=DEADLINE,
+            *steady_args(epochs, 0.0, "--width", "10000"), "--set", "sync.strategy=auto", *more,
+            "--set", "servers=auto", "--set", "checkpoint.every=100000 steps", timeout=DEADLINE,
         )  # fmt: skip
         assert run.code == 0, run
         found.append(run)

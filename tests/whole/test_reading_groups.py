@@ -26,10 +26,10 @@ def follow(home: Path, kills: list[str], *options: str) -> list[dict[str, Any]]:
         assert process.stdout is not None
         for line in process.stdout:
             events.append(json.loads(line))
-            if events[-1]["event"] == "group" and events[-1]["group"] == "evaluate":
-                if left and events[-1]["step"] >= due:
-                    os.kill(processes(home, left.pop(0))[-1], signal.SIGKILL)
-                    due = events[-1]["step"] + APART
+            reads = events[-1]["event"] == "group" and events[-1]["group"] == "evaluate"
+            if reads and left and events[-1]["step"] >= due:
+                os.kill(processes(home, left.pop(0))[-1], signal.SIGKILL)
+                due = events[-1]["step"] + APART
         assert process.stderr is not None
         said = process.stderr.read()
     assert process.returncode == 0, said + "\n".join(map(str, events))

@@ -49,8 +49,8 @@ LEAST = 0.002
 """Seconds by which a step must differ: shorter ones are as long as the scheduling of processes delays them."""
 
 
-class MeasuredSteps(msgspec.Struct):
-    """What a worker reported of its measured steps: their number, and seconds of each part."""
+class ReportedSteps(msgspec.Struct):
+    """Steps that a worker reported after its first report, and seconds of all of them."""
 
     last: int
     """The last step of the reports so far."""
@@ -59,14 +59,22 @@ class MeasuredSteps(msgspec.Struct):
     sync: float = 0.0
 
 
+class MeasuredStep(msgspec.Struct, frozen=True):
+    """A step of the job: the steps that were measured, seconds of one, and of its compute on the slowest worker."""
+
+    steps: int
+    seconds: float
+    compute: float
+
+
 class PlanCheck(msgspec.Struct):
     """The measurement of the first steps, and what is known of strategies."""
 
-    workers: dict[int, MeasuredSteps] = {}
-    asked: bool = False
-    """The plan is being made again."""
-    done: bool = False
-    """The steps since the last start were compared."""
+    reported: dict[int, ReportedSteps] = {}
+    """By rank of a worker."""
+    measured: MeasuredStep | None = None
+    """Known when the plan is made again."""
+    compared: bool = False
     seconds: dict[str, float] = {}
     """Measured seconds of a step, of each strategy that has run."""
     changes: int = 0
@@ -79,48 +87,55 @@ def begin(job: JobState) -> None:
 
 
 def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
-    """Add a worker's report to its measured steps; have the plan made again when all have enough."""
-    check, plan = job.plan_check, job.plan
-    if check.asked or check.done or plan is None or plan.event is None or not job.training or job.all_processes_end:
+    """Add a worker's report to its steps; have the plan made again when all have enough."""
+    check = job.plan_check
+    if check.measured is not None or job.plan is None or job.plan.event is None:
+        return
+    if not job.training or job.all_processes_end:
         return
     if joining_workers.is_changing(job) or job.joining.members:
-        check.workers.clear()
+        check.reported.clear()
         return
     if message.step < job.progress.first_step + SKIPPED or (job.order.bucket == 0 and not job.progress.bucket_size):
         return
-    measured = check.workers.setdefault(rank.member.rank, MeasuredSteps(message.step, -1))
-    if measured.steps < 0:  # its first report: steps count from here on
-        measured.steps = 0
-        return
-    if math.isfinite(message.compute_seconds + message.sync_seconds):
-        measured.steps += max(0, message.step - measured.last)
-        measured.last = message.step
-        measured.compute += max(0.0, message.compute_seconds)
-        measured.sync += max(0.0, message.sync_seconds)
-    live = job.live("worker")
-    enough = max(STEPS, PERIODS * job.order.period)
-    found = [check.workers.get(each.member.rank) for each in live]
-    if len(live) > 1 and all(each is not None and each.steps >= enough for each in found):
-        check.asked = True
-        prepared = [each.prepared for each in live if each.prepared is not None]
+    found = check.reported.get(rank.member.rank)
+    if found is None:
+        check.reported[rank.member.rank] = ReportedSteps(message.step)
+    elif math.isfinite(message.compute_seconds + message.sync_seconds):
+        found.steps += max(0, message.step - found.last)
+        found.last = max(found.last, message.step)
+        found.compute += max(0.0, message.compute_seconds)
+        found.sync += max(0.0, message.sync_seconds)
+    check.measured = _measured(job)
+    if check.measured is not None:
+        prepared = [each.prepared for each in job.live("worker") if each.prepared is not None]
         layout = job.startup.layout
         assert layout is not None, "the job trains"
         on_gpus, hooked = any(each.on_gpus for each in prepared), any(each.hooked for each in prepared)
-        order = replace(job.order, compute=_compute(check))
+        order = replace(job.order, compute=check.measured.compute)
         job.instructions.append(PlanAgain(layout, order, on_gpus, hooked))
 
 
-def _compute(check: PlanCheck) -> float:
-    """Return seconds of compute of a step: those of the slowest worker, for which the others wait."""
-    return max(each.compute / each.steps for each in check.workers.values())
+def _measured(job: JobState) -> MeasuredStep | None:
+    """Return a step of the job once all workers have reported enough steps; of a single worker, never."""
+    found = [job.plan_check.reported.get(each.member.rank) for each in job.live("worker")]
+    enough = max(STEPS, PERIODS * job.order.period)
+    workers = [each for each in found if each is not None and each.steps >= enough]
+    if len(workers) < max(2, len(found)):
+        return None
+    return MeasuredStep(
+        min(each.steps for each in workers),
+        sum((each.compute + each.sync) / each.steps for each in workers) / len(workers),
+        max(each.compute / each.steps for each in workers),
+    )
 
 
 def on_remade(job: JobState, remade: PlanRemade) -> None:
-    """Compare the measured steps with the plan that knows their compute."""
-    check, plan = job.plan_check, job.plan
-    if not check.asked or check.done or plan is None or job.restart is not None or job.ending is not None:
+    """Compare the measured step with the plan that knows its compute."""
+    check, plan, measured = job.plan_check, job.plan, job.plan_check.measured
+    if measured is None or check.compared or plan is None or job.restart is not None or job.ending is not None:
         return
-    check.done = True
+    check.compared = True
     if remade.problem:
         job.notice(f"the first steps are not compared with the plan: {remade.problem}")
         return
@@ -128,33 +143,37 @@ def on_remade(job: JobState, remade: PlanRemade) -> None:
     predicted = {each.strategy: each.step_seconds for each in able if each.step_seconds is not None}
     if plan.chosen not in predicted:
         return  # nothing predicts it
-    workers = list(check.workers.values())
-    measured = sum((each.compute + each.sync) / each.steps for each in workers) / len(workers)
-    check.seconds[plan.chosen] = measured
+    check.seconds[plan.chosen] = measured.seconds
+    fastest, seconds = _fastest(check, plan.chosen, predicted)
+    may = job.order.replan and fastest != plan.chosen and check.changes <= TRIALS
+    changes = may and _change_strategy(job, fastest, measured.compute)
+    expected = predicted[plan.chosen]
+    as_planned = not (_is_slower(measured.seconds, expected) or _is_slower(expected, measured.seconds))
+    if as_planned and fastest == plan.chosen:
+        return
+    job.append_event(
+        events.PlanChecked(
+            time=job.time, step=job.progress.reports.step, steps=measured.steps, chosen=plan.chosen,
+            predicted=expected, measured=measured.seconds, compute=measured.compute, fastest=fastest,
+            fastest_seconds=seconds, changes=changes,
+        )
+    )  # fmt: skip
+
+
+def _fastest(check: PlanCheck, chosen: str, predicted: dict[str, float]) -> tuple[str, float]:
+    """Return the strategy with the shortest step, and its seconds; the chosen one unless it is clearly slower."""
     known = {
         name: check.seconds.get(name, seconds)
         for name, seconds in predicted.items()
         if name in check.seconds or check.changes < TRIALS
     }
     fastest = min(known, key=lambda name: known[name])
-    if not _is_slower(measured, known[fastest]):
-        fastest = plan.chosen
-    compute, expected = _compute(check), predicted[plan.chosen]
-    may = job.order.replan and fastest != plan.chosen and check.changes <= TRIALS
-    changes = may and _change_strategy(job, fastest, compute)
-    if fastest != plan.chosen or _is_slower(measured, expected) or _is_slower(expected, measured):
-        job.append_event(
-            events.PlanChecked(
-                time=job.time, step=job.progress.reports.step, steps=min(each.steps for each in workers),
-                chosen=plan.chosen, predicted=expected, measured=measured, compute=compute, fastest=fastest,
-                fastest_seconds=known[fastest], changes=changes,
-            )
-        )  # fmt: skip
+    return (fastest, known[fastest]) if _is_slower(known[chosen], known[fastest]) else (chosen, known[chosen])
 
 
 def on_taken_over(job: JobState) -> None:
     """The plan that was being made again was lost with the old coordinator: measure anew."""
-    if job.plan_check.asked and not job.plan_check.done:
+    if job.plan_check.measured is not None and not job.plan_check.compared:
         begin(job)
 
 
