@@ -22,7 +22,7 @@ def test_a_strategy_that_is_slower_than_its_plan_is_changed_and_no_step_is_lost(
     psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
     cluster.write_text(hosts.cluster_text())
     assert psctl.run("up", str(cluster), timeout=DEADLINE).code == 0
-    found, epochs = [], 40
+    found, epochs = [], 24
     for rate, more in (("50mbit", ("--set", "sync.replan=true")), ("5gbit", ())):
         for name in hosts:
             hosts.rate(name, rate)
