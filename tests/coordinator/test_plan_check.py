@@ -137,7 +137,7 @@ def test_a_faster_strategy_is_named_and_taken_only_under_replan() -> None:
 
 def test_the_job_changes_to_the_fastest_at_a_checkpoint_and_back_to_the_best_that_was_measured() -> None:
     made = job(REPLAN)
-    table = [candidate("ring", 0.05), candidate("ps", 0.05), candidate("tree", 0.06), candidate("one-shot", 0.06)]
+    table = [candidate("ring", 0.05), candidate("ps", 0.04), candidate("tree", 0.06), candidate("one-shot", 0.0605)]
     took = ["ring"]
     for measured in (0.1, 0.2, 0.3, 0.1):
         made.measured(measured)
@@ -159,10 +159,18 @@ def test_the_job_changes_to_the_fastest_at_a_checkpoint_and_back_to_the_best_tha
     assert made.machine.job.losses.survived == 0
 
 
+def test_strategies_that_are_predicted_to_be_as_fast_are_not_tried() -> None:
+    made = job(REPLAN)
+    made.measured(0.1)
+    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.05), candidate("ps", 0.052)]))
+    (found,) = appended(new, events.PlanChecked)
+    assert (found.fastest, found.changes) == ("ring", False)
+
+
 def test_a_loop_of_the_scripts_own_cannot_change() -> None:
     made = job(REPLAN, hooked=True)
     made.measured(0.1)
-    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.05)]))
+    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.04)]))
     (found,) = appended(new, events.PlanChecked)
     assert not found.changes
     assert made.machine.job.restart is None
@@ -172,7 +180,7 @@ def test_a_loss_while_the_plan_is_made_leaves_the_strategy() -> None:
     made = job(REPLAN)
     made.measured(0.1)
     made.exits(W[1], -9, "killed by signal 9 (SIGKILL)")
-    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.05)]))
+    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.04)]))
     assert appended(new, events.PlanChecked) == []
     assert made.machine.job.scaling.new_order is None
 

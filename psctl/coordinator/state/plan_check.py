@@ -6,9 +6,9 @@ the measured step differs from the predicted one by more than TOLERANCE, the eve
 
 Under `sync.replan` the job changes its strategy when another one's step is shorter by more than TOLERANCE. What is
 known of a strategy is its measured step, where it has run, else its prediction. Where links are slower than they were
-when the plan was made, all predictions are too short; so at most TRIALS strategies are tried for their prediction, and
-the last change goes to the best that was measured. All workers go to a common step, save and leave, and all processes
-start from that checkpoint (restart.py): no step is lost.
+when the plan was made, all predictions are too short; so at most TRIALS strategies are tried for their prediction, none
+that is predicted to be as fast as one that has run, and the last change goes to the best that was measured. All workers
+go to a common step, save and leave, and all processes start from that checkpoint (restart.py): no step is lost.
 
 The first steps of a run warm up (allocation, connections, buckets that are tried), so SKIPPED of them do not count. A
 worker's reports cover whole intervals, so its steps are counted from one report to another. Steps in which a worker is
@@ -44,6 +44,9 @@ TOLERANCE = 1.25
 
 TRIALS = 2
 """Strategies that are tried because of their prediction; one more change may go back to the best that was measured."""
+
+ALIKE = 1.05
+"""Ratio of predictions up to which a strategy is taken to be as fast as one that has run, and is not tried."""
 
 LEAST = 0.002
 """Seconds by which a step must differ: shorter ones are as long as the scheduling of processes delays them."""
@@ -162,11 +165,12 @@ def on_remade(job: JobState, remade: PlanRemade) -> None:
 
 def _fastest(check: PlanCheck, chosen: str, predicted: dict[str, float]) -> tuple[str, float]:
     """Return the strategy with the shortest step, and its seconds; the chosen one unless it is clearly slower."""
-    known = {
-        name: check.seconds.get(name, seconds)
-        for name, seconds in predicted.items()
-        if name in check.seconds or check.changes < TRIALS
-    }
+    known = {name: seconds for name, seconds in check.seconds.items() if name in predicted}
+    if check.changes < TRIALS:
+        ran = [predicted[name] for name in known]
+        for name, seconds in predicted.items():
+            if all(max(seconds, each) > ALIKE * min(seconds, each) for each in ran):
+                known[name] = seconds
     fastest = min(known, key=lambda name: known[name])
     return (fastest, known[fastest]) if _is_slower(known[chosen], known[fastest]) else (chosen, known[chosen])
 
