@@ -211,8 +211,14 @@ def test_workers_that_have_left_do_not_count() -> None:
     assert len(again(made.steps(40))) == 1, "only live workers count"
 
 
+@pytest.mark.parametrize("replan", [False, True])
+def test_steps_on_one_host_are_measured_under_replan_only(replan: bool) -> None:
+    made = job(replace(AUTO, hosts=make_hosts(2), replan=replan))
+    assert len(again(made.measured(0.1))) == replan
+
+
 def test_one_worker_has_no_plan_to_check() -> None:
-    made = DrivenJob(replace(AUTO, hosts=make_hosts(1)))
+    made = DrivenJob(replace(REPLAN, hosts=make_hosts(1)))
     made.register()
     made.joins(W[0])
     made.receive(W[0], Prepare(LAYOUT, ()))

@@ -46,8 +46,7 @@ def test_the_digits_job_trains_reports_and_checkpoints(trained) -> None:
     assert kinds[0] == "started"
     assert kinds[-1] == "finished"
     assert {"plan", "progress", "checkpoint"} <= set(kinds)
-    others = set(kinds) - {"plan-check"}  # on a busy machine steps are longer than predicted
-    assert others <= {"started", "plan", "progress", "checkpoint", "worker-joined", "log", "finished"}
+    assert set(kinds) <= {"started", "plan", "progress", "checkpoint", "worker-joined", "log", "finished"}
     finished = run.events[-1]
     assert (finished["status"], finished["exit"], finished["failure"]) == ("done", 0, None)
     assert finished["metrics"]["accuracy"] >= 0.96

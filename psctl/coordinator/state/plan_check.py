@@ -12,7 +12,8 @@ go to a common step, save and leave, and all processes start from that checkpoin
 
 The first steps of a run warm up (allocation, connections, buckets that are tried), so SKIPPED of them do not count. A
 worker's reports cover whole intervals, so its steps are counted from one report to another. Steps in which a worker is
-lost or joins count for nothing: the measurement begins anew.
+lost or joins count for nothing: the measurement begins anew. On one host compute and sums want the same cores, which
+the plan does not model; there the first steps are measured under `sync.replan` only.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     """Add a worker's report to its steps; have the plan made again when all have enough."""
     check = job.plan_check
     if check.measured is not None or job.plan is None or job.plan.event is None:
+        return
+    if len(job.order.hosts) == 1 and not job.order.replan:
         return
     if not job.training or job.all_processes_end:
         return
