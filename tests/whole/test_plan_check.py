@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.job_on_hosts import DEADLINE, steady_args, values_of
 from tests.helpers.running import STEADY, Psctl
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.soak]
 
 
 def test_a_strategy_that_is_slower_than_its_plan_is_changed_and_no_step_is_lost(
