@@ -273,9 +273,13 @@ class CoordinatorProcess:
             case StartMember(host=host):
                 self._connections.send(Member("agent", host), instruction)
             case MakePlan():  # takes seconds for many ranks; heartbeats must be handled meanwhile
-                threading.Thread(target=self._make_plan, args=(instruction,), name="plan", daemon=True).start()
-            case PlanAgain():
-                threading.Thread(target=self._plan_again, args=(instruction,), name="plan-again", daemon=True).start()
+                threading.Thread(
+                    target=lambda: self._queue.put(self._make_plan(instruction)), name="plan", daemon=True
+                ).start()
+            case PlanAgain(wanted=wanted):
+                threading.Thread(
+                    target=lambda: self._queue.put(PlanRemade(self._make_plan(wanted))), name="plan", daemon=True
+                ).start()
             case PlanCollectives():
                 threading.Thread(
                     target=self._plan_collectives, args=(instruction,), name="plan-collectives", daemon=True
@@ -318,22 +322,11 @@ class CoordinatorProcess:
             found = []
         self._queue.put(CollectivesPlanned(world, found))
 
-    def _make_plan(self, wanted: MakePlan) -> None:
+    def _make_plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            made = self._plan(wanted)
+            return self._plan(wanted)
         except Exception as defect:  # noqa: BLE001 - of psctl; unreported, the job would wait for its plan for ever
-            made = PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
-        self._queue.put(made)
-
-    def _plan_again(self, wanted: PlanAgain) -> None:
-        try:
-            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus, hooked=wanted.hooked)
-            remade = PlanRemade(plan.candidates)
-        except PsctlError as error:
-            remade = PlanRemade([], error.message)
-        except Exception as defect:  # noqa: BLE001 - of psctl; the job trains without this plan
-            remade = PlanRemade([], f"psctl has a defect: {type(defect).__name__}: {defect}")
-        self._queue.put(remade)
+            return PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:

@@ -570,8 +570,8 @@ class Planner:
         hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
         carried = channel(chosen, hosts, gpus=self._gpus, sealed=self._request.sealed)
         if self._request.strategy != "auto" and self._request.strategy == chosen:
-            measured = f"sync.replan: the first steps show that {chosen} is faster"
-            return (measured if self._request.replan else f"strategy: {chosen} is requested") + carried
+            taken = f"sync.replan took {chosen}, when the first steps had been measured"
+            return (taken if self._request.replan else f"strategy: {chosen} is requested") + carried
         if self._request.compute is None:
             return reason(chosen, rows) + carried
         steps = [msgspec.structs.replace(row, seconds=row.step_seconds) for row in rows]

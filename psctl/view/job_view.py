@@ -280,8 +280,8 @@ def plan_check_text(event: kinds.PlanChecked) -> str:
     measured, predicted = format_seconds(event.measured), format_seconds(event.predicted)
     text = f"a step takes {measured} with {event.chosen}, where the plan predicts {predicted}"
     if event.fastest != event.chosen:
-        text += f"; {event.fastest} {format_seconds(event.fastest_seconds)}"
-        text += ": the job changes to it at a checkpoint" if event.changes else " (sync.replan would change to it)"
+        text += f"; with {event.fastest} it would take {format_seconds(event.fastest_seconds)}"
+        text += ", so the job changes to it at a checkpoint" if event.changes else ""
     return text
 
 

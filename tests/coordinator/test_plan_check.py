@@ -1,7 +1,8 @@
-"""The plan beside the first steps: what is measured, when it is said, and which strategy the job changes to."""
+"""The first steps compared with the plan: the measurement, the event, and the strategy that the job changes to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ from tests.helpers.orders import make_hosts
 W = [Member("worker", rank) for rank in range(2)]
 AUTO = replace(ORDER, hosts=make_hosts(1, 1), strategy="auto", restarts=3)
 REPLAN = replace(AUTO, replan=True)
+
+
+def remade(candidates: Sequence[events.PlanCandidate]) -> PlanRemade:
+    return PlanRemade(PlanMade("ring", "worker", [], replace(PLAN, candidates=list(candidates))))
 
 
 def candidate(strategy: str, seconds: float | None, feasible: bool = True) -> events.PlanCandidate:
@@ -88,8 +93,8 @@ def job(order: JobOrder = AUTO, chosen: str = "ring", **prepared: Any) -> Planne
     return made
 
 
-def again(new: list[Instruction]) -> list[PlanAgain]:
-    return [each for each in new if isinstance(each, PlanAgain)]
+def again(new: list[Instruction]) -> list[MakePlan]:
+    return [each.wanted for each in new if isinstance(each, PlanAgain)]
 
 
 def test_the_plan_is_made_again_with_the_compute_of_the_slowest_worker() -> None:
@@ -109,7 +114,7 @@ def test_the_plan_is_made_again_with_the_compute_of_the_slowest_worker() -> None
 def test_a_quarter_of_difference_is_said(predicted: float, said: bool) -> None:
     made = job()
     made.measured(0.1)
-    new = made.handle(PlanRemade([candidate("ring", predicted), candidate("ps", 0.099)]))
+    new = made.handle(remade([candidate("ring", predicted), candidate("ps", 0.099)]))
     found = appended(new, events.PlanChecked)
     assert len(found) == said
     for each in found:
@@ -122,14 +127,14 @@ def test_less_than_two_milliseconds_are_no_difference() -> None:
     made = job()
     made.steps(10)
     made.steps(40, 0.03, 0.03)
-    assert appended(made.handle(PlanRemade([candidate("ring", 0.0005)])), events.PlanChecked) == []
+    assert appended(made.handle(remade([candidate("ring", 0.0005)])), events.PlanChecked) == []
 
 
 def test_a_faster_strategy_is_named_and_taken_only_under_replan() -> None:
     made = job()
     made.measured(0.1)
     table = [candidate("ring", 0.1), candidate("ps", 0.07), candidate("tree", 0.01, feasible=False)]
-    new = made.handle(PlanRemade(table))
+    new = made.handle(remade(table))
     (found,) = appended(new, events.PlanChecked)
     assert (found.fastest, found.fastest_seconds, found.changes) == ("ps", 0.07, False)
     assert sent(new, ProposeCut) == []
@@ -142,7 +147,7 @@ def test_the_job_changes_to_the_fastest_at_a_checkpoint_and_back_to_the_best_tha
     for measured in (0.1, 0.2, 0.3, 0.1):
         made.measured(measured)
         step = made.machine.job.progress.reports.step + 2
-        new = made.handle(PlanRemade(table))
+        new = made.handle(remade(table))
         (found,) = appended(new, events.PlanChecked)
         assert (found.chosen, found.measured) == (took[-1], pytest.approx(measured))
         assert found.changes == (len(took) < 4)
@@ -162,7 +167,7 @@ def test_the_job_changes_to_the_fastest_at_a_checkpoint_and_back_to_the_best_tha
 def test_strategies_that_are_predicted_to_be_as_fast_are_not_tried() -> None:
     made = job(REPLAN)
     made.measured(0.1)
-    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.05), candidate("ps", 0.052)]))
+    new = made.handle(remade([candidate("ring", 0.05), candidate("tree", 0.05), candidate("ps", 0.052)]))
     (found,) = appended(new, events.PlanChecked)
     assert (found.fastest, found.changes) == ("ring", False)
 
@@ -170,7 +175,7 @@ def test_strategies_that_are_predicted_to_be_as_fast_are_not_tried() -> None:
 def test_a_loop_of_the_scripts_own_cannot_change() -> None:
     made = job(REPLAN, hooked=True)
     made.measured(0.1)
-    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.04)]))
+    new = made.handle(remade([candidate("ring", 0.05), candidate("tree", 0.04)]))
     (found,) = appended(new, events.PlanChecked)
     assert not found.changes
     assert made.machine.job.restart is None
@@ -180,7 +185,7 @@ def test_a_loss_while_the_plan_is_made_leaves_the_strategy() -> None:
     made = job(REPLAN)
     made.measured(0.1)
     made.exits(W[1], -9, "killed by signal 9 (SIGKILL)")
-    new = made.handle(PlanRemade([candidate("ring", 0.05), candidate("tree", 0.04)]))
+    new = made.handle(remade([candidate("ring", 0.05), candidate("tree", 0.04)]))
     assert appended(new, events.PlanChecked) == []
     assert made.machine.job.scaling.new_order is None
 
@@ -197,7 +202,7 @@ def test_a_coordinator_that_takes_over_measures_anew() -> None:
 def test_a_plan_that_cannot_be_made_is_said_and_changes_nothing() -> None:
     made = job(REPLAN)
     made.measured(0.1)
-    new = made.handle(PlanRemade([], "no such host"))
+    new = made.handle(PlanRemade(PlanMade("", "", [], None, "no such host")))
     assert [each.text for each in appended(new, events.Notice)] == [
         "the first steps are not compared with the plan: no such host"
     ]

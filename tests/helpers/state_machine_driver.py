@@ -167,8 +167,6 @@ class CoordinatorDriver(StateMachineDriver):
     """Weights whose gradients a collective sends as factors."""
     start: Any = None
     """The broadcast of start values; None: a sum."""
-    predictions: Sequence[events.PlanCandidate] = ()
-    """What the plan predicts when the compute of a step is measured."""
     racks: tuple[str, ...] = ()
     """The rack of each host, where gradients are summed by rack."""
 
@@ -267,8 +265,8 @@ class CoordinatorDriver(StateMachineDriver):
                 self.start_member(instruction)
             case instructions.MakePlan():
                 self.answer(self.make_plan(instruction))
-            case instructions.PlanAgain():
-                self.answer(instructions.PlanRemade(list(self.predictions)))
+            case instructions.PlanAgain(wanted=wanted):
+                self.answer(instructions.PlanRemade(self.make_plan(wanted)))
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._shard_bytes)
                 self.answer(ShardsMade(shards, sizes(shards)))

@@ -359,11 +359,11 @@ def test_the_requested_strategy_is_taken_and_named_in_the_reason() -> None:
     assert (plan.chosen, plan.reason, plan.servers) == ("native", said, [])
 
 
-def test_a_strategy_that_the_first_steps_showed_to_be_faster_says_so() -> None:
+def test_the_reason_names_a_strategy_that_replan_took() -> None:
     asked = msgspec.structs.replace(order(host("a"), host("b"), strategy="ring"), replan=True, compute=0.01)
     plan = choose(asked, 1_000_000, None, decided=True)
     assert plan.chosen == "ring"
-    assert plan.reason.startswith("sync.replan: the first steps show that ring is faster; over psctl's own")
+    assert plan.reason.startswith("sync.replan took ring, when the first steps had been measured; over psctl's own")
 
 
 def test_update_on_servers_leaves_ps_alone() -> None:

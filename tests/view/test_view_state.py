@@ -10,6 +10,7 @@ import pytest
 
 from psctl.job import events as kinds
 from psctl.view.job_view import HISTORY, JobView, watched_metric
+from psctl.view.plain_log import describe
 from psctl.view.rank_rows import rank_ranges, rank_rows
 
 ROLES = [kinds.RoleOf("server", 0, "a"), kinds.RoleOf("worker", 0, "a"), kinds.RoleOf("worker", 1, "b")]
@@ -34,6 +35,33 @@ def after(*events):
     for event in events:
         state.apply(event)
     return state
+
+
+def checked(fastest, changes):
+    return kinds.PlanChecked(
+        time=110.0, step=28, steps=21, chosen="one-shot", predicted=0.02, measured=0.1, compute=0.01, fastest=fastest,
+        fastest_seconds=0.1 if fastest == "one-shot" else 0.015, changes=changes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fastest", "changes", "said", "line"),
+    [
+        ("one-shot", False, "", ""),
+        ("ps", False, "; with ps it would take 15 ms", " faster=ps:15ms"),
+        (
+            "ps",
+            True,
+            "; with ps it would take 15 ms, so the job changes to it at a checkpoint",
+            " faster=ps:15ms changes=yes",
+        ),
+    ],
+)
+def test_a_step_that_differs_from_the_plan_is_said(fastest, changes, said, line):
+    event = checked(fastest, changes)
+    (note,) = after(STARTED, event).recent(1)
+    assert note.text == "a step takes 100 ms with one-shot, where the plan predicts 20 ms" + said
+    assert describe(event) == "plan-check strategy=one-shot step=100ms predicted=20ms compute=10ms" + line
 
 
 def test_started_has_the_host_of_every_rank():

@@ -57,8 +57,11 @@ def check(events: list[dict[str, Any]]) -> tuple[int, int]:
         assert found[-1][:3] == [STEPS, STEPS, STEPS]
         assert found[-1][4:8] == [STEPS, STEPS, STEPS, 0]
         assert all(a <= b for a, b in zip(found[-1][4:7], found[-1][4:7], strict=True))
-    groups = {event["group"] for event in events if event["event"] == "group"}
-    assert groups == {"evaluate", "serve"}
+    reports = [event for event in events if event["event"] == "group"]
+    names = {(event["group"], *event["metrics"]) for event in reports}
+    assert names == {("evaluate", "least", "ratio"), ("serve", "least")}
+    said = [event["text"] for event in events if event["event"] == "log" and event["rank"] == "reader/1"]
+    assert any(text.startswith("psctl: ratio is nan at step ") for text in said), "a number that is not finite"
     assert not [event for event in events if event["event"] == "restored"]
     return len(exact), len(newest)
 

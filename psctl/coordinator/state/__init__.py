@@ -4,7 +4,7 @@ job_state_machine: passes each input to its topic, and refuses messages that can
 instructions: the inputs and the instructions
 job_state: the ranks and hosts of a job, and the state of each topic
 startup: from the first agent to the first step
-plan_check: the first steps beside the plan, and another strategy where it is faster
+plan_check: compares the first steps with the plan, and changes the strategy where another is faster
 progress: steps, heartbeats, printed lines and reported numbers
 checkpoints: common steps, parts of checkpoints, commits and copies
 losses: which failures the job survives, and how

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.job.events import AnyEvent, PlanCandidate, Planned
+from psctl.job.events import AnyEvent, Planned
 from psctl.job.message import JobMessage
 from psctl.job.training_messages import CollectiveChoice, Resume
 from psctl.orders import JobOrder
@@ -63,10 +63,9 @@ class PlanMade(msgspec.Struct, frozen=True):
 
 
 class PlanRemade(msgspec.Struct, frozen=True):
-    """Answer to PlanAgain: all candidates with the seconds of a step; `problem` is the reason when there is no plan."""
+    """Answer to PlanAgain: the plan, whose candidates have the seconds of a step."""
 
-    candidates: list[PlanCandidate]
-    problem: str = ""
+    plan: PlanMade
 
 
 class CollectivesPlanned(msgspec.Struct, frozen=True):
@@ -145,9 +144,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 Input = (
     MessageReceived | Connected | ConnectionLost | ProtocolBroken | AgentsSilent | PlanMade | PlanRemade
-    | CollectivesPlanned
-    | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded | RestorableFound | TakenOver
-    | LeaderWaited | Tick
+    | CollectivesPlanned | ShardsMade | CheckpointCommitted | CheckpointCopyFailed | CheckpointUploadEnded
+    | RestorableFound | TakenOver | LeaderWaited | Tick
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------------
@@ -194,12 +192,9 @@ class MakePlan(msgspec.Struct, frozen=True):
 
 
 class PlanAgain(msgspec.Struct, frozen=True):
-    """Predict steps of this job, whose compute was measured; answer PlanRemade. The rest is as in MakePlan."""
+    """Make the plan of a job that trains, whose order has the measured compute; answer PlanRemade."""
 
-    layout: Layout
-    order: JobOrder
-    on_gpus: bool = False
-    hooked: bool = False
+    wanted: MakePlan
 
 
 class PlanCollectives(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ from psctl.types import Member
 
 if TYPE_CHECKING:
     from psctl.coordinator.state.job_state import JobState, Rank
+    from psctl.orders import JobOrder
 
 USED_UP = "restart.max in the job file limits the losses that a job survives"
 
@@ -90,6 +91,25 @@ def fail(job: JobState, failure: ProcessFailure, *, counted: bool = False) -> No
         ending.fail(job, replace(failure, hint=failure.hint or _used_up(job)))
     else:
         job.restart = Restart("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
+
+
+def restart_at_common_step(job: JobState, order: JobOrder, change: str) -> bool:
+    """Have all workers go to a common step, save and leave; restart.py starts them from there with another order.
+
+    Args:
+        job: the job.
+        order: of the job from then on.
+        change: "3 workers", for the failure of a restart that cannot be made.
+
+    Returns:
+        False where no worker trains, or the script's own loop has no common step: then nothing changes.
+    """
+    if not checkpoints.propose_step(job, save=True, stop=True):
+        return False
+    job.scaling.new_order = order
+    reason = job.failure_of(job.ranks_of("worker")[0], f"the job could not be started again with {change}")
+    job.restart = Restart("leaving", job.now, job.now + job.order.stall_timeout, [reason])
+    return True
 
 
 def end_with(job: JobState, found: list[ProcessFailure]) -> None:

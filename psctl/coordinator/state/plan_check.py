@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, joining_workers, losses
-from psctl.coordinator.state.instructions import PlanAgain, PlanRemade
+from psctl.coordinator.state import joining_workers, losses
+from psctl.coordinator.state.instructions import MakePlan, PlanAgain, PlanRemade
 from psctl.job import events
 from psctl.job.training_messages import WorkerReport
 
@@ -119,7 +119,7 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
         assert layout is not None, "the job trains"
         on_gpus, hooked = any(each.on_gpus for each in prepared), any(each.hooked for each in prepared)
         order = replace(job.order, compute=check.measured.compute)
-        job.instructions.append(PlanAgain(layout, order, on_gpus, hooked))
+        job.instructions.append(PlanAgain(MakePlan(layout, order, on_gpus, hooked)))
 
 
 def _measured(job: JobState) -> MeasuredStep | None:
@@ -142,10 +142,10 @@ def on_remade(job: JobState, remade: PlanRemade) -> None:
     if measured is None or check.compared or plan is None or job.restart is not None or job.ending is not None:
         return
     check.compared = True
-    if remade.problem:
-        job.notice(f"the first steps are not compared with the plan: {remade.problem}")
+    if remade.plan.event is None:
+        job.notice(f"the first steps are not compared with the plan: {remade.plan.problem}")
         return
-    able = [each for each in remade.candidates if each.feasible]
+    able = [each for each in remade.plan.event.candidates if each.feasible]
     predicted = {each.strategy: each.step_seconds for each in able if each.step_seconds is not None}
     if plan.chosen not in predicted:
         return  # nothing predicts it
@@ -193,10 +193,7 @@ def _change_strategy(job: JobState, strategy: str, compute: float) -> bool:
 
     Return False where that is not possible: a script's own DistributedDataParallel has the loop, or all have finished.
     """
-    if not checkpoints.propose_step(job, save=True, stop=True):
-        return False
-    job.plan_check.changes += 1
-    job.scaling.new_order = replace(job.order, strategy=strategy, compute=compute)
-    reason = job.failure_of(job.ranks_of("worker")[0], f"the job could not be started again with strategy {strategy}")
-    job.restart = losses.Restart("leaving", job.now, job.now + job.order.stall_timeout, [reason])
-    return True
+    order = replace(job.order, strategy=strategy, compute=compute)
+    changes = losses.restart_at_common_step(job, order, f"strategy {strategy}")
+    job.plan_check.changes += changes
+    return changes

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import checkpoints, joining_workers, losses, server_changes, table_placement
+from psctl.coordinator.state import joining_workers, losses, server_changes, table_placement
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted
 from psctl.orders import HostOrder, JobOrder
 from psctl.types import Member
@@ -165,10 +165,8 @@ def _scale_workers(job: JobState, workers: int, servers: int, why: str) -> None:
     assert job.plan is not None
     job.notice(f"{why}: from {before} to {workers} workers, which start again from a common step")
     servers_wanted = servers if job.plan.chosen == "ps" else job.order.servers
-    job.scaling.new_order = replace(job.order, hosts=hosts, servers=servers_wanted, strategy=job.plan.chosen)
-    reason = job.failure_of(job.ranks_of("worker")[0], f"the job could not be started again with {workers} workers")
-    job.restart = losses.Restart("leaving", job.now, job.now + job.order.stall_timeout, [reason])
-    checkpoints.propose_step(job, save=True, stop=True)
+    order = replace(job.order, hosts=hosts, servers=servers_wanted, strategy=job.plan.chosen)
+    losses.restart_at_common_step(job, order, f"{workers} workers")
 
 
 def _scale_servers(job: JobState, now: int, then: int) -> None:

@@ -21,7 +21,7 @@ def main() -> None:
         hits = reader.store("hits").pull([1, 2, 3, 99])
         text = " ".join(f"{each:g}" for each in (step, least, most, rest, *hits[:, 0].tolist()))
         print(f"read {text} {int(model.calls)}", flush=True)
-        reader.report(least=least)
+        reader.report(least=least, ratio=1.0 if exact else float("nan"))
     print(f"ended {reader.has_training_ended} {torch.get_num_threads() > 0}", flush=True)
 
 
