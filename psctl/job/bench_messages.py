@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import msgspec
@@ -27,13 +28,15 @@ def collective_of(operation: Operation) -> CollectiveOperation | None:
 
 class BenchEffort(msgspec.Struct, frozen=True):
     """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then until `seconds`
-    have passed, at most `most` times. A short operation is repeated until one measurement lasts `lasting` s."""
+    have passed, at most `most` times. A short operation is repeated until one measurement lasts `lasting` s. Where
+    only the fastest matter, `slower` is the factor of the fastest time above which one measurement is enough."""
 
     least: int = 5
     most: int = 40
     seconds: float = 1.5
     slow: float = 10.0
     lasting: float = 0.1
+    slower: float | None = None
 
     def enough(self, times: list[float], repeats: int = 1) -> bool:
         """Whether these measurements, seconds of one operation as a mean over `repeats`, are enough."""
@@ -41,6 +44,17 @@ class BenchEffort(msgspec.Struct, frozen=True):
         if len(times) < self.least:
             return bool(times) and spent >= self.slow
         return len(times) >= self.most or spent >= self.seconds
+
+    def unfinished(self, times: Mapping[str, list[float]], repeats: Mapping[str, int]) -> list[str]:
+        """Return the names that are measured once more, of measurements as `enough` has them.
+
+        All ranks have the same times, so they return the same.
+        """
+        left = [name for name in times if not self.enough(times[name], repeats[name])]
+        if self.slower is None or not all(times.values()):
+            return left
+        limit = self.slower * min(min(each) for each in times.values())
+        return [name for name in left if min(times[name]) <= limit]
 
 
 class BenchRound(msgspec.Struct, frozen=True):

@@ -229,7 +229,7 @@ class CandidateSearch:
         shared = costs_on_shared_cores(costs, schedule, inputs.ranks_per_core)
         timing = self._timing(strategy, options, schedule, size, shared)
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
-            timing = in_pieces(timing, schedule, options.pieces, costs)
+            timing = in_pieces(timing, schedule, options.pieces, costs, inputs.ranks_per_core)
         timing = self._at_pace(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: inputs.world]))
 

@@ -102,6 +102,9 @@ class NetworkSpec(Section, frozen=True):
             "they are made, and then open; for networks that nobody else reaches."
         ),
     ] = "on"
+    measure_messages: Annotated[
+        bool, truth(), Doc("psctl up measures the cost of messages by short jobs on all hosts; false: plans assume it.")
+    ] = True
     require_encryption: Annotated[
         bool,
         truth(),

@@ -207,10 +207,11 @@ class BenchTurns:
                 seconds of one operation.
         """
         found: dict[str, list[float]] = {name: [] for name in measures}
-        while left := [name for name in measures if not self._effort.enough(found[name], measures[name][0])]:
+        repeats = {name: count for name, (count, _) in measures.items()}
+        while left := self._effort.unfinished(found, repeats):
             for name in left:
-                repeats, measure = measures[name]
-                found[name].append(measure(repeats))
+                count, measure = measures[name]
+                found[name].append(measure(count))
         return found
 
 

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from psctl import errors
 from psctl.cli.shared.context import Context
 from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
@@ -18,7 +20,7 @@ from psctl.launch.bench import bench_runs, congestion
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
-from psctl.launch.jobs import prepare
+from psctl.launch.jobs import job_end, prepare
 from psctl.remote.fleet import Fleet
 from psctl.types import UNDECODABLE, JsonObject
 from psctl.units import format_bytes, format_seconds
@@ -37,6 +39,7 @@ class BenchCall:
         self._context = context
         self._chosen = chosen
         self._bench_request = bench_request
+        self._brief = bench_request.likely is not None  # results are not printed, and no record of the jobs is kept
         self._results: list[bench_runs.BenchResult] = []
         self._outlook: bench_runs.BenchPlan | None = None
         self._controls: list[str] = []
@@ -60,7 +63,7 @@ class BenchCall:
                     return code
         if collective_of(self._bench_request.operation) is None:  # costs are fitted to predictions of these
             found = bench_runs.calibrate(reached, self._outlook, self._results)
-            self._context.tell(*bench_runs.describe(found))
+            (self._context.detail if self._brief else self._context.tell)(*bench_runs.describe(found))
         return 0
 
     def document(self) -> JsonObject:
@@ -77,14 +80,21 @@ class BenchCall:
 
     def _predict(self) -> ReachedCluster:
         """Connect to all hosts, make them ready and predict the times."""
-        own, say = self._context, self._context.progress
-        with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
-            asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
+        own, say = self._context, self._detail if self._brief else self._context.progress
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
             prepare.make_ready(reached, say, own.warn)
-            self._outlook = bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
+            self._outlook = self._plan(reached)
+            if self._brief and self._outlook.inputs.world > bench_runs.MOST_RANKS:
+                workers = str(bench_runs.MOST_RANKS)
+                self._bench_request = msgspec.structs.replace(self._bench_request, workers=workers)
+                self._outlook = self._plan(reached)
             self._controls = congestion.allowed(reached, self._bench_request.controls)
             return reached
+
+    def _plan(self, reached: ReachedCluster) -> bench_runs.BenchPlan:
+        with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
+            asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
+        return bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
 
     def _measure(self, job: bench_runs.BenchJob, signals: SignalQueue) -> int:
         own, control = self._context, self._control
@@ -97,7 +107,11 @@ class BenchCall:
                     prepare.reach(own.home, chosen, own.connect, [request.code], self._detail)
                 )
                 record = prepare.run(reached, request, None, self._detail, own.warn)
-            return BenchFollower(own, record, signals, reached.fleet, self._on_answer).run()
+            try:
+                return BenchFollower(own, record, signals, reached.fleet, self._on_answer).run()
+            finally:
+                if self._brief:
+                    job_end.discard(own.home, reached.fleet, record)
 
     def _detail(self, host: str, sentence: str) -> None:
         self._context.detail(f"{host}: {sentence}" if host else sentence)
@@ -105,19 +119,30 @@ class BenchCall:
     def _on_answer(self, answer: BenchAnswer) -> None:
         """Keep and print an answer of rank 0."""
         assert self._outlook is not None, "set by _predict"
+        tell = self._context.detail if self._brief else self._context.tell
         match answer:
             case BenchProgress():
-                self._context.tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
+                tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
             case BenchRow() if self._control is not None:
                 self._times.setdefault(self._control, []).append(statistics.median(answer.times))
-                self._context.tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
+                tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
             case BenchRow():
                 result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)
                 predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
                 wrong = "" if answer.correct else ", and its result is WRONG"
                 took = format_seconds(result.median)
-                self._context.tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
+                tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
+
+
+def measure_messages(context: Context, chosen: ChosenCluster) -> int:
+    """Measure the cost of messages by short jobs, of which nothing is kept but the costs; return as `BenchCall.run`.
+
+    Raises:
+        PsctlError: a host cannot be used, slots are held, or a job failed.
+    """
+    with context.working("measuring the cost of messages: short jobs on all hosts"):
+        return BenchCall(context, chosen, bench_runs.MESSAGES).run()
 
 
 class BenchFollower(JobFollower):

@@ -17,6 +17,7 @@ from psctl import errors
 from psctl.grouping import grouped
 from psctl.job.bench_messages import (
     FILE,
+    BenchEffort,
     BenchQuestion,
     BenchRound,
     BenchRow,
@@ -51,6 +52,13 @@ SMALLEST, LARGEST = 1_000, 256_000_000
 FACTOR = 4
 """From one size to the next."""
 
+OPERATIONS = 3
+"""Operations by which the duration of a short measurement is estimated: one that is checked, and repeats."""
+
+SERVERS = 1.3
+"""Times the fastest prediction, up to which servers are measured where only the likely strategies are: they need a job
+of their own for each size."""
+
 SAMPLES = 40
 """Measurements of one engine that costs are fitted to, at most."""
 
@@ -64,8 +72,33 @@ SLOWEST = 8.0
 """The largest factor, and one over the smallest, by which predicted times are corrected."""
 
 
+class LikelyStrategies(msgspec.Struct, frozen=True):
+    """The strategies of a size that may be the fastest, by their predictions.
+
+    Args:
+        factor: times the fastest prediction, up to which a strategy may be the fastest in fact.
+        seconds: limit of the predicted seconds of all of them together, for OPERATIONS of each; the first three are
+            always measured.
+    """
+
+    factor: float
+    seconds: float
+
+    def among(self, predicted: Mapping[str, float]) -> list[str]:
+        """Return the names, fastest first, of predictions in seconds."""
+        found: list[str] = []
+        spent = 0.0
+        for name in sorted(predicted, key=lambda name: predicted[name]):
+            spent += OPERATIONS * predicted[name]
+            if predicted[name] > self.factor * min(predicted.values()) or (len(found) >= 3 and spent > self.seconds):
+                break
+            found.append(name)
+        return found
+
+
 class BenchRequest(msgspec.Struct, frozen=True):
-    """The options of the command line. `strategies` empty: all feasible ones; `controls`: of congestion, to compare."""
+    """What to measure. `strategies` empty: all feasible ones, or of these the `likely`; `controls`: of congestion, to
+    compare; `effort`: how often and how long."""
 
     operation: Operation
     sizes: list[int]
@@ -73,6 +106,19 @@ class BenchRequest(msgspec.Struct, frozen=True):
     workers: str | None = None
     servers: str | None = None
     controls: list[str] = []
+    effort: BenchEffort = BenchEffort()
+    likely: LikelyStrategies | None = None
+
+
+MESSAGES = BenchRequest(
+    "allreduce", [4_000, 64_000, 1_000_000], [],
+    effort=BenchEffort(least=5, seconds=0.3, slow=0.5, lasting=0.03, slower=1.5),
+    likely=LikelyStrategies(factor=3.0, seconds=3.0),
+)  # fmt: skip
+"""The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times."""
+
+MOST_RANKS = 64
+"""Workers of that measurement, at most: costs are those of one message."""
 
 
 class BenchJob(msgspec.Struct, frozen=True):
@@ -254,7 +300,8 @@ class BenchPlan:
         """
         if self._collective is not None:
             return [self._collective_job(self._collective, bench_request)]
-        rounds, served = [], []
+        rounds: list[BenchRound] = []
+        served: list[tuple[float, BenchJob]] = []  # with the predicted time, relative to the fastest
         for size in bench_request.sizes:
             rows = {row.strategy: row for row in self.plan(size).candidates}
             for name in bench_request.strategies:
@@ -263,14 +310,20 @@ class BenchPlan:
             names = [
                 name for name in STRATEGIES if rows[name].feasible and name in (bench_request.strategies or STRATEGIES)
             ]
+            seconds = {name: rows[name].seconds or 0.0 for name in names}
+            names = bench_request.likely.among(seconds) if bench_request.likely is not None else names
             played = {name: rows[name].params for name in names if name != "ps"}
             if played:
                 rounds.append(BenchRound(size, played))
             if "ps" in names:
-                served.append(BenchJob(BenchQuestion(bench_request.operation, [BenchRound(size, {"ps": {}})]), "ps"))
+                question = BenchQuestion(bench_request.operation, [BenchRound(size, {"ps": {}})], bench_request.effort)
+                served.append((seconds["ps"] / (min(seconds.values()) or 1.0), BenchJob(question, "ps")))
+        if bench_request.likely is not None:
+            served = sorted((each for each in served if each[0] <= SERVERS), key=lambda each: each[0])[:1]
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        collectives = [BenchJob(BenchQuestion(bench_request.operation, rounds), strategy)] if rounds else []
-        return [*collectives, *served]
+        question = BenchQuestion(bench_request.operation, rounds, bench_request.effort)
+        collectives = [BenchJob(question, strategy)] if rounds else []
+        return [*collectives, *(job for _, job in served)]
 
     def _collective_job(self, operation: CollectiveOperation, bench_request: BenchRequest) -> BenchJob:
         """Return the job that measures a collective's algorithms, and the engine's own."""

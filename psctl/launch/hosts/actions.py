@@ -105,7 +105,16 @@ class MeasureLinks(Action, frozen=True):
         return f"measure the link{'s' if self.others > 1 else ''} to {self.others} host{'s' if self.others > 1 else ''}"
 
 
-AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady | FindNetwork | MeasureLinks
+class MeasureMessages(Action, frozen=True):
+    """Measure, together with all other hosts, the cost of messages of each engine."""
+
+    def __str__(self) -> str:
+        return "measure the cost of messages"
+
+
+AnyAction = (
+    SendCode | SendWheels | MakeEnvironment | Install | WriteReady | FindNetwork | MeasureLinks | MeasureMessages
+)
 
 
 class HostNeeds(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from psctl.launch.hosts.actions import (
     Install,
     MakeEnvironment,
     MeasureLinks,
+    MeasureMessages,
     SendCode,
     SendWheels,
     WriteReady,
@@ -200,7 +201,7 @@ def verdict(failed: Mapping[str, errors.PsctlError], total: int, what: str = "re
 def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -> None:
     site = reached.sites[shell.name]
     for action in reached.plans[shell.name]:
-        if isinstance(action, (FindNetwork, MeasureLinks)):
+        if isinstance(action, (FindNetwork, MeasureLinks, MeasureMessages)):
             continue  # carried out for all hosts together by `link_measurement.carry_out`
         progress(shell.name, str(action))
         with working(shell, shell.name, str(action)):

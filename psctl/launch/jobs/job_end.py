@@ -13,7 +13,7 @@ from psctl.job.control_answers import StopAnswer
 from psctl.launch import agent_calls, leader_search
 from psctl.launch.agent_calls import JobDigest
 from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
-from psctl.launch.host_programs import HOST_STATE, SWEPT, run_program
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, SWEPT, run_program
 from psctl.remote import slurm
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
@@ -124,6 +124,20 @@ def kill(fleet: Fleet, record: JobRecord) -> None:
 
     fleet.each(end, names=[host.name for host in record.hosts])
     sweep(fleet, record.hosts, kill=True)
+
+
+def discard(home: Home, fleet: Fleet, record: JobRecord) -> None:
+    """Remove the folders of a job that is over from the connected hosts, and its record here."""
+
+    def remove(name: HostName, shell: Shell) -> None:
+        host = hosts[name]
+        run_program(shell, host.python, HOST_FILES, "discard", {"folder": host.job_dir}, OBJECT)
+
+    hosts = {host.name: host for host in record.hosts}
+    for outcome in fleet.each(remove, names=list(hosts)).values():
+        if outcome.error is not None:
+            raise outcome.error
+    home.release_name(record.job)
 
 
 def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]:

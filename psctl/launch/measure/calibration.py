@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from psctl import errors
+from psctl.launch.hosts.actions import MeasureMessages
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
 from psctl.plan.simulation.cost_model import PACES, WAITS
@@ -60,6 +61,35 @@ def load(reached: ReachedCluster) -> dict[str, dict[str, float]]:
         return {}
     found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
     return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
+
+
+def plan(reached: ReachedCluster) -> None:
+    """Add a measurement to each host's actions, where none is saved for these machines.
+
+    Nothing is added for fewer than two hosts, where a host cannot be made ready or has no torch, while a job runs, or
+    where the cluster file says so (`network.measure_messages`). Call `reach.settled` first.
+    """
+    needs, plans = reached.needs, reached.plans
+    if len(plans) < 2 or reached.failed or reached.chosen.embedded or not reached.chosen.spec.network.measure_messages:
+        return
+    sites = [reached.sites[name] for name in plans]
+    torch = needs.managed and needs.torch is not None
+    if any(site.jobs or not (torch or site.modules.get("torch")) for site in sites) or load(reached):
+        return
+    for actions in plans.values():
+        actions.append(MeasureMessages())
+
+
+def planned(reached: ReachedCluster) -> bool:
+    """Return whether `plan` has added the measurement, and no host has failed since."""
+    actions = [action for each in reached.plans.values() for action in each]
+    return not reached.failed and any(isinstance(action, MeasureMessages) for action in actions)
+
+
+def drop(reached: ReachedCluster) -> None:
+    """Remove the measurement, which was not made, from the actions of the hosts."""
+    for name, actions in reached.plans.items():
+        reached.plans[name] = [action for action in actions if not isinstance(action, MeasureMessages)]
 
 
 def machines_of(reached: ReachedCluster) -> dict[str, str]:
