@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from psctl.message_costs import UNKNOWN_COSTS, MeasuredCosts
 from psctl.types import BUCKET, PLAIN, Address, Compression, JsonObject
 
 
@@ -101,7 +102,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     bucket: int = BUCKET  # bytes of gradients that a collective sums together; 0: measured in the first steps
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
-    costs: dict[str, dict[str, float]] = {}  # measured by `bench` for gloo, nccl, psctl, ps: alpha, overhead, gamma
+    costs: MeasuredCosts = UNKNOWN_COSTS  # of messages
     exports: ExportOrder = ExportOrder()
     readers: list[ReaderOrder] = []  # of all groups
 

@@ -13,7 +13,7 @@ import pytest
 PSCTL = Path(__file__).resolve().parent.parent / "psctl"
 
 FLOORS = (
-    ("errors", "units", "types", "clock", "grouping", "orders", "permits"),
+    ("errors", "units", "types", "clock", "grouping", "message_costs", "orders", "permits"),
     # Pure: no socket, file, process or sleep.
     ("spec", "topology", "schedule", "ps", "job", "transport.protocol"),
     ("coordinator.streams", "coordinator.policies"),

@@ -17,6 +17,7 @@ from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store import MasterPort, StoreSocket
 from psctl.job.leadership_messages import Configuration
+from psctl.message_costs import UNKNOWN_COSTS
 from psctl.orders import AgentOrders, HostOrder
 from psctl.process import sealed_memory
 from psctl.process.journal_files import JournalFiles
@@ -141,7 +142,7 @@ class HeadServices:
             leadership: the newest configuration that is known here.
         """
         orders = self._orders
-        job = msgspec.structs.replace(orders.job, hosts=hosts, added=added, topology=None, costs={})
+        job = msgspec.structs.replace(orders.job, hosts=hosts, added=added, topology=None, costs=UNKNOWN_COSTS)
         authority = Pair(orders.authority, orders.authority_key)
         pair = issue(authority, orders.job.name, Member("agent", wanted.host), time.time())
         return msgspec.structs.replace(

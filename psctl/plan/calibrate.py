@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from psctl.plan.simulation.schedule_timing import Costs
+from psctl.message_costs import Costs
 
 SCALES = (1e-4, 1e-4, 1e-9)
 """Usual sizes of alpha, overhead (seconds) and gamma (seconds a byte): a step of the differences is a part of these."""

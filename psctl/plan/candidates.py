@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from psctl.message_costs import Costs
 from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound, stepwise
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
-from psctl.plan.simulation.schedule_timing import Costs, Timing, at_pace, in_pieces
+from psctl.plan.simulation.schedule_timing import Timing, at_pace, in_pieces
 from psctl.plan.uniform_forms import LARGE, UniformForms
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -161,18 +162,18 @@ class CandidateSearch:
         found = [self._steps.get((strategy, options)) for options in self._options(strategy, size)]
         if not all(found):
             return None
-        return min((one[0] + size * one[1], one[0]) for one in found if one is not None)
+        factor = self._inputs.pace(strategy).factor(size)
+        return min((factor * (one[0] + size * one[1]), factor * one[0]) for one in found if one is not None)
 
     def _estimate_by_steps(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         schedule = self._schedule(strategy, options)
         costs = costs_on_shared_cores(self._costs(strategy), schedule, self._inputs.ranks_per_core)
         timing = stepwise(schedule, self._inputs.network, self._places(schedule), size, costs)
         sent = max(schedule.sent(size)[: self._inputs.world])
-        found = Predicted(strategy, options, self._at_pace(strategy, timing), schedule.steps, sent)
         if size:
-            waiting = found.timing.waiting
-            self._steps[strategy, options] = (waiting, (found.seconds - waiting) / size)
-        return found
+            usual = at_pace(timing, self._inputs.pace(strategy).unmeasured, size)
+            self._steps[strategy, options] = (usual.waiting, (usual.seconds - usual.waiting) / size)
+        return Predicted(strategy, options, self._at_pace(strategy, timing, size), schedule.steps, sent)
 
     def least_seconds(self, strategy: str, size: float) -> float:
         """Return a lower bound on a strategy's seconds; 0 where a prediction costs no more than the bound.
@@ -222,7 +223,7 @@ class CandidateSearch:
         costs = self._costs(strategy)
         if self._by_form:
             form = self._forms.form(_built_as(strategy), options, size, costs)
-            return Predicted(strategy, options, self._at_pace(strategy, form.timing()), form.steps, form.sent)
+            return Predicted(strategy, options, self._at_pace(strategy, form.timing(), size), form.steps, form.sent)
         if inputs.world > LARGE:
             return self._estimate_by_steps(strategy, options, size)
         schedule = self._schedule(strategy, options)
@@ -230,7 +231,7 @@ class CandidateSearch:
         timing = self._timing(strategy, options, schedule, size, shared)
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs, inputs.ranks_per_core)
-        timing = self._at_pace(strategy, timing)
+        timing = self._at_pace(strategy, timing, size)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: inputs.world]))
 
     def _timing(self, strategy: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
@@ -243,8 +244,8 @@ class CandidateSearch:
 
         return simulate_pipeline(cut, options.chunks, network, places, size, costs)
 
-    def _at_pace(self, strategy: str, timing: Timing) -> Timing:
-        return at_pace(timing, self._inputs.pace(strategy))
+    def _at_pace(self, strategy: str, timing: Timing, size: float) -> Timing:
+        return at_pace(timing, self._inputs.pace(strategy), size)
 
     def why_not(self, strategy: str) -> str | None:
         """Return why a strategy is impossible on these machines; None when it is possible."""

@@ -13,6 +13,7 @@ from collections import Counter
 
 import msgspec
 
+from psctl.message_costs import Costs
 from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.allreduce_times import UniformRates
 from psctl.plan.candidates import LEAST, MOST, ONLY, CandidateSearch, options_as_data
@@ -21,7 +22,7 @@ from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import ADDING, ALPHA, ASSUMED_RATE, ENGINES, costs_on_shared_cores
 from psctl.plan.simulation.estimates import stepwise
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
-from psctl.plan.simulation.schedule_timing import Costs, Timing
+from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.uniform_forms import LARGE, UniformForms
 from psctl.schedule.algorithms import collectives
 from psctl.schedule.algorithms.catalog import ScheduleOptions

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl.errors import InvalidFile, UsageError
+from psctl.message_costs import AS_PREDICTED, Costs, StrategyPace
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.simulation.cost_model import ASSUMED_RATE, FREE, engine_costs, paces_of
 from psctl.plan.simulation.routes import SimulatedNetwork, places
-from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, StrategyPace
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
 from psctl.types import BUCKET, PLAIN, Compression, Layout
@@ -160,7 +160,8 @@ def plan_input_of_job(order: JobOrder) -> PlanInput:
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
     one_host = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
-    costs, paces = engine_costs(gpus, order.costs, one_host=one_host), paces_of(order.costs, one_host=one_host)
+    known = order.costs.for_ranks({host.name: host.workers for host in order.hosts if host.workers})
+    costs, paces = engine_costs(gpus, known.engines, one_host=one_host), paces_of(known.paces, one_host=one_host)
     return PlanInput(cluster, ranks, serving, costs, paces, _ranks_per_core(order.hosts))
 
 

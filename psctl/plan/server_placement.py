@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl.grouping import grouped
+from psctl.message_costs import Costs
 from psctl.orders import HostOrder
 from psctl.plan.compression_cost import Coding, add_coding_time
 from psctl.plan.plan_input import PlanInput
@@ -27,7 +28,7 @@ from psctl.plan.rank_orders import by_rack, racks
 from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.estimates import LowerBound, lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
+from psctl.plan.simulation.schedule_timing import Timing, at_pace
 from psctl.ps.shards import target
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -108,7 +109,8 @@ def time_push_pull(
         mode: the mode of the servers.
     """
     measured = inputs.pace("ps")
-    pace = StrategyPace(measured.flowing * mode.flow_factor(inputs.world, len(servers)), measured.waiting)
+    flowing = measured.flowing * mode.flow_factor(inputs.world, len(servers))
+    pace, whole = msgspec.structs.replace(measured, flowing=flowing), size
     codes = mode.coding_seconds(size, inputs.world, len(servers), inputs.ranks_per_core)
     sent, shards = size * mode.coding.push, _shards_per_server(inputs, servers, size) if mode.pipelined else 1
     size *= mode.byte_share(inputs.hosts, servers)
@@ -116,11 +118,11 @@ def time_push_pull(
     if mode.sum_by_host:
         sent *= _pushes_per_worker([places[host] for host in inputs.hosts], [places[host] for host in servers])
     if inputs.world > LARGE:
-        return add_coding_time(at_pace(_by_ports(inputs, servers, size, mode), pace), codes), 2, sent
+        return add_coding_time(at_pace(_by_ports(inputs, servers, size, mode), pace, whole), codes), 2, sent
     schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, mode))
     costs = costs_on_shared_cores(inputs.costs.get("ps", Costs()), schedule, inputs.ranks_per_core)
     timing = simulate(schedule, inputs.network, (*inputs.ranks, *servers), size, costs)
-    return add_coding_time(at_pace(timing, pace), codes), 2, sent
+    return add_coding_time(at_pace(timing, pace, whole), codes), 2, sent
 
 
 def place_servers(

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from psctl.grouping import grouped
+from psctl.message_costs import Costs
 from psctl.plan.compression_cost import Coding
 from psctl.plan.overlap import FORWARD
 from psctl.plan.plan_input import PlanInput
-from psctl.plan.simulation.schedule_timing import Costs, Timing
+from psctl.plan.simulation.schedule_timing import Timing
 from psctl.units import format_bytes, format_rate
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from psctl.message_costs import Costs
 from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import PlanInput
-from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 
 LARGE = 64

@@ -19,7 +19,7 @@ from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.placement.cluster_snapshot import machines_of
-from psctl.plan.simulation.schedule_timing import Costs
+from psctl.message_costs import Costs
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import CommandResult
 from psctl.spec.cluster import load_cluster

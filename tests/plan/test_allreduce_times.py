@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from psctl.message_costs import Costs
 from psctl.plan.allreduce_times import (
     FORMS,
     MOST_CHUNKS,
@@ -21,7 +22,7 @@ from psctl.plan.allreduce_times import (
 from psctl.plan.collective_times import collective, pipeline
 from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs, Timing
+from psctl.plan.simulation.schedule_timing import Timing
 from psctl.schedule.algorithms import catalog, collectives
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.algorithms.parameter_server import balanced_shares, parameter_server

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from psctl.message_costs import Costs, StrategyPace
 from psctl.plan.by_size import SIZES, SizeRange, size_ranges, winners
 from psctl.plan.candidates import CandidateSearch
 from psctl.plan.choose import TIE, Planner, Winner, planner_for_cluster
@@ -17,7 +18,6 @@ from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import ENGINES, FREE
 from psctl.plan.simulation.estimates import lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from psctl.message_costs import Costs, StrategyPace
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
@@ -13,7 +14,6 @@ from psctl.plan.plan_input import PlanInput, nominal_cluster
 from psctl.plan.simulation.cost_model import costs_on_shared_cores
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.algorithms.catalog import ScheduleOptions, build
 from psctl.schedule.schedule import Schedule
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from psctl.errors import UsageError
+from psctl.message_costs import Costs
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.choose import TIE, Plan, Planner, buckets, choose, planner_for_job
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
-from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 from psctl.topology.host.document import cluster_document

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psctl.message_costs import Costs
 from psctl.plan.simulation import flow_rates
 from psctl.plan.simulation.flow_rates import ActiveFlows
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.schedule import Action, Schedule, Transfer
 from tests.desktop_time import desktop_seconds
 from tests.hypothesis_profile import examples

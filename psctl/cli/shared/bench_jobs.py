@@ -83,18 +83,14 @@ class BenchCall:
         own, say = self._context, self._detail if self._brief else self._context.progress
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
             prepare.make_ready(reached, say, own.warn)
-            self._outlook = self._plan(reached)
-            if self._brief and self._outlook.inputs.world > bench_runs.MOST_RANKS:
-                workers = str(bench_runs.MOST_RANKS)
-                self._bench_request = msgspec.structs.replace(self._bench_request, workers=workers)
-                self._outlook = self._plan(reached)
+            if self._brief:
+                workers = bench_runs.workers_of(reached)
+                self._bench_request = msgspec.structs.replace(self._bench_request, workers=str(workers))
+            with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
+                asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
+            self._outlook = bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
             self._controls = congestion.allowed(reached, self._bench_request.controls)
             return reached
-
-    def _plan(self, reached: ReachedCluster) -> bench_runs.BenchPlan:
-        with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
-            asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
-        return bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
 
     def _measure(self, job: bench_runs.BenchJob, signals: SignalQueue) -> int:
         own, control = self._context, self._control

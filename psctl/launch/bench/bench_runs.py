@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -28,8 +29,11 @@ from psctl.job.bench_messages import (
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.prepare import RequestedJob, job_hosts_of, load_requested_job
 from psctl.launch.measure import calibration
-from psctl.launch.measure.calibration import FittedCosts
+from psctl.launch.measure.calibration import FittedCosts, MeasuredSum
+from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import order_for_plan
+from psctl.launch.placement.roster import slots_of
+from psctl.message_costs import Costs, StrategyPace
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch, options_as_data
@@ -37,7 +41,7 @@ from psctl.plan.choose import Plan, Planner
 from psctl.plan.collective_choice import CollectivePlanner, CollectivePrediction
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.server_placement import place_servers, time_push_pull
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
+from psctl.plan.simulation.schedule_timing import Timing, at_pace
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.algorithms.collectives import ALGORITHMS
 from psctl.types import STRATEGIES, JsonObject
@@ -118,7 +122,7 @@ MESSAGES = BenchRequest(
 """The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times."""
 
 MOST_RANKS = 64
-"""Workers of that measurement, at most: costs are those of one message."""
+"""Workers of that measurement, at most: a job with more starts longer than it measures."""
 
 
 class BenchJob(msgspec.Struct, frozen=True):
@@ -138,6 +142,11 @@ class BenchResult(msgspec.Struct, frozen=True):
     def median(self) -> float:
         """The middle of its times."""
         return statistics.median(self.row.times)
+
+    @property
+    def valid(self) -> bool:
+        """Whether its times may be used: the sums were correct."""
+        return self.row.correct and self.median > 0
 
     def document(self) -> JsonObject:
         """Return the record of `bench -o json`."""
@@ -207,6 +216,14 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
         if operation == "pushpull" and name != "ps":
             raise errors.UsageError(f"--strategy {name}: pushpull measures servers", hint="ps, or leave it out")
     return ["ps"] if operation == "pushpull" else list(dict.fromkeys(names))
+
+
+def workers_of(reached: ReachedCluster) -> int:
+    """Return the workers of the measurement of `up`: all that the hosts take, so that ranks share processors as in
+    jobs; MOST_RANKS at most."""
+    machines = machines_of(reached)
+    slots = [slots_of(host, machines[host.name]) for host in reached.chosen.spec.hosts if host.name in machines]
+    return min(MOST_RANKS, sum(slots))
 
 
 def whole_job(bench_request: BenchRequest) -> BenchJob:
@@ -286,11 +303,11 @@ class BenchPlan:
             return found.timing.seconds if found is not None and found.timing is not None else None
         return next(row.seconds for row in self.plan(size).candidates if row.strategy == strategy)
 
-    def options(self, strategy: str, size: int) -> ScheduleOptions:
-        """Return the options that a strategy was measured with."""
-        return msgspec.convert(
-            next(row.params for row in self.plan(size).candidates if row.strategy == strategy), ScheduleOptions
-        )
+    def sum(self, result: BenchResult) -> MeasuredSum:
+        """Return a result as it is saved, with the options that its strategy was measured with."""
+        row = result.row
+        options = next(each.params for each in self.plan(row.bytes).candidates if each.strategy == row.strategy)
+        return MeasuredSum(row.strategy, row.bytes, result.median, options, result.predicted)
 
     def jobs(self, bench_request: BenchRequest) -> list[BenchJob]:
         """Return the jobs that measure the requested strategies and sizes.
@@ -360,22 +377,27 @@ def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[J
 
 
 def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[BenchResult]) -> dict[str, FittedCosts]:
-    """Fit what messages cost each engine, and how fast each strategy's bytes flow, and keep it with the cluster.
+    """Fit what messages cost each engine, and how strategies differ from that, to these results and the saved ones of
+    the same machines and ranks; save them with the cluster.
 
     Returns:
         by engine, what was found; an engine with less than three measurements is left as it was.
     """
-    measured = [each for each in results if each.row.correct and each.median > 0]
+    ranks = dict(Counter(outlook.inputs.hosts))
+    known = [*calibration.sums_of(reached, ranks), *(outlook.sum(each) for each in results if each.valid)]
+    sums = [*{(each.strategy, each.bytes): each for each in known}.values()]
+    if not sums:
+        return {}
     predictor = _Predictor(outlook)
-    flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(measured)}
+    flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(sums)}
     engine_of = {"native": outlook.inputs.engine, "ps": "ps"}
-    engines = grouped((engine_of.get(each.row.strategy, "psctl"), each) for each in measured)
+    engines = grouped((engine_of.get(each.strategy, "psctl"), each) for each in sums)
     found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
-    if found:
-        flowing |= predictor.flowing(measured)
-        waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(measured)}
-        paces = {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
-        calibration.save(reached, found, paces)
+    flowing |= predictor.flowing(sums)
+    waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(sums)}
+    names = dict.fromkeys([*flowing, *waiting, *(each.strategy for each in sums)])
+    paces = {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in names}
+    calibration.save(reached, ranks, sums, found, predictor.measured(sums, paces))
     return found
 
 
@@ -393,47 +415,57 @@ class _Predictor:
         self._search = CandidateSearch(self._inputs)
         self._servers: dict[int, list[str]] = {}
 
-    def timing(self, row: BenchRow) -> Timing:
+    def timing(self, row: MeasuredSum) -> Timing:
         """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
         if row.strategy == "ps":
             return time_push_pull(self._inputs, self._serving(row.bytes), row.bytes)[0]
-        return self._search.predict(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
+        return self._search.predict(row.strategy, msgspec.convert(row.options, ScheduleOptions), row.bytes).timing
 
-    def fitted(self, engine: str, results: Sequence[BenchResult], flowing: Mapping[str, float]) -> FittedCosts:
+    def fitted(self, engine: str, sums: Sequence[MeasuredSum], flowing: Mapping[str, float]) -> FittedCosts:
         """Fit an engine's costs; later predictions use them."""
-        some = _some(results)
+        some = _some(sums)
 
         def predict(index: int, costs: Costs) -> float:
             self._inputs.costs = {**self._inputs.costs, engine: costs}
-            row = some[index].row
-            return at_pace(self.timing(row), StrategyPace(flowing.get(row.strategy, 1.0))).seconds
+            row = some[index]
+            return at_pace(self.timing(row), StrategyPace(flowing.get(row.strategy, 1.0)), row.bytes).seconds
 
-        fitted = fit([each.median for each in some], predict, self._inputs.costs.get(engine))
+        fitted = fit([each.seconds for each in some], predict, self._inputs.costs.get(engine))
         self._inputs.costs = {**self._inputs.costs, engine: fitted.costs}
-        before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
+        before = [abs(each.before / each.seconds - 1) for each in some if each.before is not None]
         return FittedCosts(fitted.costs, len(some), statistics.median(before), fitted.after)
 
-    def flowing(self, results: Sequence[BenchResult]) -> dict[str, float]:
+    def flowing(self, sums: Sequence[MeasuredSum]) -> dict[str, float]:
         """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
-        return self._longer(results, FLOWS, lambda timing: timing.flowing)
+        return self._longer(sums, FLOWS, lambda timing: timing.flowing)
 
-    def waiting(self, results: Sequence[BenchResult]) -> dict[str, float]:
+    def waiting(self, sums: Sequence[MeasuredSum]) -> dict[str, float]:
         """Return by strategy how many times as long its messages waited, from the sizes where that is most of the time;
         costs are fitted to all strategies of an engine together."""
-        return self._longer(results, WAITS, lambda timing: timing.waiting)
+        return self._longer(sums, WAITS, lambda timing: timing.waiting)
+
+    def measured(
+        self, sums: Sequence[MeasuredSum], paces: Mapping[str, StrategyPace]
+    ) -> dict[str, StrategyPace]:  # fmt: skip
+        """Return the paces with the factors by which the times of the measured sizes still differ."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for each in sorted(sums, key=lambda one: one.bytes):
+            expected = at_pace(self.timing(each), paces[each.strategy], each.bytes).seconds
+            found.setdefault(each.strategy, []).append((each.bytes, _limited(each.seconds / expected)))
+        return {
+            name: msgspec.structs.replace(pace, measured=tuple(found.get(name, ()))) for name, pace in paces.items()
+        }
 
     def _longer(
-        self, results: Sequence[BenchResult], least: float, part: Callable[[Timing], float]
+        self, sums: Sequence[MeasuredSum], least: float, part: Callable[[Timing], float]
     ) -> dict[str, float]:  # fmt: skip
         found: dict[str, list[float]] = {}
-        for each in results:
-            timing = self.timing(each.row)
+        for each in sums:
+            timing = self.timing(each)
             if part(timing) >= least * timing.seconds > 0:
                 rest = timing.seconds - part(timing)
-                found.setdefault(each.row.strategy, []).append((each.median - rest) / part(timing))
-        return {
-            name: min(SLOWEST, max(1 / SLOWEST, statistics.median(each))) for name, each in found.items()
-        }  # fmt: skip
+                found.setdefault(each.strategy, []).append((each.seconds - rest) / part(timing))
+        return {name: _limited(statistics.median(each)) for name, each in found.items()}
 
     def _serving(self, size: int) -> list[str]:
         if size not in self._servers:
@@ -443,9 +475,13 @@ class _Predictor:
         return self._servers[size]
 
 
-def _some(results: Sequence[BenchResult]) -> list[BenchResult]:
+def _limited(factor: float) -> float:
+    return min(SLOWEST, max(1 / SLOWEST, factor))
+
+
+def _some(sums: Sequence[MeasuredSum]) -> list[MeasuredSum]:
     """Return at most SAMPLES of them, spread over sizes and strategies."""
-    ordered = sorted(results, key=lambda each: (each.row.bytes, each.row.strategy))
+    ordered = sorted(sums, key=lambda each: (each.bytes, each.strategy))
     step = max(1.0, len(ordered) / SAMPLES)
     return [ordered[int(at * step)] for at in range(min(len(ordered), SAMPLES))]
 

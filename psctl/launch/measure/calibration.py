@@ -1,9 +1,9 @@
-"""Saves the costs of messages that `bench` measured on a cluster, and loads them for plans on the same machines."""
+"""The costs of messages that `up` and `bench` measured on a cluster, saved for plans on the same machines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,8 +11,7 @@ from psctl import errors
 from psctl.launch.hosts.actions import MeasureMessages
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
-from psctl.plan.simulation.cost_model import PACES, WAITS
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
+from psctl.message_costs import UNKNOWN_COSTS, Costs, MeasuredCosts, StrategyPace
 
 
 class FittedCosts(msgspec.Struct, frozen=True):
@@ -24,43 +23,67 @@ class FittedCosts(msgspec.Struct, frozen=True):
     after: float
 
 
-class Calibration(msgspec.Struct, frozen=True):
-    """Measured costs, and the machines that they were measured on (by host: address, cores, GPUs and identity).
+class MeasuredSum(msgspec.Struct, frozen=True):
+    """The median time of a strategy, with the options of its schedule, for vectors of `bytes`; `before` is the time
+    that was predicted then."""
 
-    `paces` and `waits` hold, by strategy, measured time over predicted time: of transfers, and of waits for messages.
+    strategy: str
+    bytes: int
+    seconds: float
+    options: dict[str, object] = {}
+    before: float | None = None
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Measured times, and the costs and factors that fit them.
+
+    They hold for `machines` (by host: address, cores, GPUs and identity); `ranks` are those of each host meanwhile.
     """
 
     time: float
     machines: dict[str, str]
+    ranks: dict[str, int]
+    sums: tuple[MeasuredSum, ...]
     engines: dict[str, FittedCosts]
-    paces: dict[str, float] = {}
-    waits: dict[str, float] = {}
+    paces: dict[str, StrategyPace]
+
+    @property
+    def costs(self) -> MeasuredCosts:
+        """What a plan needs of it."""
+        return MeasuredCosts({name: each.costs for name, each in self.engines.items()}, self.paces, self.ranks)
 
 
-def save(reached: ReachedCluster, engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace]) -> Calibration:
-    """Save results by engine and by strategy; earlier results of other ones on the same machines are kept."""
-    machines = machines_of(reached)
-    before = reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
-    known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
+def save(
+    reached: ReachedCluster, ranks: Mapping[str, int], sums: Sequence[MeasuredSum],
+    engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace],
+) -> None:  # fmt: skip
+    """Save a calibration in place of an earlier one, of which the costs of other engines are kept."""
+    before = _saved(reached)
+    known = before.engines if before is not None else {}
     made = Calibration(
-        time.time(), machines, {**known.engines, **engines},
-        {**known.paces, **{name: pace.flowing for name, pace in paces.items()}},
-        {**known.waits, **{name: pace.waiting for name, pace in paces.items()}},
+        time.time(), machines_of(reached), dict(ranks), tuple(sums), {**known, **engines}, dict(paces)
     )  # fmt: skip
     reached.home.save_measurement("costs", reached.chosen.spec.name, made)
-    return made
 
 
-def load(reached: ReachedCluster) -> dict[str, dict[str, float]]:
-    """Return the saved costs by engine, and the saved paces for `paces_of`; {} when a host has changed since.
+def sums_of(reached: ReachedCluster, ranks: Mapping[str, int]) -> tuple[MeasuredSum, ...]:
+    """Return the saved times of the same machines with the same ranks."""
+    kept = _saved(reached)
+    return kept.sums if kept is not None and kept.ranks == ranks else ()
+
+
+def load(reached: ReachedCluster) -> MeasuredCosts:
+    """Return the saved costs; nothing when a host has changed since.
 
     Call `reach.find` or `reach.settled` first.
     """
+    kept = _saved(reached)
+    return kept.costs if kept is not None else UNKNOWN_COSTS
+
+
+def _saved(reached: ReachedCluster) -> Calibration | None:
     kept = reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
-    if kept is None or not machines_of(reached).items() <= kept.machines.items():
-        return {}
-    found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
-    return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
+    return kept if kept is not None and machines_of(reached).items() <= kept.machines.items() else None
 
 
 def plan(reached: ReachedCluster) -> None:
@@ -74,7 +97,7 @@ def plan(reached: ReachedCluster) -> None:
         return
     sites = [reached.sites[name] for name in plans]
     torch = needs.managed and needs.torch is not None
-    if any(site.jobs or not (torch or site.modules.get("torch")) for site in sites) or load(reached):
+    if any(site.jobs or not (torch or site.modules.get("torch")) for site in sites) or load(reached) != UNKNOWN_COSTS:
         return
     for actions in plans.values():
         actions.append(MeasureMessages())

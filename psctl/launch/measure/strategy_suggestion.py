@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
 from psctl.errors import InvalidFile
+from psctl.message_costs import MeasuredCosts
 from psctl.plan.choose import ONE_WORKER, UNKNOWN, Plan, planner_for_cluster
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
-from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.units import format_bytes
@@ -22,12 +22,12 @@ _UNLINKED = "no path between the ranks is known, so the engine decides"
 Trees = tuple[tuple[tuple[str, str], ...], ...]
 
 
-def suggest(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None = None) -> Suggestion | None:
+def suggest(cluster: ClusterGraph, measured: MeasuredCosts | None = None) -> Suggestion | None:
     """Return the strategy that `plan` chooses on these machines for gradients of UNKNOWN bytes.
 
     Args:
         cluster: the hosts and the links between them.
-        measured: the costs of messages that `bench` measured, by engine; None for machines from a file, for which only
+        measured: the costs of messages that `up` or `bench` measured; None for machines from a file, for which only
             the latencies of the file count.
 
     Returns:
@@ -52,12 +52,14 @@ def _unlinked(host: HostNode) -> bool:
     return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
 
 
-def _inputs(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None) -> PlanInput:
+def _inputs(cluster: ClusterGraph, measured: MeasuredCosts | None) -> PlanInput:
     if measured is None:
         return plan_input_of_cluster(cluster, costs=FREE)
     gpus = any(host.graph.of_kind("gpu") for host in cluster.hosts if "worker" in host.roles)
-    engines: dict[str, Costs] = engine_costs(gpus, measured)
-    return plan_input_of_cluster(cluster, costs=engines, paces=paces_of(measured))
+    found = plan_input_of_cluster(cluster)
+    known = measured.for_ranks(dict(Counter(found.hosts)))
+    found.costs, found.paces = engine_costs(gpus, known.engines), paces_of(known.paces)
+    return found
 
 
 def _groups(plan: Plan, inputs: PlanInput) -> tuple[Named, tuple[float, ...], Trees]:

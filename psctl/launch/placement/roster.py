@@ -12,6 +12,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.home import HostRecord
+from psctl.message_costs import UNKNOWN_COSTS, MeasuredCosts
 from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder, HostOrder, JobOrder, ReaderOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.groups import GroupSpec, Spread
@@ -209,7 +210,7 @@ def job_order(
     environment: Mapping[str, str] | None = None,
     resume: Resumed | None = None,
     topology: JsonObject | None = None,
-    costs: Mapping[str, dict[str, float]] | None = None,
+    costs: MeasuredCosts = UNKNOWN_COSTS,
 ) -> JobOrder:  # long: one line a field
     """Return the job's order for its coordinator, its agents and the plan.
 
@@ -221,7 +222,7 @@ def job_order(
         environment: variables for every process, secrets left out.
         resume: where it resumes from.
         topology: the document of its hosts; None: nominal rates alone.
-        costs: what messages were measured to cost on this cluster, by engine.
+        costs: of messages, measured on this cluster.
     """
     argv = [job.script] if job.script is not None else ["-m", str(job.module)]
     return JobOrder(
@@ -263,7 +264,7 @@ def job_order(
         replicas=job.replicas if isinstance(job.replicas, int) else None,
         on_worker_loss=job.restart.on_worker_loss,
         topology=topology,
-        costs=dict(costs or {}),
+        costs=costs,
         exports=_exports(job),
         readers=assign_readers(job, job_hosts),
     )
@@ -372,7 +373,7 @@ def agent_orders(
     """
     assert (coordinator is None) == (index == 0), "the head's agent starts the coordinator, all others reach it"
     assert bool(keys.authority_key) == (index == 0), "the authority's key goes to the head and nowhere else"
-    job = job if index == 0 else msgspec.structs.replace(job, topology=None, costs={})
+    job = job if index == 0 else msgspec.structs.replace(job, topology=None, costs=UNKNOWN_COSTS)
     return AgentOrders(
         job=job, host=index, python=host.python, paths=[host.code], workdir=host.workdir, job_dir=host.job_dir,
         code_dir=host.files, authority=keys.authority, certificate=keys.certificate,

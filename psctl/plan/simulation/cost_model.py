@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
+from psctl.message_costs import Costs, StrategyPace
 from psctl.schedule.schedule import Schedule
 from psctl.types import STRATEGIES
 
@@ -60,9 +60,6 @@ ON_GPUS: Mapping[str, Costs] = {
 FREE: Mapping[str, Costs] = {"gloo": Costs(), "nccl": Costs(), "psctl": Costs(), "ps": Costs()}
 """Costs for machines that are described in a file: only those of its links are known."""
 
-PACES, WAITS = "paces", "waits"
-"""Keys, besides the names of engines, of the factors of StrategyPace by strategy: of flowing and of waiting."""
-
 SEVERAL = 4
 """Ranks up to which the messages of each processor are simulated one after another."""
 
@@ -92,32 +89,27 @@ def costs_on_shared_cores(costs: Costs, schedule: Schedule, ranks_per_core: floa
 
 
 def engine_costs(
-    gpus: bool, measured: Mapping[str, Mapping[str, float]], *, one_host: bool = False
+    gpus: bool, measured: Mapping[str, Costs], *, one_host: bool = False
 ) -> dict[str, Costs]:  # fmt: skip
     """Return the costs of a message of each engine.
 
     Args:
         gpus: gradients are on GPUs.
-        measured: the costs that `bench` measured on this cluster, by engine: alpha, overhead, gamma; the others are
-            assumed. PACES and WAITS hold strategies, for `paces_of`.
+        measured: the costs that were measured on this cluster, by engine; the others are assumed.
         one_host: all ranks are processes of one host.
     """
     found = dict(ON_GPUS if gpus else ENGINES)
     if one_host and not gpus:
         found["psctl"] = ONE_HOST
-    for engine, costs in measured.items():
-        if engine not in (PACES, WAITS):
-            found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
-    return found
+    return found | dict(measured)
 
 
-def paces_of(measured: Mapping[str, Mapping[str, float]], *, one_host: bool = False) -> dict[str, StrategyPace]:
+def paces_of(measured: Mapping[str, StrategyPace], *, one_host: bool = False) -> dict[str, StrategyPace]:
     """Return the factors by which strategies differ from their predictions.
 
     Args:
-        measured: as of `engine_costs`.
+        measured: the factors that were measured on this cluster, by strategy.
         one_host: all ranks are processes of one host, on CPUs.
     """
-    flowing, waiting = measured.get(PACES, {}), measured.get(WAITS, {})
     taken = {name: ONE_HOST_PACE for name in STRATEGIES if name not in ("native", "ps")} if one_host else {}
-    return taken | {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+    return taken | dict(measured)

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from psctl.message_costs import AS_PREDICTED, Costs, StrategyPace
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, StrategyPace, Timing, busiest_link, timing_of
+from psctl.plan.simulation.schedule_timing import Timing, busiest_link, timing_of
 from psctl.schedule.schedule import Schedule
 
 
@@ -30,7 +31,8 @@ class LowerBound(msgspec.Struct, frozen=True):
 
     def seconds(self, size: float, pace: StrategyPace = AS_PREDICTED) -> float:
         """Return the bound for `size` bytes, at a strategy's pace."""
-        return max(self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing))
+        waiting, flowing = self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing)
+        return pace.least * max(waiting, flowing)
 
 
 def lower_bound(schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], alpha: float) -> LowerBound:

@@ -18,10 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from psctl.message_costs import Costs
 from psctl.plan.simulation.flow_rates import NEAR, ActiveFlows
 from psctl.plan.simulation.message_dependencies import MessageDependencies
 from psctl.plan.simulation.routes import SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import Costs, Timing, busiest_link, timing_of
+from psctl.plan.simulation.schedule_timing import Timing, busiest_link, timing_of
 from psctl.plan.simulation.symmetry import lockstep
 from psctl.schedule.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""Costs of messages, and predicted times with their parts and their bottleneck."""
+"""Predicted times with their parts and their bottleneck."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from psctl.message_costs import AS_PREDICTED, Costs, StrategyPace
 from psctl.schedule.schedule import Schedule
 
 Method = Literal["simulated", "symmetry", "closed form"]
-
-
-class Costs(msgspec.Struct, frozen=True):
-    """The costs of a message besides its bytes on the links, in seconds; `bench` measures them.
-
-    `alpha` adds to the route's latency and occupies no processor; `overhead` occupies the sender's processor, then the
-    receiver's; `gamma` the receiver's, per byte that it reduces.
-    """
-
-    alpha: float = 0.0
-    overhead: float = 0.0
-    gamma: float = 0.0
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -92,25 +81,16 @@ def timing_of(
     return Timing(whole, method, bottleneck, alike, *parts, busiest=link.seconds)
 
 
-class StrategyPace(msgspec.Struct, frozen=True):
-    """Factors by which a strategy's bytes flow, and its messages wait, longer than predicted, as `bench` measured:
-    effects that links and an engine's costs do not model, such as senders that share one receiver, or ranks that share
-    cores."""
-
-    flowing: float = 1.0
-    waiting: float = 1.0
-
-
-AS_PREDICTED = StrategyPace()
-
-
-def at_pace(timing: Timing, pace: StrategyPace) -> Timing:
-    """Return a timing at a strategy's pace."""
+def at_pace(timing: Timing, pace: StrategyPace, size: float) -> Timing:
+    """Return the timing of a vector of `size` bytes at a strategy's pace."""
     if pace == AS_PREDICTED:
         return timing
-    flowing, waiting = timing.flowing * pace.flowing, timing.waiting * pace.waiting
+    flowing, waiting, factor = timing.flowing * pace.flowing, timing.waiting * pace.waiting, pace.factor(size)
     seconds = timing.seconds + (flowing - timing.flowing) + (waiting - timing.waiting)
-    return msgspec.structs.replace(timing, seconds=seconds, flowing=flowing, waiting=waiting)
+    return msgspec.structs.replace(
+        timing, seconds=factor * seconds, flowing=factor * flowing, waiting=factor * waiting,
+        summing=factor * timing.summing,
+    )  # fmt: skip
 
 
 def in_pieces(timing: Timing, schedule: Schedule, pieces: int, costs: Costs, ranks_per_core: float = 1.0) -> Timing:

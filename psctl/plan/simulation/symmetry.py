@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from psctl.message_costs import Costs
 from psctl.plan.simulation.routes import NetworkRoute, SimulatedNetwork
-from psctl.plan.simulation.schedule_timing import BusiestLink, Costs, Timing, timing_of
+from psctl.plan.simulation.schedule_timing import BusiestLink, Timing, timing_of
 from psctl.schedule.schedule import Schedule, Transfer
 
 _LANES = 1 << 20
