@@ -116,7 +116,7 @@ def labs() -> dict[str, Lab]:
 
 def cluster(lab: Lab, hosts: Hosts) -> str:
     """Return the cluster's file."""
-    text = hosts.cluster_text(more=lab.more)
+    text = hosts.cluster_text(more=lab.more, messages=True)
     if not lab.hosts:
         return text
     head, _, _ = text.partition("hosts:\n")

@@ -131,8 +131,16 @@ class _Ssh:
         (ssh / "config").write_text(self.ssh_config(ssh / "known_hosts"))
         return Home(folder)
 
-    def cluster_text(self, names: Sequence[str] | None = None, name: str = "lab", more: str = "") -> str:
-        """A cluster file of these hosts (all by default) that uses the tests' Python; `more` is added as it is."""
+    def cluster_text(
+        self, names: Sequence[str] | None = None, name: str = "lab", more: str = "", *, messages: bool = False
+    ) -> str:
+        """A cluster file of these hosts (all by default) that uses the tests' Python; `more` is added as it is.
+
+        `messages`: `up` measures the cost of messages, which takes 15 s and more on shared cores.
+        """
+        if not messages:
+            own = "network: {measure_messages: false"
+            more = more.replace("network: {", own + ", ") if "network: {" in more else f"{own}}}\n{more}"
         lines = "".join(f"  - {host}\n" for host in names or self.hosts)
         # Each host counts all cores as its own; more threads would slow all hosts.
         settings = f"python: {self.python}, environment: existing, env: {{OMP_NUM_THREADS: 1}}"

@@ -102,7 +102,7 @@ class LikelyStrategies(msgspec.Struct, frozen=True):
 
 class BenchRequest(msgspec.Struct, frozen=True):
     """What to measure. `strategies` empty: all feasible ones, or of these the `likely`; `controls`: of congestion, to
-    compare; `effort`: how often and how long."""
+    compare; `effort`: how often and how long; `limit`: of a job's whole time."""
 
     operation: Operation
     sizes: list[int]
@@ -111,12 +111,13 @@ class BenchRequest(msgspec.Struct, frozen=True):
     servers: str | None = None
     controls: list[str] = []
     effort: BenchEffort = BenchEffort()
+    limit: str = "null"
     likely: LikelyStrategies | None = None
 
 
 MESSAGES = BenchRequest(
     "allreduce", [4_000, 64_000, 1_000_000], [],
-    effort=BenchEffort(least=5, seconds=0.3, slow=0.5, lasting=0.03, slower=1.5),
+    effort=BenchEffort(least=5, seconds=0.3, slow=0.5, lasting=0.03, slower=1.5), limit="5m",
     likely=LikelyStrategies(factor=3.0, seconds=3.0),
 )  # fmt: skip
 """The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times."""
@@ -242,7 +243,7 @@ def wanted(folder: Path, bench_request: BenchRequest, job: BenchJob) -> Requeste
     (folder / FILE).write_bytes(msgspec.json.encode(job.question))
     lines = [
         "version: 1", f"name: {NAME}", "module: psctl.worker.bench_script", f"args: [{FILE}]",
-        "checkpoint: {every: null, on_stop: false}", "timeouts: {stall: 30d}",
+        "checkpoint: {every: null, on_stop: false}", f"timeouts: {{stall: 30d, total: {bench_request.limit}}}",
         f"sync: {{strategy: {job.strategy}, update: worker}}", "replicas: 0",
     ]  # fmt: skip
     given = {"workers": bench_request.workers, "servers": bench_request.servers if job.strategy != "native" else None}
