@@ -2,7 +2,7 @@
 
     $PSCTL_HOME/clusters/lab.json       a copy of the cluster file and its path, so that a later command needs no file
     $PSCTL_HOME/measured/links/lab.json what was measured between its hosts; measured/reach/lab.json: their addresses
-    $PSCTL_HOME/measured/costs/lab.json what messages cost there, as `bench` found
+    $PSCTL_HOME/measured/costs/lab.json what messages cost there, as `up` or `bench` found
     $PSCTL_HOME/current                 the name of the current cluster: `up` and `use` write it, nothing else does
     $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
 

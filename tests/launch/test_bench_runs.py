@@ -22,6 +22,7 @@ from psctl.launch.bench.bench_runs import (
     BenchJob,
     BenchRequest,
     BenchResult,
+    LikelyStrategies,
     bus_factor,
     sizes_of,
     strategies_of,
@@ -93,3 +94,22 @@ def test_measuring_ends_by_count_time_and_patience() -> None:
     assert effort.enough([0.01] * 6)
     assert effort.enough([0.5] * 3)
     assert effort.enough([0.005] * 3, repeats=100)  # each stands for half a second
+
+
+def test_only_the_fastest_are_measured_several_times_where_they_alone_matter() -> None:
+    effort, once = BenchEffort(least=3, seconds=0.1, slower=1.5), {"ring": 1, "tree": 1, "root": 1}
+    assert effort.unfinished({"ring": [], "tree": [], "root": []}, once) == ["ring", "tree", "root"]
+    assert effort.unfinished({"ring": [0.1], "tree": [0.14], "root": []}, once) == ["ring", "tree", "root"]
+    assert effort.unfinished({"ring": [0.1], "tree": [0.14], "root": [0.16]}, once) == ["ring", "tree"]
+    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.14] * 2, "root": [0.16]}, once) == ["tree"]
+    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.14] * 3, "root": [0.16]}, once) == []
+    every = BenchEffort(least=3)
+    assert every.unfinished({"ring": [0.1], "tree": [9.0], "root": [9.0]}, once) == ["ring", "tree", "root"]
+
+
+def test_likely_strategies_are_near_the_fastest_prediction_and_take_a_limited_time() -> None:
+    likely = LikelyStrategies(factor=3.0, seconds=1.0)
+    assert likely.among({"a": 0.02, "b": 0.01, "c": 0.031, "d": 0.029}) == ["b", "a", "d"]
+    slow = {name: 0.1 + at / 100 for at, name in enumerate("abcdef")}
+    assert likely.among(slow) == ["a", "b", "c"]  # always three, and no more than a second
+    assert likely.among({"a": 0.0, "b": 0.0}) == ["a", "b"]

@@ -17,9 +17,10 @@ from psctl.launch.hosts.actions import HostNeeds, MeasureLinks
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.launch.measure import calibration, link_measurement, reach
+from psctl.launch.measure.calibration import MeasuredSum
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.placement.cluster_snapshot import machines_of
-from psctl.message_costs import Costs
+from psctl.message_costs import UNKNOWN_COSTS, Costs
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import CommandResult
 from psctl.spec.cluster import load_cluster
@@ -139,15 +140,18 @@ def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what
     copies = {name: (Link("gpu0", "memory", "copy", 2e10, 1e-5, measured=True),) for name in "ab"}
     link_measurement.save(found, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
     costs = {"gloo": calibration.FittedCosts(Costs(), 3, 0.2, 0.1)}
-    calibration.save(found, costs, {})
+    calibration.save(found, {"a": 1}, [MeasuredSum("native", 4_000, 1e-3)], costs, {})
     rebooted.sites["b"] = msgspec.structs.replace(
         rebooted.sites["b"], facts=msgspec.structs.replace(rebooted.sites["b"].facts, boot="another", time=9.0)
     )
     assert link_measurement.load(rebooted) is not None
-    assert "gloo" in calibration.load(rebooted)
+    assert "gloo" in calibration.load(rebooted).engines
+    assert [each.bytes for each in calibration.sums_of(rebooted, {"a": 1})] == [4_000]
+    assert calibration.sums_of(rebooted, {"a": 2}) == ()
     rebuilt(found, "b", what)
     assert link_measurement.load(found) is None
-    assert calibration.load(found) == {}
+    assert calibration.load(found) == UNKNOWN_COSTS
+    assert calibration.sums_of(found, {"a": 1}) == ()
     link_measurement.plan(found)
     assert "measure the links to 2 hosts" in actions(found)["b"]
     anew = msgspec.structs.replace(
@@ -182,6 +186,40 @@ def test_a_link_whose_end_is_not_there_now_is_left_out() -> None:
 
 def actions(found: ReachedCluster) -> dict[str, list[str]]:
     return {name: [str(action) for action in each] for name, each in found.plans.items()}
+
+
+def test_up_measures_messages_of_several_hosts_that_are_ready_idle_and_unmeasured(tmp_path: Path) -> None:
+    def planned(found: ReachedCluster) -> bool:
+        calibration.plan(found)
+        assert calibration.planned(found) == ("measure the cost of messages" in actions(found)["a"])
+        return calibration.planned(found)
+
+    def some(**changes: object) -> ReachedCluster:
+        found = reached("a", "b", home=Home(tmp_path))
+        found.sites = {
+            name: msgspec.structs.replace(site, **{"modules": {"torch": "2.5"}, **changes})
+            for name, site in found.sites.items()
+        }
+        return found
+
+    assert planned(some())
+    assert not planned(some(modules={}))
+    assert not planned(some(jobs=[RunningJob("digits-1", "/w/jobs/digits-1", 1)]))
+    assert not planned(reached("a", home=Home(tmp_path)))
+    off = some()
+    off.chosen = cluster("network: {measure_messages: false}\n")
+    assert not planned(off)
+    failed = some()
+    failed.failed["b"] = HostUnreachable("b", where="b")
+    assert not planned(failed)
+    dropped = some()
+    calibration.plan(dropped)
+    dropped.failed["b"] = HostUnreachable("b", where="b")  # while it was made ready
+    assert not calibration.planned(dropped)
+    calibration.drop(dropped)
+    assert actions(dropped) == {"a": [], "b": []}
+    calibration.save(some(), {"a": 1}, [], {"psctl": calibration.FittedCosts(Costs(1e-4), 3, 0.2, 0.1)}, {})
+    assert not planned(some())
 
 
 def test_up_measures_what_is_not_kept_and_only_that(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from psctl.message_costs import Costs, StrategyPace
+from psctl.message_costs import Costs, MeasuredCosts, StrategyPace
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
@@ -133,3 +133,56 @@ def test_ranks_that_share_processors_wait_for_each_other_when_all_are_busy() -> 
     assert costs_on_shared_cores(costs, chain, 4.0).alpha == pytest.approx(1e-4 + 2 * 2e-4)
     several = build("ring", 4, ScheduleOptions())
     assert costs_on_shared_cores(costs, several, 2.0) == Costs(alpha=1e-4, overhead=4e-4)
+
+
+def test_a_measured_size_has_its_own_factor() -> None:
+    pace = StrategyPace(measured=((4e3, 2.0), (64e3, 0.5), (1e6, 1.5)))
+    assert [pace.factor(size) for size in (1.0, 4e3, 64e3, 1e6)] == pytest.approx([2.0, 2.0, 0.5, 1.5])
+    assert pace.factor(16e3) == pytest.approx(1.0)  # halfway on both logarithmic scales
+    # above the largest size the seconds that were measured in addition stay the same
+    assert 10e6 * (pace.factor(10e6) - 1) == pytest.approx(1e6 * 0.5)
+    assert (pace.least, pace.unmeasured) == (0.5, StrategyPace())
+    assert (StrategyPace().factor(5.0), StrategyPace().least) == (1.0, 1.0)
+
+
+def test_factors_of_sizes_hold_for_the_measured_ranks_only() -> None:
+    pace = StrategyPace(1.5, 2.0, ((4e3, 2.0),))
+    known = MeasuredCosts({"psctl": Costs(1e-3)}, {"ring": pace}, {"a": 2, "b": 2})
+    assert known.for_ranks({"a": 2, "b": 2}) == known
+    others = known.for_ranks({"a": 1, "b": 1})
+    assert (others.engines, others.paces) == (known.engines, {"ring": StrategyPace(1.5, 2.0)})
+
+
+@pytest.mark.parametrize("count", [4, 12, 80])
+def test_a_measured_time_is_predicted_and_never_excluded_by_a_bound(count: int) -> None:
+    order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE * (1 + i % 2)) for i in range(count)]
+    names, costs = [host.name for host in order], {"psctl": Costs(1e-4, 1e-4)}
+    found = {}
+    for name, measured in (("plain", ()), ("slow", ((1e6, 3.0),)), ("fast", ((1e6, 0.25),))):
+        paces = {"ring": StrategyPace(1.2, 1.1, measured)}
+        search = CandidateSearch(PlanInput(nominal_cluster(order), names, names, costs, paces))
+        best = search.best("ring", 1e6)
+        parts = best.timing.flowing + best.timing.waiting + best.timing.summing
+        assert best.seconds == pytest.approx(parts, rel=0.05)
+        assert search.least_seconds("ring", 1e6) <= best.seconds
+        found[name] = (best.seconds, search.quick_estimate("ring", 1e6)[0])
+    for name, factor in (("slow", 3.0), ("fast", 0.25)):
+        assert found[name] == pytest.approx([factor * seconds for seconds in found["plain"]], rel=1e-6)
+
+
+def test_pieces_that_overlap_occupy_processors_that_ranks_share() -> None:
+    """1 MB in 16 pieces by pairs of four hosts: 64 messages a rank, and two ranks a core; measured 46 ms."""
+    order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE * (2.3 + i / 100)) for i in range(4)]
+    names, options = [host.name for host in order], ScheduleOptions(groups=((0, 1), (2, 3)), pieces=16)
+    alone, shared = (
+        CandidateSearch(PlanInput(nominal_cluster(order), names, names, {"psctl": Costs(1e-4, 1.5e-4)}, {}, each))
+        .predict("hierarchical", options, 1e6)
+        .seconds
+        for each in (1.0, 2.0)
+    )
+    assert alone < 0.03
+    assert 0.038 <= shared <= 0.05
+    best = CandidateSearch(
+        PlanInput(nominal_cluster(order), names, names, {"psctl": Costs(1e-4, 1.5e-4)}, {}, 2.0)
+    ).best("hierarchical", 1e6)
+    assert best.options.pieces < 16

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from psctl.errors import UsageError
-from psctl.message_costs import Costs
+from psctl.message_costs import Costs, MeasuredCosts
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.choose import TIE, Plan, Planner, buckets, choose, planner_for_job
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
@@ -306,7 +306,7 @@ def test_small_messages_take_few_steps() -> None:
 
 
 def test_what_was_measured_stands_in_for_what_is_assumed() -> None:
-    measured = msgspec.structs.replace(order(*map(host, names(4))), costs={"gloo": {"alpha": 1e-5}})
+    measured = msgspec.structs.replace(order(*map(host, names(4))), costs=MeasuredCosts({"gloo": Costs(1e-5)}))
     assert choose(measured, 4096, None, decided=False).chosen == "native"
     assert plan_input_of_job(measured).costs["psctl"] == ENGINES["psctl"]
 

@@ -35,7 +35,7 @@ CLUSTER = {
     "name": "other", "version": "1", "ssh.user": "u", "ssh.port": "23", "ssh.identity_file": "~/.ssh/k",
     "ssh.proxy_jump": "b", "ssh.host_key_policy": "accept-new", "ssh.connect_timeout": "9s",
     "network.interface": "eth1", "network.ports": "2000-3000", "network.congestion": "bbr",
-    "network.require_encryption": "true", "network.encryption": "off",
+    "network.require_encryption": "true", "network.encryption": "off", "network.measure_messages": "false",
     "runtime.python": "py", "runtime.environment": "existing", "runtime.workdir": "/w", "runtime.torch": "2.5.1",
     "runtime.requirements": "[numpy]", "runtime.wheelhouse": "w", "runtime.index": "https://example.org/simple",
     "kind": "command\nexec: 'a {host} {command}'", "exec": "'a {host} {command}'\nkind: command", "hosts.from": "list",

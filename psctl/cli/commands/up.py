@@ -11,6 +11,7 @@ from psctl.cli.shared.parameters import ClusterArgument, DryRunOption
 def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunOption = False) -> int:
     """Install psctl and its environment on the hosts of a cluster. Safe to repeat.
 
+    The links between several hosts are measured, and the cost of messages by a short job on all of them.
     Running jobs go on. They may use hosts of theirs that have booted, and hosts that are new in the cluster file: for
     lost workers and servers, for those that `psctl scale` adds, and where `workers: {min, max}` leaves room.
 

@@ -1,4 +1,4 @@
-"""`psctl bench`: makes jobs from its options, and results, winners and costs from its workers' measurements.
+"""`psctl bench`: makes jobs from its options, or for `up`, and results, winners and costs from the measured times.
 
 All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size.
 """

@@ -202,7 +202,7 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
     site = reached.sites[shell.name]
     for action in reached.plans[shell.name]:
         if isinstance(action, (FindNetwork, MeasureLinks, MeasureMessages)):
-            continue  # carried out for all hosts together by `link_measurement.carry_out`
+            continue  # carried out for all hosts together, by `link_measurement.carry_out` and the command `up`
         progress(shell.name, str(action))
         with working(shell, shell.name, str(action)):
             _carry_out_action(reached, shell, site, action)

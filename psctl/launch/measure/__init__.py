@@ -1,6 +1,6 @@
 """Measurement of a cluster's networks and links; results are saved with the cluster.
 
-calibration: saves and loads the costs of messages that `bench` measured
+calibration: saves and loads the costs of messages that `up` and `bench` measured
 link_measurement: measures rates and latencies between hosts, and copies inside hosts
 measurement_servers: runs servers of the link probe on many hosts
 reach: finds the addresses by which hosts reach each other

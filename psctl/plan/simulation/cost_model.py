@@ -1,8 +1,8 @@
 """Rates, latencies and costs of messages that are assumed until they are measured.
 
 A message of an engine costs more than the latency of the link: processes are woken, threads switch, Python runs. On
-links of 1 Gbit/s these costs dominate below a megabyte. `bench` measures them and keeps them with the cluster;
-until then the figures of ENGINES hold. Most of the cost is processor work, so it grows with the ranks that share a
+links of 1 Gbit/s these costs dominate below a megabyte. `up` and `bench` measure them and keep them with the cluster;
+without that the figures of ENGINES hold. Most of the cost is processor work, so it grows with the ranks that share a
 core. The figures were measured on two cores with 4 kB each: 2 ranks with a core each, 4 and 8 test hosts that share
 the cores.
 

@@ -1,0 +1,73 @@
+"""`psctl up` measures what messages cost between real hosts, once, and plans use it; nothing else is left of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.running import Psctl, assert_clean
+
+pytestmark = pytest.mark.whole
+
+ACTION = "measure the cost of messages"
+
+
+def two_each(hosts: Any, more: str = "") -> str:
+    """A cluster file of these hosts with two slots each."""
+    head, _, _ = hosts.cluster_text(messages=True, more=more).partition("hosts:\n")
+    return head + "hosts:\n" + "".join(f"  - {{name: {name}, address: {name}, slots: 2}}\n" for name in hosts)
+
+
+def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_hosts: Any, tmp_path: Path) -> None:
+    hosts = make_hosts(2, rate="200mbit")
+    home = hosts.make_home(tmp_path / "home")
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(two_each(hosts))
+    psctl = Psctl(home.path, environment=home.env)
+    dry = psctl.run("up", str(cluster), "--dry-run", "-o", "json")
+    assert all(host["actions"][-1] == ACTION for host in dry.document["hosts"]), dry
+    first = psctl.run("up", str(cluster), "-o", "json")
+    assert first.code == 0, first
+    assert "warning" not in first.err, first
+    assert first.document["hosts"] == [{**host, "state": "created"} for host in dry.document["hosts"]]
+    # no job is left, here or there
+    assert psctl.run("jobs", "-o", "json").document["jobs"] == []
+    assert list((home.path / ".psctl/jobs").iterdir()) == []
+    assert not [path for name in hosts for path in hosts.path(name, "/root/.psctl/host/jobs").glob("*/*")]
+    assert_clean(hosts)
+    second = psctl.run("up", str(cluster), "-o", "json")
+    assert [(host["state"], host["actions"]) for host in second.document["hosts"]] == [("unchanged", [])] * 2
+    # the plan of a job on the same ranks predicts what was measured
+    kept = json.loads((home.path / ".psctl/measured/costs/lab.json").read_text())
+    assert kept["ranks"] == {"h1": 2, "h2": 2}
+    for size in (4_000, 64_000):
+        times = {row["strategy"]: row["seconds"] for row in kept["sums"] if row["bytes"] == size}
+        assert len(times) >= 3
+        (tmp_path / "train.py").write_text("")
+        (tmp_path / "job.yaml").write_text("name: small\nscript: train.py\nworkers: 4\n")
+        plan = psctl.run("plan", str(tmp_path / "job.yaml"), "--size", str(size), "-o", "json").document
+        assert times.get(plan["chosen"], 0.0) <= 1.06 * min(times.values()), (plan["reason"], times)
+        row = next(each for each in plan["candidates"] if each["strategy"] == min(times, key=lambda name: times[name]))
+        assert row["seconds"] == pytest.approx(min(times.values()), rel=0.05)
+
+
+def test_what_cannot_be_measured_is_a_warning_and_tried_again(make_hosts: Any, tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    home = hosts.make_home(tmp_path / "home")
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(hosts.cluster_text(messages=True, more="network: {ports: 29400-29400}\n"))
+    psctl = Psctl(home.path, environment=home.env)
+    for state in ("created", "unchanged"):
+        up = psctl.run("up", str(cluster), "-o", "json")
+        assert up.code == 0, up
+        assert [host["state"] for host in up.document["hosts"]] == [state] * 2
+        assert all(ACTION not in host["actions"] for host in up.document["hosts"])
+        assert "warning: the cost of messages was not measured: " in up.err
+        assert "29400" in up.err
+    assert psctl.run("jobs", "-o", "json").document["jobs"] == []
+    cluster.write_text(hosts.cluster_text())
+    assert "warning" not in psctl.run("up", str(cluster), "-o", "json").err
+    assert_clean(hosts)
