@@ -29,7 +29,8 @@ def collective_of(operation: Operation) -> CollectiveOperation | None:
 class BenchEffort(msgspec.Struct, frozen=True):
     """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then until `seconds`
     have passed, at most `most` times. A short operation is repeated until one measurement lasts `lasting` s. Where
-    only the fastest matter, `slower` is the factor of the fastest time above which one measurement is enough."""
+    only the fastest matter, `slower` is the factor of the fastest time above which one measurement is enough; what
+    exceeds 1 of it is halved for two measurements, and so on."""
 
     least: int = 5
     most: int = 40
@@ -53,8 +54,8 @@ class BenchEffort(msgspec.Struct, frozen=True):
         left = [name for name in times if not self.enough(times[name], repeats[name])]
         if self.slower is None or not all(times.values()):
             return left
-        limit = self.slower * min(min(each) for each in times.values())
-        return [name for name in left if min(times[name]) <= limit]
+        fastest = min(min(each) for each in times.values())
+        return [name for name in left if min(times[name]) <= fastest * (1 + (self.slower - 1) / len(times[name]))]
 
 
 class BenchRound(msgspec.Struct, frozen=True):

@@ -69,6 +69,9 @@ SAMPLES = 40
 FLOWS = 0.8
 """Share of a prediction above which a measurement shows how fast a strategy's bytes are transferred."""
 
+FLOWING_BYTES = 4_000_000
+"""Bytes of a vector above which that is so: buffers of a path take smaller ones faster than its links carry them."""
+
 WAITS = 0.5
 """Share of a prediction above which a measurement shows how long a strategy's messages wait."""
 
@@ -117,7 +120,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
 
 MESSAGES = BenchRequest(
     "allreduce", [4_000, 64_000, 1_000_000], [],
-    effort=BenchEffort(least=5, seconds=0.3, slow=0.5, lasting=0.03, slower=1.5), limit="5m",
+    effort=BenchEffort(least=5, seconds=0.4, slow=0.5, lasting=0.03, slower=1.5), limit="5m",
     likely=LikelyStrategies(factor=3.0, seconds=3.0),
 )  # fmt: skip
 """The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times."""
@@ -438,7 +441,8 @@ class _Predictor:
 
     def flowing(self, sums: Sequence[MeasuredSum]) -> dict[str, float]:
         """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
-        return self._longer(sums, FLOWS, lambda timing: timing.flowing)
+        large = [each for each in sums if each.bytes >= FLOWING_BYTES]
+        return self._longer(large, FLOWS, lambda timing: timing.flowing)
 
     def waiting(self, sums: Sequence[MeasuredSum]) -> dict[str, float]:
         """Return by strategy how many times as long its messages waited, from the sizes where that is most of the time;
