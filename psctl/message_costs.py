@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import msgspec
 
+NEAR = 4.0
+"""Factor of a measured size within which its schedule's options are taken."""
+
 
 class Costs(msgspec.Struct, frozen=True):
     """The costs of a message besides its bytes on the links, in seconds.
@@ -20,17 +23,25 @@ class Costs(msgspec.Struct, frozen=True):
     gamma: float = 0.0
 
 
+class MeasuredSize(msgspec.Struct, frozen=True):
+    """A strategy at one size: the bytes of a vector, the measured time over the predicted one with all other factors,
+    and the options of its schedule (`catalog.ScheduleOptions` as plain data)."""
+
+    bytes: float
+    factor: float
+    options: dict[str, object] = {}
+
+
 class StrategyPace(msgspec.Struct, frozen=True):
     """Factors by which a strategy's bytes flow, and its messages wait, longer than predicted: effects that links and an
     engine's costs do not model, such as senders that share one receiver, or ranks that share cores.
 
-    `measured` holds, for vectors of these bytes in ascending order, the measured time over the predicted one with all
-    other factors.
+    `measured` holds the sizes that were measured, in ascending order.
     """
 
     flowing: float = 1.0
     waiting: float = 1.0
-    measured: tuple[tuple[float, float], ...] = ()
+    measured: tuple[MeasuredSize, ...] = ()
 
     def factor(self, size: float) -> float:
         """Return the factor of the whole time of a vector of `size` bytes.
@@ -40,21 +51,28 @@ class StrategyPace(msgspec.Struct, frozen=True):
         """
         if not self.measured:
             return 1.0
-        (first, least), (last, most) = self.measured[0], self.measured[-1]
-        if size <= first:
-            return least
-        if size >= last:
-            return 1.0 + (most - 1.0) * last / size
-        for (low, below), (high, above) in pairwise(self.measured):
-            if size <= high:
-                part = math.log(size / low) / math.log(high / low)
-                return math.exp((1.0 - part) * math.log(below) + part * math.log(above))
-        raise AssertionError("one of the ranges has the size")
+        first, last = self.measured[0], self.measured[-1]
+        if size <= first.bytes:
+            return first.factor
+        if size >= last.bytes:
+            return 1.0 + (last.factor - 1.0) * last.bytes / size
+        low, high = next((low, high) for low, high in pairwise(self.measured) if size <= high.bytes)
+        part = math.log(size / low.bytes) / math.log(high.bytes / low.bytes)
+        return math.exp((1.0 - part) * math.log(low.factor) + part * math.log(high.factor))
+
+    def options(self, size: float) -> dict[str, object] | None:
+        """Return the options of the nearest measured size; None where there is none within a factor of NEAR.
+
+        The factors hold for the options that were measured: the model ranks other ones without them.
+        """
+        near = {abs(math.log(max(size, 1.0) / each.bytes)): each.options for each in self.measured}
+        distance = min(near, default=math.inf)
+        return near[distance] if distance <= math.log(NEAR) else None
 
     @property
     def least(self) -> float:
         """The least factor of any size."""
-        return min(1.0, *(factor for _, factor in self.measured)) if self.measured else 1.0
+        return min([1.0, *(each.factor for each in self.measured)])
 
     @property
     def unmeasured(self) -> StrategyPace:
@@ -66,7 +84,8 @@ AS_PREDICTED = StrategyPace()
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True):
-    """What was measured on a cluster: costs by engine, factors by strategy, and the ranks on each host meanwhile."""
+    """What was measured on a cluster: costs by engine, factors by strategy, and the ranks of each host meanwhile, in
+    the order of hosts."""
 
     engines: dict[str, Costs] = {}
     paces: dict[str, StrategyPace] = {}
@@ -74,7 +93,7 @@ class MeasuredCosts(msgspec.Struct, frozen=True):
 
     def for_ranks(self, ranks: dict[str, int]) -> MeasuredCosts:
         """Return what holds for these ranks by host: with other ones than the measured, no factors of single sizes."""
-        if ranks == self.ranks:
+        if list(ranks.items()) == list(self.ranks.items()):
             return self
         return MeasuredCosts(self.engines, {name: pace.unmeasured for name, pace in self.paces.items()}, self.ranks)
 

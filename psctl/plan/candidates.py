@@ -104,11 +104,15 @@ class CandidateSearch:
 
     def best(self, strategy: str, size: float) -> Predicted:
         """Return a strategy's best prediction: first the arrangement of ranks is chosen, then the number of pieces.
+        Near a size that was measured, its options are taken.
 
         Args:
             strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
+        measured = self._inputs.pace(strategy).options(size) if strategy != "native" else None
+        if measured is not None:
+            return self.predict(strategy, msgspec.convert(measured, ScheduleOptions), size)
         found = [self.predict(strategy, options, size) for options in self._options(strategy, size)]
         return self._with_pieces(_first_of(found, SIMPLER), size)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from psctl.message_costs import Costs, MeasuredCosts, StrategyPace
+from psctl.message_costs import Costs, MeasuredCosts, MeasuredSize, StrategyPace
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
@@ -136,7 +136,7 @@ def test_ranks_that_share_processors_wait_for_each_other_when_all_are_busy() -> 
 
 
 def test_a_measured_size_has_its_own_factor() -> None:
-    pace = StrategyPace(measured=((4e3, 2.0), (64e3, 0.5), (1e6, 1.5)))
+    pace = StrategyPace(measured=(MeasuredSize(4e3, 2.0), MeasuredSize(64e3, 0.5), MeasuredSize(1e6, 1.5)))
     assert [pace.factor(size) for size in (1.0, 4e3, 64e3, 1e6)] == pytest.approx([2.0, 2.0, 0.5, 1.5])
     assert pace.factor(16e3) == pytest.approx(1.0)  # halfway on both logarithmic scales
     # above the largest size the seconds that were measured in addition stay the same
@@ -146,11 +146,26 @@ def test_a_measured_size_has_its_own_factor() -> None:
 
 
 def test_factors_of_sizes_hold_for_the_measured_ranks_only() -> None:
-    pace = StrategyPace(1.5, 2.0, ((4e3, 2.0),))
+    pace = StrategyPace(1.5, 2.0, (MeasuredSize(4e3, 2.0),))
     known = MeasuredCosts({"psctl": Costs(1e-3)}, {"ring": pace}, {"a": 2, "b": 2})
     assert known.for_ranks({"a": 2, "b": 2}) == known
     others = known.for_ranks({"a": 1, "b": 1})
     assert (others.engines, others.paces) == (known.engines, {"ring": StrategyPace(1.5, 2.0)})
+    assert known.for_ranks({"b": 2, "a": 2}).paces == others.paces  # rank 0 is on another host
+
+
+def test_near_a_measured_size_its_options_are_taken() -> None:
+    order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
+    names, costs = [host.name for host in order], {"psctl": Costs(1e-4, 1e-4)}
+    pace = StrategyPace(measured=(MeasuredSize(64e3, 1.0, {"chunks": 3}), MeasuredSize(1e6, 1.0, {"chunks": 5})))
+    measured, plain = (
+        CandidateSearch(PlanInput(nominal_cluster(order), names, names, costs, paces))
+        for paces in ({"pipelined-chain": pace}, {})
+    )
+    chosen = {size: measured.best("pipelined-chain", size).options.chunks for size in (20e3, 64e3, 200e3, 400e3, 3.9e6)}
+    assert list(chosen.values()) == [3, 3, 3, 5, 5]
+    for size in (1e3, 50e6):
+        assert measured.best("pipelined-chain", size).options == plain.best("pipelined-chain", size).options
 
 
 @pytest.mark.parametrize("count", [4, 12, 80])
@@ -158,8 +173,9 @@ def test_a_measured_time_is_predicted_and_never_excluded_by_a_bound(count: int) 
     order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE * (1 + i % 2)) for i in range(count)]
     names, costs = [host.name for host in order], {"psctl": Costs(1e-4, 1e-4)}
     found = {}
-    for name, measured in (("plain", ()), ("slow", ((1e6, 3.0),)), ("fast", ((1e6, 0.25),))):
-        paces = {"ring": StrategyPace(1.2, 1.1, measured)}
+    for name, factors in (("plain", ()), ("slow", (3.0,)), ("fast", (0.25,))):
+        sizes = tuple(MeasuredSize(1e6, each, {"pieces": 1}) for each in factors)
+        paces = {"ring": StrategyPace(1.2, 1.1, sizes)}
         search = CandidateSearch(PlanInput(nominal_cluster(order), names, names, costs, paces))
         best = search.best("ring", 1e6)
         parts = best.timing.flowing + best.timing.waiting + best.timing.summing

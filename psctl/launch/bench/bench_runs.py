@@ -33,7 +33,7 @@ from psctl.launch.measure.calibration import FittedCosts, MeasuredSum
 from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import order_for_plan
 from psctl.launch.placement.roster import slots_of
-from psctl.message_costs import Costs, StrategyPace
+from psctl.message_costs import Costs, MeasuredSize, StrategyPace
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch, options_as_data
@@ -310,7 +310,8 @@ class BenchPlan:
     def sum(self, result: BenchResult) -> MeasuredSum:
         """Return a result as it is saved, with the options that its strategy was measured with."""
         row = result.row
-        options = next(each.params for each in self.plan(row.bytes).candidates if each.strategy == row.strategy)
+        params = next(each.params for each in self.plan(row.bytes).candidates if each.strategy == row.strategy)
+        options = params if row.strategy not in ("native", "ps") else {}
         return MeasuredSum(row.strategy, row.bytes, result.median, options, result.predicted)
 
     def jobs(self, bench_request: BenchRequest) -> list[BenchJob]:
@@ -453,10 +454,11 @@ class _Predictor:
         self, sums: Sequence[MeasuredSum], paces: Mapping[str, StrategyPace]
     ) -> dict[str, StrategyPace]:  # fmt: skip
         """Return the paces with the factors by which the times of the measured sizes still differ."""
-        found: dict[str, list[tuple[float, float]]] = {}
+        found: dict[str, list[MeasuredSize]] = {}
         for each in sorted(sums, key=lambda one: one.bytes):
             expected = at_pace(self.timing(each), paces[each.strategy], each.bytes).seconds
-            found.setdefault(each.strategy, []).append((each.bytes, _limited(each.seconds / expected)))
+            size = MeasuredSize(each.bytes, _limited(each.seconds / expected), each.options)
+            found.setdefault(each.strategy, []).append(size)
         return {
             name: msgspec.structs.replace(pace, measured=tuple(found.get(name, ()))) for name, pace in paces.items()
         }
