@@ -29,8 +29,8 @@ def collective_of(operation: Operation) -> CollectiveOperation | None:
 class BenchEffort(msgspec.Struct, frozen=True):
     """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then until `seconds`
     have passed, at most `most` times. A short operation is repeated until one measurement lasts `lasting` s. Where
-    only the fastest matter, `slower` is the factor of the fastest time above which one measurement is enough; what
-    exceeds 1 of it is halved for two measurements, and so on."""
+    only the fastest matter, `slower` is the factor of the fastest time above which one measurement is enough; after
+    three only half of its part above 1 counts, after seven a quarter."""
 
     least: int = 5
     most: int = 40
@@ -55,7 +55,11 @@ class BenchEffort(msgspec.Struct, frozen=True):
         if self.slower is None or not all(times.values()):
             return left
         fastest = min(min(each) for each in times.values())
-        return [name for name in left if min(times[name]) <= fastest * (1 + (self.slower - 1) / len(times[name]))]
+        return [name for name in left if min(times[name]) <= fastest * self._limit(len(times[name]))]
+
+    def _limit(self, count: int) -> float:
+        assert self.slower is not None, "else all are measured alike"
+        return 1 + (self.slower - 1) * 2 / (1 + count)
 
 
 class BenchRound(msgspec.Struct, frozen=True):

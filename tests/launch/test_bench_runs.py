@@ -102,8 +102,8 @@ def test_only_the_fastest_are_measured_several_times_where_they_alone_matter() -
     assert effort.unfinished({"ring": [0.1], "tree": [0.14], "root": []}, once) == ["ring", "tree", "root"]
     assert effort.unfinished({"ring": [0.1], "tree": [0.14], "root": [0.16]}, once) == ["ring", "tree"]
     assert effort.unfinished({"ring": [0.1] * 2, "tree": [0.14] * 2, "root": [0.16]}, once) == ["ring"]
-    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.12] * 2, "root": [0.16]}, once) == ["tree"]
-    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.12] * 3, "root": [0.16]}, once) == []
+    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.13] * 2, "root": [0.16]}, once) == ["tree"]
+    assert effort.unfinished({"ring": [0.1] * 3, "tree": [0.13] * 3, "root": [0.16]}, once) == []
     every = BenchEffort(least=3)
     assert every.unfinished({"ring": [0.1], "tree": [9.0], "root": [9.0]}, once) == ["ring", "tree", "root"]
 

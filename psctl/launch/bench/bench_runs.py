@@ -120,7 +120,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
 
 MESSAGES = BenchRequest(
     "allreduce", [4_000, 64_000, 1_000_000], [],
-    effort=BenchEffort(least=5, seconds=0.4, slow=0.5, lasting=0.03, slower=1.5), limit="5m",
+    effort=BenchEffort(least=5, seconds=0.5, slow=0.5, lasting=0.03, slower=1.5), limit="5m",
     likely=LikelyStrategies(factor=3.0, seconds=3.0),
 )  # fmt: skip
 """The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times."""
