@@ -104,10 +104,12 @@ class ParameterClient:
         self._lock = threading.RLock()
         self._epoch = first.epoch  # of the newest assignment
         self._servers = ServerConnections(dial, self, self._report_unreachable)
-        self._waits = ServerWaits(self._lock, self._state, self._servers, clock, patience)
+        self._waits = ServerWaits(
+            self._lock, self._state, self._servers, clock, patience, reads=not decision.racks
+        )  # fmt: skip
         self._host = host
         if host is not None:
-            host.start(self._state, self._call, report)
+            host.start(self._state, self._call_for_group, report)
         self._servers.assign(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
@@ -340,6 +342,18 @@ class ParameterClient:
         with self._lock:
             self._send(make())
 
+    def _call_for_group(self, make: Callable[[], Sequence[ClientOutput]]) -> None:
+        """Call a function for a message of another worker, which may have values that a thread waits for."""
+        with self._lock:
+            self._send(make())
+            self._note_answers()
+            self._waits.on_progress()
+
+    def _note_answers(self) -> None:
+        """End the time in flight when the values of the newest pull have arrived."""
+        if not self._state.unanswered and self._newest[1] > self._newest[0]:
+            self._in_flight.stop()
+
     def _send(self, instructions: Sequence[ClientOutput]) -> None:
         """Queue messages, under the lock, so that they are sent in the order in which they were made."""
         for one in instructions:
@@ -368,8 +382,7 @@ class ParameterClient:
             if not self._servers.is_in_use(peer):
                 return
             self._send(self._state.on_server_message(server, message, 0 if payload is None else len(payload), shared))
-            if not self._state.unanswered and self._newest[1] > self._newest[0]:
-                self._in_flight.stop()
+            self._note_answers()
             self._waits.on_message(server, peer)
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:

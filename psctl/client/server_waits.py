@@ -1,7 +1,8 @@
 """Waits of a worker's threads for the answers of servers, and their time limits.
 
 A thread that waits for one server reads its connection directly if the read lease is free (ReadLease): the answer then
-needs no other thread. All other waits block until a reader thread finds their condition true. A wait ends when its
+needs no other thread. All other waits block until a reader thread finds their condition true, and so do all waits where
+other workers forward values, which come over other connections. A wait ends when its
 condition is true, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no
 other took its place, or when a server has sent nothing for so long in spite of queries.
 """
@@ -78,10 +79,12 @@ class ServerWaits:
         servers: their connections.
         clock: the machine's time.
         patience: seconds that a server may leave queries unanswered, or be without a connection.
+        reads: waiting threads read connections.
     """
 
     def __init__(
-        self, lock: threading.RLock, state: ClientState, servers: Servers, clock: Clock, patience: float
+        self, lock: threading.RLock, state: ClientState, servers: Servers, clock: Clock, patience: float,
+        *, reads: bool = True,
     ) -> None:  # fmt: skip
         self.seconds = 0.0
         """Seconds spent in waits."""
@@ -90,6 +93,7 @@ class ServerWaits:
         self.changed = threading.Condition(lock)
         self._lock = lock
         self._state, self._servers, self._clock, self._patience = state, servers, clock, patience
+        self._reads = reads
         self._conditions: list[Callable[[], bool]] = []  # the condition of each blocked thread
         self._last: dict[int, float] = {}  # by server: when its last message arrived
 
@@ -147,12 +151,16 @@ class ServerWaits:
     def on_message(self, server: int, peer: PeerConnection | None) -> None:
         """Record that a server's message was processed; wake the waiting threads if a wait is over."""
         self._last[server] = self._clock.now()
+        self.on_progress(peer if self._reads and self.at[1] == {server} else None)
+
+    def on_progress(self, peer: PeerConnection | None = None) -> None:
+        """Wake the waiting threads if a wait is over; `peer`: a connection that one of them may read from now on."""
         if not self._conditions:
             return
         if self._state.refused is not None:
             self.changed.notify_all()
         elif any(done() for done in self._conditions):  # only then: a wake-up costs more than a message
-            if peer is not None and self.at[1] == {server}:
+            if peer is not None:
                 peer.offer_lease()
             self.changed.notify_all()
 
@@ -173,7 +181,7 @@ class ServerWaits:
 
     def _read_or_block(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
         """Read the server's connection, or block; return True when `done()` was found true."""
-        peer = self._servers.acquire_read_lease(servers)
+        peer = self._servers.acquire_read_lease(servers) if self._reads else None
         if peer is None:
             self._conditions.append(done)
             try:

@@ -5,9 +5,12 @@ Ranks 0 and 1 are in rack a, and so are both servers; ranks 2 and 3 are in rack 
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
+from psctl.client import server_waits
 from psctl.types import Member
 from tests.client.test_host_aggregation import HOSTS, LAYOUT, ONES, SHAPES, SIZE, SUMS, met, sent, step
 from tests.helpers.ps_world import World, flat_values
@@ -125,3 +128,12 @@ def test_a_server_failure_loses_no_push(update, tmp_path) -> None:
 
     broken, _ = trained(update, tmp_path, trouble, replicas=1)
     assert equal(apart, broken)
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_forwarded_values_end_a_wait_when_they_arrive(update, tmp_path, monkeypatch) -> None:
+    """Not when a waiting thread looks for lost servers the next time, which is once a second."""
+    monkeypatch.setattr(server_waits, "TICK", 40.0)
+    began = time.monotonic()
+    trained(update, tmp_path)
+    assert time.monotonic() - began < 30
