@@ -48,6 +48,8 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
     if not dry_run and calibration.planned(reached):
         try:
             code = measure_messages(own, chosen)
+            if code:
+                calibration.drop(reached)  # interrupted
         except PsctlError as why:
             calibration.drop(reached)
             own.warn(f"the cost of messages was not measured: {why.message}; psctl bench allreduce measures it")

@@ -89,11 +89,12 @@ def _saved(reached: ReachedCluster) -> Calibration | None:
 def plan(reached: ReachedCluster) -> None:
     """Add a measurement to each host's actions, where none is saved for these machines.
 
-    Nothing is added for fewer than two hosts, where a host cannot be made ready or has no torch, while a job runs, or
-    where the cluster file says so (`network.measure_messages`). Call `reach.settled` first.
+    Nothing is added for fewer than two hosts of workers, where a host cannot be made ready or has no torch, while a job
+    runs, or where the cluster file says so (`network.measure_messages`). Call `reach.settled` first.
     """
-    needs, plans = reached.needs, reached.plans
-    if len(plans) < 2 or reached.failed or reached.chosen.embedded or not reached.chosen.spec.network.measure_messages:
+    needs, plans, spec = reached.needs, reached.plans, reached.chosen.spec
+    several = sum(host.name in plans and "worker" in host.roles for host in spec.hosts) > 1
+    if not several or reached.failed or reached.chosen.embedded or not spec.network.measure_messages:
         return
     sites = [reached.sites[name] for name in plans]
     torch = needs.managed and needs.torch is not None
