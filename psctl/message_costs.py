@@ -25,11 +25,11 @@ class Costs(msgspec.Struct, frozen=True):
 
 class MeasuredSize(msgspec.Struct, frozen=True):
     """A strategy at one size: the bytes of a vector, the measured time over the predicted one with all other factors,
-    and the options of its schedule (`catalog.ScheduleOptions` as plain data); None: it was measured on other ranks."""
+    and the options of its schedule (`catalog.ScheduleOptions` as plain data)."""
 
     bytes: float
     factor: float
-    options: dict[str, object] | None = None
+    options: dict[str, object] = {}
 
 
 class StrategyPace(msgspec.Struct, frozen=True):
@@ -76,14 +76,8 @@ class StrategyPace(msgspec.Struct, frozen=True):
 
     @property
     def unmeasured(self) -> StrategyPace:
-        """These factors without those of measured sizes."""
+        """These factors without those of measured sizes, which hold for the measured ranks only."""
         return StrategyPace(self.flowing, self.waiting)
-
-    @property
-    def on_other_ranks(self) -> StrategyPace:
-        """These factors without the options, which name ranks."""
-        sizes = tuple(MeasuredSize(each.bytes, each.factor) for each in self.measured)
-        return StrategyPace(self.flowing, self.waiting, sizes)
 
 
 AS_PREDICTED = StrategyPace()
@@ -98,16 +92,10 @@ class MeasuredCosts(msgspec.Struct, frozen=True):
     ranks: dict[str, int] = {}
 
     def for_ranks(self, ranks: dict[str, int]) -> MeasuredCosts:
-        """Return what holds for these ranks by host.
-
-        With other hosts, or another number of them, the factors of measured sizes hold approximately: what the model
-        leaves out grows as the number of its messages. Where more or fewer ranks share a host they do not.
-        """
+        """Return what holds for these ranks by host: with other ones than the measured, no factors of single sizes."""
         if list(ranks.items()) == list(self.ranks.items()):
             return self
-        alike = {*ranks.values()} == {*self.ranks.values()}
-        paces = {name: pace.on_other_ranks if alike else pace.unmeasured for name, pace in self.paces.items()}
-        return MeasuredCosts(self.engines, paces, self.ranks)
+        return MeasuredCosts(self.engines, {name: pace.unmeasured for name, pace in self.paces.items()}, self.ranks)
 
 
 UNKNOWN_COSTS = MeasuredCosts()
