@@ -113,6 +113,7 @@ def time_push_pull(
     pace, whole = msgspec.structs.replace(measured, flowing=flowing), size
     codes = mode.coding_seconds(size, inputs.world, len(servers), inputs.ranks_per_core)
     sent, shards = size * mode.coding.push, _shards_per_server(inputs, servers, size) if mode.pipelined else 1
+    servers = _holders(inputs, servers, size)
     size *= mode.byte_share(inputs.hosts, servers)
     places = _places(inputs, mode)
     if mode.sum_by_host:
@@ -263,6 +264,12 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, mode: Serv
 def shard_count(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
     """Return the number of shards, as `ps/shards` cuts them; of very many, as many as matter for overlap."""
     return min(MOST_SHARDS, len(servers) * _shards_per_server(inputs, servers, size))
+
+
+def _holders(inputs: PlanInput, servers: Sequence[str], size: float) -> Sequence[str]:
+    """Return the servers that hold a shard: of few bytes there are fewer shards than servers."""
+    each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
+    return servers[: max(1, math.ceil(size / each))]
 
 
 def _shards_per_server(inputs: PlanInput, servers: Sequence[str], size: float) -> int:

@@ -9,7 +9,8 @@ from psctl.errors import UsageError
 from psctl.message_costs import Costs, MeasuredCosts
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.choose import TIE, Plan, Planner, buckets, choose, planner_for_job
-from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
+from psctl.plan.plan_input import PlanInput, PlanRequest, nominal_cluster, plan_input_of_job
+from psctl.plan.server_placement import time_push_pull
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
 from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
@@ -436,3 +437,12 @@ def test_gradients_of_distributed_data_parallel_go_by_collectives() -> None:
     local = msgspec.structs.replace(order(*map(host, names(3)), strategy="ring"), period=4)
     with pytest.raises(UsageError, match="sums at every step"):
         choose(local, SIZE, None, decided=True, hooked=True)
+
+
+def test_few_bytes_are_on_one_server() -> None:
+    """4 kB are one shard: further servers take no part in a push and a pull."""
+    hosts = [host(f"h{index}") for index in range(4)]
+    inputs = PlanInput(nominal_cluster(hosts), names(4), names(4), {"ps": Costs(1e-4, 1e-4)}, {}, 2.0)
+    one, four = (time_push_pull(inputs, names(4)[:count], 4096)[0].seconds for count in (1, 4))
+    assert four == one
+    assert time_push_pull(inputs, names(4), 4_000_000)[0].seconds < time_push_pull(inputs, ["h0"], 4_000_000)[0].seconds
