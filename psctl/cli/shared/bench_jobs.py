@@ -103,11 +103,18 @@ class BenchCall:
                     prepare.reach(own.home, chosen, own.connect, [request.code], self._detail)
                 )
                 record = prepare.run(reached, request, None, self._detail, own.warn)
-            try:
-                return BenchFollower(own, record, signals, reached.fleet, self._on_answer).run()
-            finally:
-                if self._brief:
-                    job_end.discard(own.home, reached.fleet, record)
+            follower = BenchFollower(own, record, signals, reached.fleet, self._on_answer)
+            return self._run_brief(follower, reached.fleet) if self._brief else follower.run()
+
+    def _run_brief(self, follower: BenchFollower, fleet: Fleet) -> int:
+        """Follow a job of which nothing is kept, however it ends."""
+        try:
+            return follower.run()
+        except BaseException:
+            job_end.kill(fleet, follower.record)
+            raise
+        finally:
+            job_end.discard(self._context.home, fleet, follower.record)
 
     def _detail(self, host: str, sentence: str) -> None:
         self._context.detail(f"{host}: {sentence}" if host else sentence)
@@ -129,6 +136,8 @@ class BenchCall:
                 wrong = "" if answer.correct else ", and its result is WRONG"
                 took = format_seconds(result.median)
                 tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
+                if wrong and self._brief:
+                    self._context.warn(f"{answer.strategy}: the sum of {format_bytes(answer.bytes)} is wrong")
 
 
 def measure_messages(context: Context, chosen: ChosenCluster) -> int:
