@@ -2,9 +2,9 @@
 
 A thread that waits for one server reads its connection directly if the read lease is free (ReadLease): the answer then
 needs no other thread. All other waits block until a reader thread finds their condition true, and so do all waits where
-other workers forward values, which come over other connections. A wait ends when its condition is true, when the servers
-refuse to go on, when a server has had no connection for `patience` seconds and no other took its place, or when a server
-has sent nothing for so long in spite of queries.
+other workers forward values, which come over other connections. A wait ends when its condition is true, when the
+servers refuse to go on, when a server has had no connection for `patience` seconds and no other took its place, or when
+a server has sent nothing for so long in spite of queries.
 """
 
 from __future__ import annotations
