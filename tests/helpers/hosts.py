@@ -221,7 +221,8 @@ class Hosts(_Ssh):
 
     def _up(self) -> None:
         public = make_key(self.key)
-        through = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), sys.base_prefix, sys.prefix})
+        pythons = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), sys.base_prefix, sys.prefix}
+        through = sorted({*pythons, str(Path(__file__).resolve().parents[2])})  # a checkout may be below /root
         plan = {
             "folder": str(self.folder),
             "login": public,
