@@ -30,7 +30,14 @@ class LocalShell(PosixShell):
         with self._lock:
             if self._closed:
                 raise HostUnreachable(f"{self.name}: this connection was closed", where=self.name)
-            pipe = ChildPipe(argv, self._open_pipes.discard, self.home, {**os.environ, "HOME": self.home})
+            try:
+                pipe = ChildPipe(argv, self._open_pipes.discard, self.home, {**os.environ, "HOME": self.home})
+            except OSError as error:
+                raise HostUnreachable(
+                    f"{self.name}: no command can be started in the home folder {self.home}: {error.strerror}",
+                    hint="set HOME to a folder that exists and that you may write to",
+                    where=self.name,
+                ) from error
             self._open_pipes.add(pipe)
         return pipe
 

@@ -488,3 +488,12 @@ def _readers(path: str) -> list[str]:
 def test_a_negative_offset_is_our_own_mistake(shell: Shell) -> None:
     with pytest.raises(ValueError, match="offset"):
         shell.tail("/x", -1)
+
+
+def test_a_home_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    here = LocalShell("here", home=str(tmp_path / "gone"))
+    with pytest.raises(HostUnreachable) as refused:
+        here.run(["true"])
+    assert f"home folder {tmp_path}/gone: No such file or directory" in refused.value.message
+    assert "set HOME" in refused.value.hint
+    here.close()
