@@ -22,7 +22,7 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
     """
     import msgspec
 
-    from psctl.cli.shared.bench_jobs import measure_messages
+    from psctl.cli.shared.bench_jobs import MessageMeasurement
     from psctl.errors import PsctlError
     from psctl.launch.clusters import make_current
     from psctl.launch.hosts import converge
@@ -47,7 +47,7 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
                     own.tell(f"{joined.job}: its agent on {joined.host} was started again; the job may use the host")
     if not dry_run and calibration.planned(reached):
         try:
-            code = measure_messages(own, chosen)
+            code = MessageMeasurement(own, chosen).run()
             if code:
                 calibration.drop(reached)  # interrupted
         except PsctlError as why:

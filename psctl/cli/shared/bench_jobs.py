@@ -16,7 +16,7 @@ from psctl.cli.shared.context import Context
 from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
 from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, collective_of, from_line
 from psctl.job.events import AnyEvent, Finished, Log
-from psctl.launch.bench import bench_runs, congestion
+from psctl.launch.bench import bench_runs, congestion, cost_fitting
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
@@ -39,7 +39,6 @@ class BenchCall:
         self._context = context
         self._chosen = chosen
         self._bench_request = bench_request
-        self._brief = bench_request.likely is not None  # results are not printed, and no record of the jobs is kept
         self._results: list[bench_runs.BenchResult] = []
         self._outlook: bench_runs.BenchPlan | None = None
         self._controls: list[str] = []
@@ -62,8 +61,7 @@ class BenchCall:
                 if code:
                     return code
         if collective_of(self._bench_request.operation) is None:  # costs are fitted to predictions of these
-            found = bench_runs.calibrate(reached, self._outlook, self._results)
-            (self._context.detail if self._brief else self._context.tell)(*bench_runs.describe(found))
+            self._tell(*cost_fitting.describe(cost_fitting.calibrate(reached, self._outlook, self._results)))
         return 0
 
     def document(self) -> JsonObject:
@@ -80,12 +78,10 @@ class BenchCall:
 
     def _predict(self) -> ReachedCluster:
         """Connect to all hosts, make them ready and predict the times."""
-        own, say = self._context, self._detail if self._brief else self._context.progress
-        with prepare.reach(own.home, self._chosen, own.connect, [], say) as reached:
-            prepare.make_ready(reached, say, own.warn)
-            if self._brief:
-                workers = bench_runs.workers_of(reached)
-                self._bench_request = msgspec.structs.replace(self._bench_request, workers=str(workers))
+        own = self._context
+        with prepare.reach(own.home, self._chosen, own.connect, [], self._progress) as reached:
+            prepare.make_ready(reached, self._progress, own.warn)
+            self._bench_request = self._request_on(reached)
             with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
                 asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
             self._outlook = bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
@@ -103,11 +99,65 @@ class BenchCall:
                     prepare.reach(own.home, chosen, own.connect, [request.code], self._detail)
                 )
                 record = prepare.run(reached, request, None, self._detail, own.warn)
-            follower = BenchFollower(own, record, signals, reached.fleet, self._on_answer)
-            return self._run_brief(follower, reached.fleet) if self._brief else follower.run()
+            return self._follow(BenchFollower(own, record, signals, reached.fleet, self._on_answer), reached.fleet)
 
-    def _run_brief(self, follower: BenchFollower, fleet: Fleet) -> int:
-        """Follow a job of which nothing is kept, however it ends."""
+    def _request_on(self, reached: ReachedCluster) -> bench_runs.BenchRequest:
+        """Return the request for the hosts that were reached."""
+        return self._bench_request
+
+    def _follow(self, follower: BenchFollower, fleet: Fleet) -> int:
+        """Follow a job to its end; return the exit code."""
+        return follower.run()
+
+    def _tell(self, *lines: str) -> None:
+        """Print results."""
+        self._context.tell(*lines)
+
+    def _progress(self, host: str, sentence: str) -> None:
+        """Print an action on a host."""
+        self._context.progress(host, sentence)
+
+    def _detail(self, host: str, sentence: str) -> None:
+        self._context.detail(f"{host}: {sentence}" if host else sentence)
+
+    def _on_answer(self, answer: BenchAnswer) -> None:
+        """Keep and print an answer of rank 0."""
+        assert self._outlook is not None, "set by _predict"
+        match answer:
+            case BenchProgress():
+                self._tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
+            case BenchRow() if self._control is not None:
+                self._times.setdefault(self._control, []).append(statistics.median(answer.times))
+                self._tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
+            case BenchRow():
+                result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
+                self._results.append(result)
+                predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
+                wrong = "" if answer.correct else ", and its result is WRONG"
+                took = format_seconds(result.median)
+                self._tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
+
+
+class MessageMeasurement(BenchCall):
+    """The bench of `up`: short jobs on all hosts, of which nothing is kept but the costs of messages.
+
+    Args:
+        context, chosen: as for `BenchCall`.
+    """
+
+    def __init__(self, context: Context, chosen: ChosenCluster) -> None:
+        super().__init__(context, chosen, bench_runs.MESSAGES)
+
+    def run(self) -> int:
+        """Measure and save the costs; return and raise as `BenchCall.run`."""
+        with self._context.working("measuring the cost of messages: short jobs on all hosts"):
+            return super().run()
+
+    def _request_on(self, reached: ReachedCluster) -> bench_runs.BenchRequest:
+        return msgspec.structs.replace(self._bench_request, workers=str(bench_runs.workers_of(reached)))
+
+    def _follow(self, follower: BenchFollower, fleet: Fleet) -> int:
+        """Follow a job and remove it, however it ends."""
         try:
             return follower.run()
         except BaseException:
@@ -116,38 +166,16 @@ class BenchCall:
         finally:
             job_end.discard(self._context.home, fleet, follower.record)
 
-    def _detail(self, host: str, sentence: str) -> None:
-        self._context.detail(f"{host}: {sentence}" if host else sentence)
+    def _tell(self, *lines: str) -> None:
+        self._context.detail(*lines)
+
+    def _progress(self, host: str, sentence: str) -> None:
+        self._detail(host, sentence)
 
     def _on_answer(self, answer: BenchAnswer) -> None:
-        """Keep and print an answer of rank 0."""
-        assert self._outlook is not None, "set by _predict"
-        tell = self._context.detail if self._brief else self._context.tell
-        match answer:
-            case BenchProgress():
-                tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
-            case BenchRow() if self._control is not None:
-                self._times.setdefault(self._control, []).append(statistics.median(answer.times))
-                tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
-            case BenchRow():
-                result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
-                self._results.append(result)
-                predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
-                wrong = "" if answer.correct else ", and its result is WRONG"
-                took = format_seconds(result.median)
-                tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
-                if wrong and self._brief:
-                    self._context.warn(f"{answer.strategy}: the sum of {format_bytes(answer.bytes)} is wrong")
-
-
-def measure_messages(context: Context, chosen: ChosenCluster) -> int:
-    """Measure the cost of messages by short jobs, of which nothing is kept but the costs; return as `BenchCall.run`.
-
-    Raises:
-        PsctlError: a host cannot be used, slots are held, or a job failed.
-    """
-    with context.working("measuring the cost of messages: short jobs on all hosts"):
-        return BenchCall(context, chosen, bench_runs.MESSAGES).run()
+        super()._on_answer(answer)
+        if isinstance(answer, BenchRow) and not answer.correct:
+            self._context.warn(f"{answer.strategy}: the sum of {format_bytes(answer.bytes)} is wrong")
 
 
 class BenchFollower(JobFollower):

@@ -1,0 +1,117 @@
+"""Measured times become the costs that later plans use: for the measured ranks they are predicted as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from psctl.job.bench_messages import BenchRow
+from psctl.launch.bench import bench_runs, cost_fitting
+from psctl.launch.bench.bench_runs import MESSAGES, BenchPlan, BenchRequest, BenchResult
+from psctl.launch.home import Home
+from psctl.launch.hosts.converge import ReachedCluster
+from psctl.launch.measure import calibration
+from tests.launch.test_link_measurement import cluster, reached
+
+NAMES = ("a", "b", "c", "d")
+SLOWER = {"tree": 0.3, "ring": 2.0, "recursive-doubling": 1.5}
+"""By strategy: measured over first predicted time; of the others it is 1.4."""
+
+
+def machines(home: Path, slots: int = 1) -> ReachedCluster:
+    hosts = ", ".join(f"{{address: {name}, slots: {slots}}}" for name in NAMES)
+    return reached(*NAMES, home=Home(home), chosen=cluster("", f"[{hosts}]"))
+
+
+def outlook(found: ReachedCluster, folder: Path, workers: int) -> BenchPlan:
+    request = BenchRequest("allreduce", [4_000], [], workers=str(workers))
+    folder.mkdir(exist_ok=True)
+    return BenchPlan(found, bench_runs.wanted(folder, request, bench_runs.whole_job(request)))
+
+
+def results(plan: BenchPlan, sizes: tuple[int, ...]) -> list[BenchResult]:
+    """What a bench would have measured."""
+    found = []
+    for size in sizes:
+        for each in plan.plan(size).candidates:
+            if not each.feasible or each.strategy == "ps":
+                continue
+            assert each.seconds is not None
+            seconds = SLOWER.get(each.strategy, 1.4) * each.seconds
+            row = BenchRow("allreduce", each.strategy, size, plan.inputs.world, [seconds], True)
+            found.append(BenchResult(row, each.seconds))
+    return found
+
+
+def test_measured_times_are_predicted_afterwards_and_decide(tmp_path: Path) -> None:
+    found, sizes = machines(tmp_path / "home"), (4_000, 64_000, 1_000_000)
+    before = outlook(found, tmp_path / "before", 4)
+    measured = results(before, sizes)
+    fitted = cost_fitting.calibrate(found, before, measured)
+    assert set(fitted) == {"gloo", "psctl"}
+    after = outlook(found, tmp_path / "after", 4)
+    for each in measured:
+        assert after.predicted(each.row.strategy, each.row.bytes) == pytest.approx(each.median, rel=0.01)
+    for size in (4_000, 64_000):
+        assert before.chosen(size) != after.chosen(size) == "tree"
+
+
+def test_later_times_replace_those_of_the_same_size_and_others_stay(tmp_path: Path) -> None:
+    found = machines(tmp_path / "home")
+    plan = outlook(found, tmp_path / "job", 4)
+    cost_fitting.calibrate(found, plan, results(plan, (4_000, 64_000)))
+    seconds = 2 * (plan.predicted("tree", 4_000) or 0.0)
+    slow = BenchResult(BenchRow("allreduce", "tree", 4_000, 4, [seconds], True), None)
+    wrong = BenchResult(BenchRow("allreduce", "ring", 4_000, 4, [9.0], False), None)
+    cost_fitting.calibrate(found, plan, [slow, wrong])
+    ranks = dict.fromkeys(NAMES, 1)
+    kept = {(each.strategy, each.bytes): each.seconds for each in calibration.sums_of(found, ranks)}
+    assert {size for _, size in kept} == {4_000, 64_000}
+    assert kept["tree", 4_000] == seconds
+    assert kept["ring", 4_000] < 1.0
+    assert outlook(found, tmp_path / "job", 4).predicted("tree", 4_000) == pytest.approx(seconds, rel=0.01)
+
+
+def test_other_ranks_are_planned_with_the_fitted_costs(tmp_path: Path) -> None:
+    found = machines(tmp_path / "home", slots=2)
+    plan = outlook(found, tmp_path / "job", 8)
+    cost_fitting.calibrate(found, plan, results(plan, (4_000, 64_000, 1_000_000)))
+    known = calibration.load(found)
+    four = outlook(found, tmp_path / "job", 4)
+    assert four.inputs.costs["psctl"] == known.engines["psctl"]
+    assert all(not pace.measured for pace in four.inputs.paces.values())
+    assert any(pace.measured for pace in outlook(found, tmp_path / "job", 8).inputs.paces.values())
+
+
+def test_up_measures_likely_strategies_on_all_slots_the_shortest_last(tmp_path: Path) -> None:
+    found = machines(tmp_path / "home", slots=2)
+    assert bench_runs.workers_of(found) == 8
+    plan = outlook(found, tmp_path / "job", 8)
+    first, *rest = plan.jobs(MESSAGES)
+    assert [each.bytes for each in first.question.rounds] == [1_000_000, 64_000, 4_000]
+    assert first.question.effort == MESSAGES.effort
+    for each in first.question.rounds:
+        seconds = [plan.predicted(name, each.bytes) or 0.0 for name in each.strategies]
+        assert seconds == sorted(seconds)
+        assert seconds[-1] <= 3 * seconds[0]
+        assert "ps" not in each.strategies
+    assert len(rest) <= 1
+    many = machines(tmp_path / "home", slots=40)
+    assert bench_runs.workers_of(many) == bench_runs.MOST_RANKS
+
+
+def test_servers_are_measured_at_the_size_at_which_they_are_likely(tmp_path: Path) -> None:
+    """Two workers, and two hosts that serve: of a megabyte servers take the bytes' time once."""
+    hosts = "[{address: a, roles: [worker]}, {address: b, roles: [worker]}, {address: c, roles: [server]}]"
+    found = reached("a", "b", "c", home=Home(tmp_path / "home"), chosen=cluster("", hosts))
+    plan = outlook(found, tmp_path / "job", 2)
+    served = [job for job in plan.jobs(MESSAGES) if job.strategy == "ps"]
+    ratios = {
+        size: (plan.predicted("ps", size) or 0.0)
+        / min(row.seconds for row in plan.plan(size).candidates if row.seconds)
+        for size in MESSAGES.sizes
+    }
+    assert len(served) == (min(ratios.values()) <= bench_runs.SERVERS)
+    for job in served:
+        assert ratios[job.question.rounds[0].bytes] == min(ratios.values())
