@@ -263,17 +263,21 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, mode: Serv
 
 def shard_count(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
     """Return the number of shards, as `ps/shards` cuts them; of very many, as many as matter for overlap."""
-    return min(MOST_SHARDS, len(servers) * _shards_per_server(inputs, servers, size))
+    return min(MOST_SHARDS, len(_holders(inputs, servers, size)) * _shards_per_server(inputs, servers, size))
+
+
+def _shard_bytes(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
+    """Return the bytes of a shard, as `ps/shards` cuts them."""
+    return target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
 
 
 def _holders(inputs: PlanInput, servers: Sequence[str], size: float) -> Sequence[str]:
     """Return the servers that hold a shard: of few bytes there are fewer shards than servers."""
-    each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
-    return servers[: max(1, math.ceil(size / each))]
+    return servers[: max(1, math.ceil(size / _shard_bytes(inputs, servers, size)))]
 
 
 def _shards_per_server(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
     """Return the shards of a server, as `ps/shards` cuts them."""
-    each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
+    each = _shard_bytes(inputs, servers, size)
     most = max(1, TRANSFERS // (2 * len(servers) * inputs.world))
     return max(1, min(most, math.ceil(size / len(servers) / each)))
