@@ -21,7 +21,7 @@ def explain(
     topic: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY|CODE|COMMAND",
+            metavar="[KEY|CODE|COMMAND...]",
             help="sync.consistency, 8, host-key-changed, train; without it all topics.",
             autocompletion=completion.topics,
         ),
