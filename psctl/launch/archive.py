@@ -12,11 +12,10 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import msgspec
 
 import psctl
 from psctl import errors
@@ -35,14 +34,41 @@ UNPACKED_LIMIT = 2 * LIMIT
 """Bytes of a tar at most: the files of a folder, and what tar adds."""
 
 
-class Archive(msgspec.Struct, frozen=True):
-    """A packed folder. `size` counts the bytes of its files; `warning` is a sentence for the user or ""."""
+class Archive:
+    """A packed folder, compressed when it is first sent: most hosts have it already.
 
-    hash: str
-    data: bytes
-    files: list[str]
-    size: int
-    warning: str = ""
+    Args:
+        name: the hash of the tar.
+        files: the names in it.
+        size: bytes of its files.
+        warning: a sentence for the user, or "".
+        tar: the uncompressed archive.
+        level: of gzip.
+        data: the compressed archive, where there is one already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[str],
+        size: int,
+        warning: str = "",
+        *,
+        tar: bytes = b"",
+        level: int = 6,
+        data: bytes = b"",
+    ) -> None:
+        self.hash, self.files, self.size, self.warning = name, list(files), size, warning
+        self._tar, self._level, self._data = tar, level, data
+        self._lock = threading.Lock()
+
+    @property
+    def data(self) -> bytes:
+        """The compressed archive."""
+        with self._lock:  # hosts are sent it by several threads
+            if not self._data:
+                self._data, self._tar = gzip.compress(self._tar, self._level, mtime=0), b""
+            return self._data
 
 
 def pack_folder(folder: Path, exclude: Sequence[str] = ()) -> Archive:
@@ -68,7 +94,7 @@ def pack_folder(folder: Path, exclude: Sequence[str] = ()) -> Archive:
     if size > LIMIT:
         raise errors.InvalidFile(warning, hint="leave data out with `exclude:` in the job file, or .gitignore")
     data = _tar(entries)
-    return Archive(_name(data), gzip.compress(data, 6, mtime=0), [name for name, _ in entries], size, warning)
+    return Archive(_name(data), [name for name, _ in entries], size, warning, tar=data)
 
 
 def prove(data: bytes, name: str) -> None:
@@ -101,7 +127,7 @@ def pack_psctl() -> Archive:
     ]
     data = _tar([("psctl", root), *entries])
     size = sum(path.stat().st_size for _, path in entries if path.is_file())
-    return Archive(_name(data), gzip.compress(data, 6, mtime=0), [name for name, _ in entries], size)
+    return Archive(_name(data), [name for name, _ in entries], size, tar=data)
 
 
 def pack_wheels(folder: Path) -> Archive:
@@ -114,7 +140,7 @@ def pack_wheels(folder: Path) -> Archive:
     if not found:
         raise errors.InvalidFile(f"runtime.wheelhouse: {folder} holds no wheels", hint="pip download -d FOLDER ...")
     data = _tar([(path.name, path) for path in found])
-    return Archive(_name(data), gzip.compress(data, 1, mtime=0), [path.name for path in found], len(data))
+    return Archive(_name(data), [path.name for path in found], len(data), tar=data, level=1)
 
 
 def walk(folder: Path, exclude: Sequence[str]) -> Iterator[tuple[str, Path]]:

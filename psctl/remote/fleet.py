@@ -141,6 +141,13 @@ class Fleet:
         done = _together(calls, self._forks, stop)
         return {name: done[name] if name in done else Outcome(error=self.failed[name]) for name in order}
 
+    def lend(self, names: Iterable[str] | None = None) -> LentFleet:
+        """Return the shells and errors of these hosts (None: all) for another use of the open connections."""
+        wanted = {*self.shells, *self.failed} if names is None else {HostName(name) for name in names}
+        shells = {name: shell for name, shell in self.shells.items() if name in wanted}
+        failed = {name: error for name, error in self.failed.items() if name in wanted}
+        return LentFleet(shells, failed, self._forks)
+
     def close(self) -> None:
         """Close all connections."""
         _together({name: (shell.close, ()) for name, shell in self.shells.items()}, self._forks)
@@ -150,6 +157,13 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LentFleet(Fleet):
+    """Shells of another fleet, whose owner closes them."""
+
+    def close(self) -> None:
+        """Leave the connections open."""
 
 
 def target_of(cluster: ClusterSpec, host: HostSpec, config: Path | None = None) -> Target:

@@ -7,12 +7,18 @@ import io
 import os
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from psctl import errors
-from psctl.launch.archive import pack_folder, pack_psctl, pack_wheels
+from psctl.launch.archive import pack_folder, pack_psctl, pack_wheels, prove
+from psctl.launch.clusters import ChosenCluster
+from psctl.launch.home import KnownCluster
+from psctl.launch.hosts.converge import needs_of
+from psctl.spec.cluster import local_cluster
 
 
 def fill(folder: Path, files: dict[str, str]) -> Path:
@@ -132,3 +138,26 @@ def test_a_wheelhouse_without_wheels_is_refused(tmp_path: Path) -> None:
         pack_wheels(tmp_path)
     (tmp_path / "x-1.0-py3-none-any.whl").write_bytes(b"wheel")
     assert pack_wheels(tmp_path).files == ["x-1.0-py3-none-any.whl"]
+
+
+def test_an_archive_that_all_hosts_have_is_not_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    compress = gzip.compress
+
+    def counted(data: bytes, level: int, *, mtime: int) -> bytes:
+        calls.append(level)
+        return compress(data, level, mtime=mtime)
+
+    monkeypatch.setattr("psctl.launch.archive.gzip.compress", counted)
+    (tmp_path / "x-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    wheels, code = pack_wheels(tmp_path), pack_psctl()
+    chosen = ChosenCluster(local_cluster(), KnownCluster("lab", "", "", 0.0))
+    has = SimpleNamespace(codes={code.hash: True, wheels.hash: True})
+    needs = needs_of(chosen, code, wheels, {"a": has, "b": has})  # type: ignore[dict-item]
+    assert (calls, needs.code_size, needs.wheels_size) == ([], 0, 0)
+    needs = needs_of(chosen, code, wheels, {"a": has, "b": SimpleNamespace(codes={})})  # type: ignore[dict-item]
+    assert (needs.code_size, needs.wheels_size) == (len(code.data), len(wheels.data))
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: code.data, range(8))) == {code.data}
+    assert sorted(calls) == [1, 6], "once each, however many hosts it is sent to"
+    prove(code.data, code.hash)

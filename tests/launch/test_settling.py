@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import pytest
 
 from psctl import errors
 from psctl.launch.agent_calls import JobDigest
+from psctl.launch.clusters import ChosenCluster, embedded_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, ReportedRank
 from psctl.launch.jobs import job_status
 from psctl.launch.jobs.job_end import settle
-from psctl.remote.fleet import Outcome
+from psctl.remote.fleet import Fleet, Outcome
+from psctl.types import HostName
 
 RECORD = JobRecord(
     job="digits-1", name="digits", created=1.0, cluster=KnownCluster("lab", "", "", 0.0),
@@ -98,6 +102,29 @@ def test_a_job_whose_head_is_not_reached_is_unknown(tmp_path: Path) -> None:
     (shown,) = job_status.refresh(Home(tmp_path), [RECORD], lambda *_: Unreached())  # type: ignore[arg-type,return-value]
     assert (shown["state"], shown["step"], shown["head"]) == ("unknown", None, "a")
     assert shown["problem"] == "its head a is not reached: no route to host"
+
+
+def test_status_connects_once_to_each_host_of_the_cluster(tmp_path: Path) -> None:
+    home, asked = Home(tmp_path), list[Any]()
+    chosen = embedded_cluster(home)
+    here = HostRecord("local", str(tmp_path), str(tmp_path / "jobs/digits-1/local"), sys.executable, "/w/code/1")
+    records = [msgspec.structs.replace(RECORD, cluster=chosen.known, hosts=[here])]
+
+    def connect(cluster: ChosenCluster, names: Sequence[str] | None) -> Fleet:
+        asked.append((cluster.known.name, names))
+        if cluster.known.name == "other":
+            return Fleet({}, {HostName("local"): errors.HostUnreachable("no route to host")})
+        return Fleet.connect(cluster.spec, names=names)
+
+    jobs, hosts = job_status.overview(home, records, chosen, connect)
+    assert asked == [("local", None)]
+    assert [job["state"] for job in jobs] == ["failed"], "its folder is not there"
+    assert [(host["name"], host["problems"]) for host in hosts] == [("local", [])]
+    elsewhere = msgspec.structs.replace(records[0], cluster=KnownCluster("other", "", "name: other\nhosts: [h]", 0.0))
+    jobs, _ = job_status.overview(home, [elsewhere], chosen, connect)
+    assert (asked[2:], jobs[0]["state"]) == ([("other", ["local"])], "unknown"), (
+        "a job of another cluster is asked there"
+    )
 
 
 def test_a_job_whose_psctl_was_killed_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:

@@ -178,3 +178,15 @@ def test_a_fleet_of_this_machine_loads_no_ssh_library() -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_lent_fleet_has_the_asked_hosts_and_leaves_their_connections_open() -> None:
+    fleet = three()
+    with fleet.lend([HostName("a"), HostName("d")]) as lent:
+        outcomes = lent.each(lambda name, shell: 1)
+        assert {name: outcome.ok for name, outcome in outcomes.items()} == {"a": True, "d": False}
+    assert list(fleet.lend().each(lambda name, shell: 1)) == ["a", "b", "c", "d"]
+    assert fleet.shell("a").run(["echo", "open"]).stdout == b"open\n"
+    fleet.close()
+    with pytest.raises(HostUnreachable, match="closed"):
+        fleet.shell("a").run(["echo", "open"])

@@ -34,6 +34,6 @@ def status(
         known = own.home.jobs()
         records = [record for record in known if not record.over] or known[-1:]
     chosen = own.cluster_of(records[-1]) if records else own.cluster(None)
-    rows = job_status.refresh(own.home, records, own.connect)
-    own.print_result({"jobs": rows, "hosts": job_status.host_rows(own.home, chosen, own.connect)}, draw_status)
+    rows, hosts = job_status.overview(own.home, records, chosen, own.connect)
+    own.print_result({"jobs": rows, "hosts": hosts}, draw_status)
     own.warn_of_problems(rows)

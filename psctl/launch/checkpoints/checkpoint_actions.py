@@ -439,7 +439,7 @@ def fetch_code(source: Shell, workdir: str, code: str) -> Archive:
     source.fetch(f"{workdir}/code/{code}.tar.gz", parts.append, PACKED_LIMIT)
     data = b"".join(parts)
     prove(data, code)
-    return Archive(code, data, [], 0)
+    return Archive(code, [], 0, data=data)
 
 
 def _receive(shell: Shell, found: LocatedCheckpoint, folder: Path) -> None:

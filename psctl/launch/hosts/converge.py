@@ -89,32 +89,33 @@ class ReachedCluster(msgspec.Struct):
         return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.python(name), code)
 
 
-def needs_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
-    """Return the requirements of a cluster's hosts, and the archives to send.
+def needs_of(chosen: ChosenCluster, code: Archive, wheels: Archive | None, sites: Mapping[str, HostSite]) -> HostNeeds:
+    """Return the requirements of a cluster's hosts.
 
-    Raises:
-        InvalidFile: the wheelhouse does not exist; the user's fault.
+    Args:
+        chosen: the cluster.
+        code: psctl.
+        wheels: its wheelhouse.
+        sites: the hosts that were inspected; an archive that none of them lacks is not compressed, and its size is 0.
     """
+
+    def size(archive: Archive) -> int:
+        return len(archive.data) if any(not site.codes.get(archive.hash) for site in sites.values()) else 0
+
     runtime = chosen.spec.runtime
-    code = pack_psctl()
-    archives = {code.hash: code}
-    wheels = pack_wheels(_resolve(chosen, runtime.wheelhouse)) if runtime.wheelhouse else None
-    if wheels is not None:
-        archives[wheels.hash] = wheels
     source = wheels is not None or runtime.index is not None
     torch = (
         None if runtime.torch == "none"
         else _torch_here() if runtime.torch == "auto"
         else torch_to_ask_for(runtime.torch, source=source)
     )  # fmt: skip
-    needs = HostNeeds(
-        code=code.hash, code_size=len(code.data), managed=runtime.environment == "managed", torch=torch,
+    return HostNeeds(
+        code=code.hash, code_size=size(code), managed=runtime.environment == "managed", torch=torch,
         requirements=runtime.requirements, index=runtime.index, wheels=wheels.hash if wheels else "",
-        wheels_size=len(wheels.data) if wheels else 0,
+        wheels_size=size(wheels) if wheels else 0,
         wheels_pip=any(name.startswith("pip-") for name in wheels.files) if wheels else False,
         pins={} if wheels else hashed(),
     )  # fmt: skip
-    return needs, archives
 
 
 @contextlib.contextmanager
@@ -126,10 +127,16 @@ def inspect(home: Home, chosen: ChosenCluster, connect: Connect, codes: Sequence
         chosen: the cluster.
         connect: connects to hosts.
         codes: hashes of further archives to look for, such as a job's folder.
+
+    Raises:
+        InvalidFile: the wheelhouse does not exist; the user's fault.
     """
     with connect(chosen, None) as fleet:
-        needs, archives = needs_of(chosen)
+        code, folder = pack_psctl(), chosen.spec.runtime.wheelhouse
+        wheels = pack_wheels(_resolve(chosen, folder)) if folder else None
+        archives = {each.hash: each for each in (code, wheels) if each is not None}
         sites, failed = inspect_hosts(chosen.spec, fleet, [*archives, *codes])
+        needs = needs_of(chosen, code, wheels, sites)
         reached = ReachedCluster(home, chosen, connect, fleet, needs, archives, sites, {}, failed)
         for name, site in sites.items():
             try:

@@ -15,6 +15,7 @@ from psctl.launch.home import Home, JobRecord, ReportedRank, by_cluster
 from psctl.launch.hosts.converge import inspect
 from psctl.launch.jobs.job_end import last_step, settle
 from psctl.remote import slurm
+from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName, JsonObject
 
@@ -46,6 +47,18 @@ class JobRow(TypedDict):
     traffic: NotRequired[JsonObject]  # by host: bytes/s sent and received
     encryption: NotRequired[str]  # "off" where data connections are not encrypted
     recovering: NotRequired[JsonObject]  # hosts that it waits for; since, until: seconds since the epoch
+
+
+def overview(
+    home: Home, records: Sequence[JobRecord], chosen: ChosenCluster, connect: Connect
+) -> tuple[list[JobRow], list[HostRow]]:
+    """Return `status.jobs` of these jobs and `status.hosts` of a cluster; its hosts are connected to once."""
+    with connect(chosen, None) as fleet:
+
+        def reuse(cluster: ChosenCluster, names: Sequence[str] | None) -> Fleet:
+            return fleet.lend(names) if cluster.same(chosen) else connect(cluster, names)
+
+        return refresh(home, records, reuse), host_rows(home, chosen, reuse)
 
 
 def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[JobRow]:
