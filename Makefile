@@ -59,6 +59,7 @@ soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer $(VENV)/installed-li
 bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/status.py
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/slope.py
 	$(BIN)/python bench/strategies.py
