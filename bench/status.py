@@ -1,4 +1,4 @@
-"""Seconds of `psctl status` on idle hosts and beside a running job, and of `psctl topo --from` and `psctl --version`.
+"""Seconds of `psctl status` on idle hosts and during a job, and of `psctl topo --from` and `psctl --version`.
 
     python bench/status.py [--hosts 4] [--runs 7]
 
@@ -53,8 +53,10 @@ def main() -> None:
                 event = json.loads(line)
                 if event["event"] == "progress" and event["step"] >= STEPS:
                     break
-            show("status beside a job", seconds(["status"], environment, given.runs))
-            show("jobs beside a job", seconds(["jobs"], environment, given.runs))
+            else:
+                raise RuntimeError(f"the job ended with {job.wait()} before step {STEPS}; train it alone to see why")
+            show("status during a job", seconds(["status"], environment, given.runs))
+            show("jobs during a job", seconds(["jobs"], environment, given.runs))
             subprocess.run([*PSCTL, "stop", "digits-1", "--force"], check=True, env=environment)
             job.communicate()
 
