@@ -211,14 +211,17 @@ def test_a_thousand_hosts_take_under_five_seconds() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["double-tree", "pipelined-tree", "pipelined-chain"])
-def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -> None:
+def test_long_pipelines_of_sixty_four_ranks_are_predicted_from_short_ones(strategy: str) -> None:
     form = FORMS[strategy](64, 1e8, rates())
     network, places = SimulatedNetwork(star(64, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(64)]
-    before = time.process_time()
-    found = simulate_pipeline(
-        lambda chunks: catalog.build(strategy, 64, ScheduleOptions(chunks=chunks)), form.chunks, network, places, 1e8
-    )
-    assert desktop_seconds(time.process_time() - before) < 3.0
+    built: list[int] = []  # numbers of chunks: they set the time of a simulation
+
+    def build(chunks: int) -> Schedule:
+        built.append(chunks)
+        return catalog.build(strategy, 64, ScheduleOptions(chunks=chunks))
+
+    found = simulate_pipeline(build, form.chunks, network, places, 1e8)
+    assert form.chunks > 100 and max(built) < 25
     assert found.seconds == pytest.approx(form.seconds, rel=0.02)
 
 
