@@ -54,18 +54,20 @@ class PrivateSshd:
     def start(self) -> None:
         os.makedirs("/run/sshd", exist_ok=True) if os.getuid() == 0 else None
         assert SSHD
-        self.process = subprocess.Popen(
-            [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-        )  # fmt: skip
-        deadline = time.monotonic() + 10
+        log = self.folder / "sshd.log"
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            try:
-                socket.create_connection((self.address, self.port), 1).close()
-                return
-            except OSError:
+            before = log.stat().st_size
+            self.process = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            )  # fmt: skip
+            # not by a connection: a child of the sshd before this one may still hold its listening socket
+            while self.process.poll() is None and time.monotonic() < deadline:
+                if b"Server listening" in log.read_bytes()[before:]:
+                    return
                 time.sleep(0.02)
-        raise AssertionError((self.folder / "sshd.log").read_text())
+        raise AssertionError(log.read_text())
 
     def known_line(self, kind: str = "ed25519", key: Path | None = None) -> str:
         return f"[{self.address}]:{self.port} {public(key or self.host_keys[kind])}\n"
