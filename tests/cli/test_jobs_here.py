@@ -150,7 +150,8 @@ def test_an_interrupt_that_detaches_leaves_the_job_and_a_killed_psctl_does_too(u
         read_until(process, '"rank 0"')
         user.run("stop", "--force")
         out, _ = process.communicate(timeout=60)
-    assert json.loads(out.splitlines()[-1])["event"] == "finished"
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["status"], process.returncode) == ("finished", "stopped", 1)
     assert user.left() == []
 
 

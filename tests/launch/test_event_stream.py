@@ -46,10 +46,10 @@ def follow(
     job: JobRecord,
     connect: Callable[[], FakeShell] | None = None,
     told: list[str] | None = None,
+    recorded: JobRecord | None = None,
 ) -> list[object]:
-    follower = EventReader(
-        job, connect or (lambda: shell), MovingClock(), (told if told is not None else []).append, shell
-    )
+    notice = (told if told is not None else []).append
+    follower = EventReader(job, connect or (lambda: shell), MovingClock(), notice, lambda: recorded or job, shell)
     return [event for event in follower.events() if event is not None]
 
 
@@ -73,7 +73,7 @@ def test_a_lost_connection_is_made_anew_and_no_event_comes_twice() -> None:
     second.append(LOG, whole)
     told: list[str] = []
     events = []
-    follower = EventReader(job, lambda: second, MovingClock(), told.append, first)
+    follower = EventReader(job, lambda: second, MovingClock(), told.append, lambda: job, first)
     for event in follower.events():
         if event == STARTED:
             first.vanish()
@@ -110,9 +110,10 @@ def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
     shell.on("tail", lambda argv, stdin: CommandResult(0, b"", b""))
     job = with_agent(shell)
     shell.processes[job.head.pid].end()
-    last = follow(shell, msgspec.structs.replace(job, state="stopped"))[-1]
+    stopped = msgspec.structs.replace(job, state="stopped", step=7)  # by another psctl, while this one follows
+    last = follow(shell, job, recorded=stopped)[-1]
     assert isinstance(last, Finished)
-    assert last.status == "stopped"
+    assert (last.status, last.exit, last.steps) == ("stopped", 1, 7)
 
 
 def test_a_line_that_is_no_event_is_reported_with_its_position() -> None:

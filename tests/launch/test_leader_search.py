@@ -124,7 +124,8 @@ def test_events_go_on_in_the_log_of_the_new_head(copied: str) -> None:
     new.on("stat", CommandResult(0, str(len(b"".join(map(to_line, before)))).encode(), b""))
     notices: list[str] = []
     reader = EventReader(
-        hosts.record, lambda: new, ManualClock(), notices.append, old, lambda: hosts.record.led_by(1)
+        hosts.record, lambda: new, ManualClock(), notices.append, lambda: hosts.record, old,
+        lambda: hosts.record.led_by(1),
     )  # fmt: skip
     events = []
     for event in reader.events():

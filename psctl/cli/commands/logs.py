@@ -125,7 +125,10 @@ def _from_events(
         def connect() -> Shell:
             return head_of(open_fleets.enter_context(own.connect(own.cluster_of(record), [record.head.name])), record)
 
-        follower = EventReader(record, connect, SystemClock(), own.warn, shell, find_leader)
+        def recorded() -> JobRecord:
+            return own.home.job(record.job)
+
+        follower = EventReader(record, connect, SystemClock(), own.warn, recorded, shell, find_leader)
         one_document = own.options.output == "json"
         # lines of the past that are held back: for one document, or because only the last ones are printed
         held: deque[LogLine] | None = deque(maxlen=tail) if one_document or tail is not None else None

@@ -176,8 +176,9 @@ class JobFollower:
         """Follow; return the exit code."""
         with self._make_output() as output:
             follower = EventReader(
-                self.record, self._connect, self._clock, output.show_hint, self._head(), self._find_leader
-            )
+                self.record, self._connect, self._clock, output.show_hint, self._recorded, self._head(),
+                self._find_leader,
+            )  # fmt: skip
             last: Finished | None = None
             self._signals.following = True
             try:
@@ -250,6 +251,9 @@ class JobFollower:
         """Connect to the head again, in place of the old connection."""
         self._fleet = self.context.connect(self.context.cluster_of(self.record), [self.record.head.name])
         return head_of(self._fleet, self.record)
+
+    def _recorded(self) -> JobRecord:
+        return self.context.home.job(self.record.job)
 
     def _find_leader(self) -> JobRecord:
         """Ask the job's hosts which one leads."""

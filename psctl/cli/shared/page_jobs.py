@@ -49,7 +49,11 @@ def follow_on(board: Board, context: Context, record: JobRecord, *, to_end: bool
         def on_connection(text: str) -> None:
             board.set_problem(record.job, "" if text.endswith(" is back") else text)
 
-        reader = EventReader(record, connect, SystemClock(), on_connection, head_of(fleet, record), find_leader)
+        def recorded() -> JobRecord:
+            return context.home.job(record.job)
+
+        shell = head_of(fleet, record)
+        reader = EventReader(record, connect, SystemClock(), on_connection, recorded, shell, find_leader)
         for event in reader.events():
             if event is None:
                 if not to_end:

@@ -73,6 +73,7 @@ class EventReader:
         connect: returns a new connection to the job's head.
         clock: a monotonic clock.
         notice: shows a sentence when the connection is lost or opened again.
+        recorded: returns the job's record in this machine's home, which other commands of the user change.
         shell: an open connection, if there is one.
         find_leader: returns the record with the host that leads now; None: no other host can lead.
     """
@@ -83,10 +84,11 @@ class EventReader:
         connect: Callable[[], Shell],
         clock: Clock,
         notice: Callable[[str], None],
+        recorded: Callable[[], JobRecord],
         shell: Shell | None = None,
         find_leader: Callable[[], JobRecord] | None = None,
     ) -> None:
-        self._find_leader = find_leader
+        self._find_leader, self._recorded = find_leader, recorded
         self._last_line = b""
         self._moved_at = 0.0  # when the agent of a head that may have a successor was found to have ended
         self._record, self._connect, self._clock, self._notice = record, connect, clock, notice
@@ -215,10 +217,13 @@ class EventReader:
 
     def _gone(self, shell: Shell) -> Finished:
         """Return the last event of a job whose head's agent has ended; after `stop --force` its status is stopped."""
-        if self._record.state == "stopped":
+        recorded = self._recorded()
+        if recorded.state == "stopped":
+            now = self._clock.wall()
             return Finished(
-                time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
-            )
+                time=now, status="stopped", exit=1, steps=recorded.step, seconds=max(0.0, now - recorded.created),
+                metrics={},
+            )  # fmt: skip
         if why := slurm.why_ended(self._record.cluster.allocation):
             return finished_by_failure(self._clock.wall(), why)
         line = agent_calls.last_log_line(shell, self._record.head)
