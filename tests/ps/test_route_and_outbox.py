@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-from psctl.ps.dense.client.unacked_pushes import ShardRoutes, UnackedPushes
+from psctl.ps.dense.client.unacked_pushes import KEPT, ShardRoutes, UnackedPushes
 from psctl.ps.messages import Push, Step
 
 
@@ -40,6 +40,25 @@ def test_a_step_order_to_the_only_server_is_sent_immediately():
     box.add_push(push(0, 1))
     box.add_step(Step(0, []))
     assert [server for server, _ in box.ready_orders()] == [0]
+
+
+def test_a_server_without_shards_that_connects_late_learns_what_is_saved():
+    route, box = opened([0, 0])
+    route.servers.append(1)  # which leads no shard
+    for clock, save in enumerate((False, True, *[False] * (2 * KEPT))):
+        for shard in range(2):
+            box.add_push(push(clock, shard))
+        box.add_step(Step(clock, [], save=save))
+        assert [server for server, _ in box.ready_orders()] == [0]
+        for shard in range(2):
+            box.on_pushed(clock, shard)
+        assert box.unsettled_servers() == ({1} if clock else set()), "its part of the checkpoint is missing"
+    route.on_leads(1, 0, [])
+    found = [(server, step.clock) for server, step in box.ready_orders()]
+    assert found[0] == (1, 1)
+    assert len(found) <= 2 + KEPT, "orders that save nothing are not kept for it"
+    assert box.unsettled_servers() == set()
+    assert box.ready_orders() == []
 
 
 def test_a_push_in_a_host_sum_is_staged_before_any_order_is_sent():

@@ -159,6 +159,8 @@ class DenseClient:
         for shard in shards:
             outs += self._start_values_messages(shard)
             outs += self._resend(shard)
+        if server is not None:  # it may lead no shard, and its connection may be new
+            self._outbox.forget_orders(server)
         for owner in sorted({self.owners[shard] for shard in shards}):
             self._outbox.forget_orders(owner)
             if self._norms.wanted is not None and self._norms.by_parameter(self._norms.wanted) is None:

@@ -68,7 +68,8 @@ class ShardRoutes:
 
 
 KEPT = 8
-"""Clocks for which an order is kept, though all is Pushed, for a server that was not connected."""
+"""Clocks for which an order is kept, though all is Pushed, for a server that was not connected; one that saves is kept
+until all servers have it."""
 
 
 class UnackedPushes:
@@ -126,7 +127,8 @@ class UnackedPushes:
     def add_step(self, step: Step) -> None:
         """Record an order; `ready_orders` returns it when it may be sent."""
         for old in [clock for clock in self._steps if clock < step.clock - KEPT and not self._pushes.get(clock)]:
-            self._drop(old)
+            if not (self._steps[old].save and self._unordered(old)):
+                self._drop(old)
         self._steps[step.clock] = step
         self._sent[step.clock] = set()
 
@@ -151,10 +153,15 @@ class UnackedPushes:
                 self._forget(known)
 
     def _forget(self, clock: int) -> None:
-        """Drop a clock that is all pushed and acknowledged, if every server that leads a shard has its order."""
-        owners = self._route.owners
-        if self._push_count[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
+        """Drop a clock that is all pushed and acknowledged, if every server that needs its order has it."""
+        if self._push_count[clock] == len(self._route.owners) and (not self._ordered or not self._unordered(clock)):
             self._drop(clock)
+
+    def _unordered(self, clock: int) -> set[int]:
+        """Return the servers that need the order of a clock and lack it: those that lead a shard, and all servers where
+        the step is saved, because a checkpoint has a part of each."""
+        needed = self._route.servers if self._steps[clock].save else self._route.owners
+        return set(needed) - self._sent[clock]
 
     def _drop(self, clock: int) -> None:
         for book in (
@@ -182,7 +189,7 @@ class UnackedPushes:
         found: set[int] = set()
         for clock in self._steps:
             found.update(self._route.owners[shard] for shard in self._pushes.get(clock, ()))
-            found.update(set(self._route.owners) - self._sent[clock])
+            found.update(self._unordered(clock))
         return found
 
     def has_unacknowledged(self, clock: int) -> bool:
