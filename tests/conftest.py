@@ -6,6 +6,7 @@ is left at the end is then short.
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -22,6 +23,9 @@ LONG = ("whole", "sync", "agent", "kv", "client", "collectives", "worker", "serv
 
 load_profile()
 
+gc.disable()
+"""Until all tests are imported: what that makes stays, torch's million objects too, and collections would traverse it."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts `make test` in the background has it ignored, and so would all processes of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +33,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 WHOLE_LIMIT = 420
 """Seconds for a test with real processes: the longest takes 60 s on two quiet cores, and 140 s on slow, busy ones."""
+
+
+def pytest_collection_finish() -> None:
+    """Collect from now on, but not what the imports made."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,12 +13,13 @@ import signal
 import sys
 from datetime import timedelta
 
-from psctl.process import lifeline
+from psctl.process import lifeline, torch_import
 
 
 def main(descriptor: int, host: str, port: int) -> None:
     """Serve until the agent ends this process."""
     lifeline.arm()
+    torch_import.arm()
     from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
 
     store = TCPStore(

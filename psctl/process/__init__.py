@@ -1,6 +1,7 @@
 """Parts of every process of a job: its start, its orders, its private memory and its end.
 
 bootstrap: runs the user's script, and writes how it failed
+torch_import: imports torch without the garbage collector
 lifeline: ties a process to the agent that started it
 process_orders: the orders of workers, servers and the coordinator
 sealed_memory: passes orders to a child in memory
