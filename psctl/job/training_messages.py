@@ -115,7 +115,6 @@ class Welcome(JobMessage, frozen=True):
     report_seconds: float
     resume: Resume | None = None
     hosts: list[int] = msgspec.field(default_factory=list)  # the number of each worker's host
-    training: bool = False  # the others train already
 
 
 class CollectiveChoice(msgspec.Struct, frozen=True):

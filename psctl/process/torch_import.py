@@ -19,7 +19,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-MODULE = "torch"
+MODULES = ("torch", "torch._dynamo")
+"""The second is torch's compiler, which torch imports when the first optimizer is made."""
 
 
 def arm() -> None:
@@ -48,7 +49,7 @@ class TorchFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return torch's spec; None for other modules, and where torch is not on sys.path: other finders go on."""
-        found = PathFinder.find_spec(fullname, path, target) if fullname == MODULE else None
+        found = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if found is not None and found.loader is not None:
             found.loader = PausingLoader(found.loader)
         return found

@@ -8,7 +8,7 @@ their effect is unknown. Unfit optimizers run on the workers (`update: worker`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -56,11 +56,6 @@ def fit_name(optimizer: object) -> str:
 def scalars() -> str:
     """Return the dtype in which torch keeps an optimizer's per-parameter numbers, at present, in this process."""
     return "float64" if torch.get_default_dtype() == torch.float64 else "float32"
-
-
-def warm_up() -> None:
-    """Build an unused optimizer: the first one of a process makes torch import many modules (0.7 s was measured)."""
-    torch.optim.SGD([torch.zeros(1)])
 
 
 def untouched(optimizer: torch.optim.Optimizer) -> bool:
@@ -134,7 +129,8 @@ class PieceOptimizer:
             self._optimizer.param_groups[ours].update(settings(groups[index]))
         for parameter, piece, there in zip(self._parameters, self._held, present, strict=True):
             parameter.grad = _view(gradient, piece) if there else None
-        self._optimizer.step()
+        with torch.no_grad():
+            self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None  # the gradient's buffer is reused
 
@@ -160,11 +156,18 @@ def settings(group: dict[str, Number]) -> GroupSettings:
 
 
 def _build(name: str, given: list[GroupSettings]) -> torch.optim.Optimizer:
-    """Build the optimizer; the first group's numbers are the constructor's too, for Adagrad makes its state there."""
+    """Build the optimizer; the first group's numbers are the constructor's too, for Adagrad makes its state there.
+
+    torch wraps an optimizer's methods for its compiler, whose import takes a second. Servers compile nothing, so theirs
+    has the methods as they are inside the wrappers.
+    """
     kind = FIT[name]
     known = inspect.signature(kind.__init__).parameters
     arguments = {key: value for key, value in given[0].items() if key in known and key != "params"}
-    return kind(given, **arguments)
+    plain: Callable[..., torch.optim.Optimizer] = type(
+        name, (kind,), {method: inspect.unwrap(getattr(kind, method)) for method in ("add_param_group", "step")}
+    )
+    return plain(given, **arguments)
 
 
 def _view(buffer: torch.Tensor, piece: Piece) -> torch.Tensor:

@@ -52,7 +52,7 @@ from psctl.ps.outputs import HeldPushes, LeadMoved, ReplicaCaughtUp, SaveSlices
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.received_slices import ReceivedSlices
-from psctl.ps.server_optimizers import scalars, warm_up
+from psctl.ps.server_optimizers import scalars
 from psctl.ps.snapshot import WantedSlice, by_parameter, check_shapes, shard_loadings, wanted_slices
 from psctl.server.dense_connections import DenseConnections, DenseReport
 from psctl.server.peer_connections import PeerConnections
@@ -122,11 +122,7 @@ class Server:
         self._coordinator = coordinator
         coordinator.send(Join(os.getpid()))
         welcome = self._wait_for(lambda: self._welcome)
-        if joins := welcome is not None and welcome.training:
-            warm_up()  # a server that is ready is sent its shards at once, and training waits for a slow one
         coordinator.send(MemberReady(address))
-        if not joins:
-            warm_up()  # while the workers' scripts load, and not when they wait for start values
         threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
         decision = self._wait_for(lambda: self._decision)
         if welcome is not None and decision is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -112,3 +115,36 @@ def test_parameters_without_a_group_do_not_change():
     optimizer.step(torch.ones(6), [True], layout.groups)
     assert values.eq(0).all()
     assert optimizer.state(0) == {}
+
+
+WITHOUT_COMPILER = """
+import sys
+import torch
+from psctl.ps.pieces import Piece
+from psctl.ps.server_optimizers import FIT, PieceOptimizer, numbers
+from psctl.types import Layout, ParameterInfo
+
+gradients = [torch.linspace(step, -1, 40) for step in range(4)]
+found = {}
+for name in FIT:
+    values = torch.linspace(-1, 1, 40)
+    layout = Layout((ParameterInfo("a", (40,), "float32", 0),), name, ({"lr": 0.1},))
+    optimizer = PieceOptimizer(layout, [Piece(0, 0, 0, 40)], values)
+    for gradient in gradients:
+        optimizer.step(gradient.clone(), [True], layout.groups)
+    found[name] = values
+assert "torch._dynamo" not in sys.modules
+for name, kind in FIT.items():
+    values = torch.nn.Parameter(torch.linspace(-1, 1, 40))
+    optimizer = kind([values], lr=0.1)
+    for gradient in gradients:
+        values.grad = gradient.clone()
+        optimizer.step()
+    assert torch.equal(found[name], values), name
+"""
+
+
+def test_servers_step_as_torch_does_and_import_no_compiler():
+    """In a process of its own: other tests of this one have imported the compiler."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr

@@ -96,7 +96,7 @@ def on_joined(job: JobState, rank: Rank) -> None:
     """A new worker has connected."""
     order = job.order
     every = order.checkpoint.every_steps
-    job.send(rank.member, Welcome(job.division.world, order.seed, every, order.report_seconds, training=True))
+    job.send(rank.member, Welcome(job.division.world, order.seed, every, order.report_seconds))
 
 
 def on_prepared(job: JobState, rank: Rank, message: Prepare) -> None:

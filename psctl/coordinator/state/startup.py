@@ -151,7 +151,7 @@ def on_joined(job: JobState, rank: Rank, pid: int) -> None:
     every, hosts = order.checkpoint.every_steps, [each.host for each in workers]
     job.send(
         rank.member,
-        Welcome(job.division.world, order.seed, every, order.report_seconds, job.resume, hosts, job.training),
+        Welcome(job.division.world, order.seed, every, order.report_seconds, job.resume, hosts),
     )
     if rank.member.role == "worker":
         job.startup.reached.setdefault("joined", job.now)
