@@ -16,7 +16,7 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MODULES = ("torch", "torch._dynamo")
@@ -43,13 +43,14 @@ def collector_paused() -> Iterator[None]:
 
 
 class TorchFinder(MetaPathFinder):
-    """Finds torch on sys.path as Python does; its loader pauses the garbage collector."""
+    """Finds torch by the other finders, with a loader that pauses the garbage collector."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return torch's spec; None for other modules, and where torch is not on sys.path: other finders go on."""
-        found = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
+        """Return the spec of one of MODULES; None for others, and where no finder finds it."""
+        others = (finder for finder in sys.meta_path if fullname in MODULES and finder is not self)
+        found = next((spec for finder in others if (spec := finder.find_spec(fullname, path, target))), None)
         if found is not None and found.loader is not None:
             found.loader = PausingLoader(found.loader)
         return found

@@ -62,6 +62,20 @@ def test_the_module_and_its_spec_are_pythons_own(tmp_path: Path, bare: bool) -> 
     assert found[2] == "True"
 
 
+def test_a_finder_of_the_script_comes_first_as_it_would(tmp_path: Path) -> None:
+    script = (
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        return importlib.util.spec_from_file_location(name, 'other.py') if name == 'torch' else None\n"
+        "sys.meta_path.insert(1, Finder)\n"
+        "import torch\nprint(torch.__file__, torch.during)\n"
+    )
+    (tmp_path / "other.py").write_text(TORCH)
+    assert run(tmp_path, script).split() == [str(tmp_path / "other.py"), "False"]
+
+
 def test_a_script_that_disabled_the_collector_keeps_it_off(tmp_path: Path) -> None:
     script = "import gc\ngc.disable()\nimport torch\nprint(torch.during, gc.isenabled(), gc.get_freeze_count())\n"
     assert run(tmp_path, script) == "False False 0"
