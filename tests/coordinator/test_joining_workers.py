@@ -91,7 +91,7 @@ def test_a_worker_joins_at_a_clock_that_none_has_begun_when_all_servers_know_it(
     assert started(job.instructions[since:]) == [(W2, 0)]
     assert not sent(job.instructions[since:], ProposeCut), "no other worker starts again"
     new = job.prepares(W2, LAYOUT)
-    assert [(member, one.world, one.training) for member, one in sent(new, Welcome)] == [(W2, 2, True)]
+    assert [(member, one.world) for member, one in sent(new, Welcome)] == [(W2, 2)]
     assert sorted(member for member, _ in sent(new, NextClockWanted)) == [W0, W1]
     new = job.answers(7, 8)
     assert sent(new, Members) == [(server, Members(8, [0, 1, 2], 1)) for server in S]

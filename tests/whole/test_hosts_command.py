@@ -107,7 +107,9 @@ pathlib.Path("out", "rank-" + os.environ["RANK"]).write_text("result " + os.envi
 """
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["a disk each", "one disk"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(False, id="a disk each", marks=pytest.mark.soak), pytest.param(True, id="one disk")]
+)
 def test_data_is_sent_once_a_disk_and_outputs_come_back(tmp_path: Path, shared: bool) -> None:
     for name in ("home", "box-1", "box-2", "mine/corpus"):
         (tmp_path / name).mkdir(parents=True)

@@ -40,6 +40,7 @@ def rows(events: list[dict[str, Any]]) -> str:
     return found
 
 
+@pytest.mark.soak  # tests/ps/test_incremental_checkpoints.py has it in one process
 def test_incremental_checkpoints_survive_a_killed_server_and_restore_to_the_bit(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     events = train(tmp_path, 18)

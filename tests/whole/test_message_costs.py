@@ -55,7 +55,7 @@ def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_host
         assert row["seconds"] == pytest.approx(min(times.values()), rel=0.05)
 
 
-@pytest.mark.parametrize("end", ["interrupt", "kill"])
+@pytest.mark.parametrize("end", ["interrupt", pytest.param("kill", marks=pytest.mark.soak)])
 def test_a_measurement_that_is_ended_leaves_nothing_and_is_made_again(
     end: str, make_hosts: Any, tmp_path: Path
 ) -> None:  # fmt: skip

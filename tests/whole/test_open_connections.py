@@ -26,19 +26,17 @@ def test_open_connections_carry_the_same_values_and_are_called_open(
     home = hosts.make_home(tmp_path / "home")
     psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
     found = {}
-    for mode, strategies in (("on", ["ps"]), ("off", ["ps", "ring"])):
+    for mode, strategy in (("on", "ring"), ("off", "ps")):
         cluster.write_text(hosts.cluster_text(more=f"network: {{encryption: {mode}}}\n"))
-        assert psctl.run("up", str(cluster), timeout=DEADLINE).code == 0
-        for strategy in strategies:
-            run = psctl.run(
-                "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", "2",
-                *steady_args(3, 0.0, "--width", "20000"), "--set", f"sync.strategy={strategy}",
-                "--set", "checkpoint.every=null", timeout=DEADLINE,
-            )  # fmt: skip
-            assert run.code == 0, run
-            found[mode, strategy] = lines(run)
-            reason = run.of("plan")[-1]["reason"]
-            assert ("not encrypted (network.encryption: off)" in reason) == (mode == "off"), reason
-            assert ("sealed connections" in reason) == (mode == "on"), reason
+        run = psctl.run(
+            "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", "2",
+            *steady_args(3, 0.0, "--width", "20000"), "--set", f"sync.strategy={strategy}",
+            "--set", "checkpoint.every=null", timeout=DEADLINE,
+        )  # fmt: skip
+        assert run.code == 0, run
+        found[mode] = lines(run)
+        reason = run.of("plan")[-1]["reason"]
+        assert ("not encrypted (network.encryption: off)" in reason) == (mode == "off"), reason
+        assert ("sealed connections" in reason) == (mode == "on"), reason
     # The sum of two workers' gradients has one order under every strategy.
-    assert found["on", "ps"] == found["off", "ps"] == found["off", "ring"] != []
+    assert found["on"] == found["off"] != []

@@ -76,6 +76,7 @@ def test_groups_read_one_step_at_a_time_while_processes_are_killed(tmp_path: Pat
     assert [event["rank"] for event in events if event["event"] == "worker-lost"] != []
 
 
+@pytest.mark.soak
 def test_a_group_that_always_fails_costs_the_job_nothing(tmp_path: Path) -> None:
     options = ("--set", "groups=[{name: evaluate, module: no_such_module}]", "--set", "restart.max=1")
     run = Psctl(tmp_path).run("train", JOB, *options, "--env", "STEPS=40", "--env", "PAUSE=0.1")
@@ -87,6 +88,7 @@ def test_a_group_that_always_fails_costs_the_job_nothing(tmp_path: Path) -> None
     assert "it is not started again after 1 new starts (restart.max), and training continues" in said
 
 
+@pytest.mark.soak
 def test_embeddings_of_a_read_model_take_their_rows_from_the_servers(tmp_path: Path) -> None:
     groups = "groups=[{name: evaluate, script: embeddings.py, args: [read]}]"
     options = ("--set", "script=embeddings.py", "--set", "args=[train]", "--set", groups)

@@ -48,6 +48,7 @@ Path(f"{os.environ['RESULT']}.{run.rank}").write_text(json.dumps([run.step, dige
 """
 
 
+@pytest.mark.soak
 def test_a_size_is_chosen_although_a_worker_is_killed_meanwhile(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
