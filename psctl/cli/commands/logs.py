@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -125,9 +126,7 @@ def _from_events(
         def connect() -> Shell:
             return head_of(open_fleets.enter_context(own.connect(own.cluster_of(record), [record.head.name])), record)
 
-        def recorded() -> JobRecord:
-            return own.home.job(record.job)
-
+        recorded = partial(own.home.job, record.job)
         follower = EventReader(record, connect, SystemClock(), own.warn, recorded, shell, find_leader)
         one_document = own.options.output == "json"
         # lines of the past that are held back: for one document, or because only the last ones are printed

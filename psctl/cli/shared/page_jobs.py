@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 from psctl import errors
 from psctl.cli.shared.context import Context, head_of
@@ -49,10 +50,7 @@ def follow_on(board: Board, context: Context, record: JobRecord, *, to_end: bool
         def on_connection(text: str) -> None:
             board.set_problem(record.job, "" if text.endswith(" is back") else text)
 
-        def recorded() -> JobRecord:
-            return context.home.job(record.job)
-
-        shell = head_of(fleet, record)
+        recorded, shell = partial(context.home.job, record.job), head_of(fleet, record)
         reader = EventReader(record, connect, SystemClock(), on_connection, recorded, shell, find_leader)
         for event in reader.events():
             if event is None:
