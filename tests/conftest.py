@@ -24,7 +24,7 @@ LONG = ("whole", "sync", "agent", "kv", "client", "collectives", "worker", "serv
 load_profile()
 
 gc.disable()
-"""Until all tests are imported: what that makes stays, torch's million objects too, and collections traverse it."""
+"""Until all tests are imported: what that makes stays, torch's 300,000 objects too, and collections traverse it."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts `make test` in the background has it ignored, and so would all processes of the tests.
