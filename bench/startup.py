@@ -2,10 +2,11 @@
 
     python bench/startup.py [--runs 5] [--hosts 4]
 
-Both are measured in turn in one run; the figure is the median of each. The job is templates/digits on the embedded
-local cluster: two workers and two servers, so the floor is four processes importing torch at once. With --hosts N it
-runs on N test hosts of this machine (root, sshd), each with a worker, and two servers: N + 2 processes import torch.
-The hosts were made ready by `psctl up` before.
+The job is templates/digits on the embedded local cluster, once as it is, with two workers, and once with two workers
+and two servers. So two or four processes import torch, and the floors are as many that do so at once, alone and with a
+first optimizer, for which torch imports its compiler. All are measured in turn in one run; figures are medians. With
+--hosts N it runs on N test hosts of this machine (root, sshd), which `psctl up` made ready before: N workers, and two
+servers in the second case.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ DIGITS = ROOT / "templates" / "digits" / "job.yaml"
 PSCTL = (sys.executable, "-m", "psctl")
 
 
-def floor(processes: int) -> float:
-    """Return seconds until `processes` interpreters have imported torch, started together."""
+FLOORS = {"imports of torch": "import torch", "with an optimizer": "import torch; torch.optim.SGD([torch.zeros(1)])"}
+
+CASES = {"workers": ([], 0), "workers and servers": (["sync.strategy=ps", "servers=2"], 2)}
+"""What is set in the job file, and the number of servers."""
+
+
+def floor(code: str, processes: int) -> float:
+    """Return seconds until `processes` interpreters have executed `code`, started together."""
     begin = time.monotonic()
-    started = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(processes)]
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
     for each in started:
         each.wait()
     return time.monotonic() - begin
@@ -56,9 +63,9 @@ def first_step(arguments: list[str], environment: dict[str, str]) -> float:
 
 @contextlib.contextmanager
 def on_this_machine() -> Iterator[tuple[list[str], dict[str, str], int]]:
-    """The embedded local cluster: arguments, environment, processes that import torch."""
+    """The embedded local cluster: arguments, environment, workers."""
     with tempfile.TemporaryDirectory() as home:
-        yield [], {**os.environ, "PYTHONPATH": str(ROOT), "PSCTL_HOME": home}, 4
+        yield [], {**os.environ, "PYTHONPATH": str(ROOT), "PSCTL_HOME": home}, 2
 
 
 @contextlib.contextmanager
@@ -73,7 +80,7 @@ def on_hosts(count: int) -> Iterator[tuple[list[str], dict[str, str], int]]:
         cluster.write_text(hosts.cluster_text())
         environment = {**home.env, "PYTHONPATH": str(ROOT)}
         subprocess.run([*PSCTL, "up", str(cluster), "-q"], check=True, env=environment)
-        yield ["--cluster", str(cluster), "--workers", str(count)], environment, count + 2
+        yield ["--cluster", str(cluster), "--workers", str(count)], environment, count
 
 
 def main() -> None:
@@ -81,15 +88,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--hosts", type=int, default=0)
     given = parser.parse_args()
-    floors, starts = [], []
-    with on_hosts(given.hosts) if given.hosts else on_this_machine() as (arguments, environment, processes):
-        for _ in range(given.runs):
-            floors.append(floor(processes))
-            starts.append(first_step(arguments, environment))
-    low, high = statistics.median(floors), statistics.median(starts)
-    print(f"{processes} imports of torch at once:    median {low:.2f} s  {[round(each, 2) for each in floors]}")
-    print(f"psctl train to the first step: median {high:.2f} s  {[round(each, 2) for each in starts]}")
-    print(f"above the floor: {high - low:.2f} s")
+    with on_hosts(given.hosts) if given.hosts else on_this_machine() as (arguments, environment, workers):
+        found: dict[str, list[float]] = {}
+        for turn in range(given.runs + 1):  # the first warms up
+            for case, (settings, servers) in CASES.items():
+                for name, code in FLOORS.items():
+                    found.setdefault(f"{case}, {name}", []).append(floor(code, workers + servers))
+                words = [word for each in settings for word in ("--set", each)]
+                found.setdefault(f"{case}, first step", []).append(first_step([*arguments, *words], environment))
+            print(f"turn {turn} of {given.runs}", file=sys.stderr, flush=True)
+    print(
+        "| processes | imports of torch | with an optimizer | first step | above | above |\n|---|---|---|---|---|---|"
+    )
+    for case, (_, servers) in CASES.items():
+        torch, optimizer, step = (statistics.median(found[f"{case}, {name}"][1:]) for name in (*FLOORS, "first step"))
+        print(
+            f"| {case}: {workers + servers} | {torch:.2f} s | {optimizer:.2f} s | {step:.2f} s |"
+            f" {step - torch:.2f} s | {step - optimizer:.2f} s |"
+        )
 
 
 if __name__ == "__main__":
