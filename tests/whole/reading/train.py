@@ -34,11 +34,11 @@ def main() -> None:
     store = run.store("hits")
     while run.step < STEPS:
         optimizer.zero_grad()
+        if run.rank == 0:  # before the step's values exist: a read of the last ones has all rows
+            store.wait(store.push([1, 2, 3], torch.ones(3, 2)))
         loss = model()
         loss.backward()
         optimizer.step()
-        if run.rank == 0:
-            store.wait(store.push([1, 2, 3], torch.ones(3, 2)))
         run.report(loss=loss)
         time.sleep(PAUSE)
 
