@@ -49,7 +49,9 @@ class TorchFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of one of MODULES; None for others, and where no finder finds it."""
-        others = (finder for finder in sys.meta_path if fullname in MODULES and finder is not self)
+        if fullname not in MODULES:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         found = next((spec for finder in others if (spec := finder.find_spec(fullname, path, target))), None)
         if found is not None and found.loader is not None:
             found.loader = PausingLoader(found.loader)

@@ -30,7 +30,8 @@ def run(folder: Path, script: str, torch: str = TORCH, *, bare: bool = False) ->
     """What a script prints that has a package of the name torch."""
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text(torch)
-    (folder / "torch" / "nn.py").write_text("import gc\nduring = gc.isenabled()\n")
+    for name in ("nn", "_dynamo"):
+        (folder / "torch" / f"{name}.py").write_text("import gc\nduring = gc.isenabled()\n")
     (folder / "train.py").write_text(script)
     done = python(folder, *([] if bare else [str(BOOTSTRAP)]), "train.py")
     assert not done.returncode, done.stderr
@@ -41,9 +42,9 @@ def test_the_collector_is_off_during_the_import_and_what_was_made_is_frozen(tmp_
     script = (
         "import gc\nbefore = gc.get_freeze_count()\nimport torch\n"
         "print(torch.during, gc.isenabled(), before, gc.get_freeze_count() > 10_000)\n"
-        "import torch.nn\nprint(torch.nn.during)\n"
+        "import torch.nn, torch._dynamo\nprint(torch.nn.during, torch._dynamo.during, gc.isenabled())\n"
     )
-    assert run(tmp_path, script) == "False True 0 True\nTrue"
+    assert run(tmp_path, script) == "False True 0 True\nTrue False True"
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["bootstrap", "python"])
@@ -69,7 +70,7 @@ def test_a_finder_of_the_script_comes_first_as_it_would(tmp_path: Path) -> None:
         "    @staticmethod\n"
         "    def find_spec(name, path, target=None):\n"
         "        return importlib.util.spec_from_file_location(name, 'other.py') if name == 'torch' else None\n"
-        "sys.meta_path.insert(1, Finder)\n"
+        "sys.meta_path[1:1] = [object(), Finder]\n"  # the first is of the old protocol, which Python passes over
         "import torch\nprint(torch.__file__, torch.during)\n"
     )
     (tmp_path / "other.py").write_text(TORCH)
