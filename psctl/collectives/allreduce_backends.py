@@ -16,6 +16,7 @@ import torch.distributed as dist
 from psctl.collectives.channel import BatchChannel, Channel, EngineChannel, LocalChannel, LocalExchange
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
+from psctl.collectives.schedule_chunks import VectorChunks
 from psctl.schedule.schedule import Schedule
 from psctl.types import PeerBytes
 
@@ -30,6 +31,10 @@ HOST = torch.device("cpu")
 
 UNKNOWN_PEER = ""
 """The name of the peers of bytes that the engine moves: it does not report them."""
+
+
+Play = Callable[[torch.Tensor], None]
+"""Plays a vector in place, together with all ranks."""
 
 
 class PendingSum(Protocol):
@@ -197,9 +202,10 @@ class ScheduleAllReduce:
             self._rank = plane.me
         self.world = schedule.world
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
-        self._players = _players(schedule, [self._rank, *helpers], plane, group, on_host=on_host)
-        self._helper_queues = [PlayQueue(player.play) for player in self._players[1:]]
-        self._own = PlayQueue(self.play, SHORT) if on_host else StreamQueue(self.play)
+        self._channel = _channel(schedule.nodes, plane, group, on_host=on_host)
+        self._players = _players(schedule, [self._rank, *helpers], self._channel)
+        self._helper_queues = [PlayQueue() for _ in self._players[1:]]
+        self._own = PlayQueue(SHORT) if on_host else StreamQueue()
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if self._plane is not None:
@@ -215,7 +221,7 @@ class ScheduleAllReduce:
     def put(self, vector: torch.Tensor) -> PendingSum:
         if self._plane is None:
             self._sent += int(self._schedule.sent(vector.nbytes)[self._rank])
-        return self._own.put(vector)
+        return self._own.put(self.play, vector)
 
     @property
     def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
@@ -252,9 +258,34 @@ class ScheduleAllReduce:
         elif self._plane is not None:
             self._plane.memory.release(self._buffers)
 
+    def part_player(self, part: Schedule) -> SchedulePlayer:
+        """Return a player of a schedule without helpers, such as a half of this one, over the same connections."""
+        return SchedulePlayer(part, self._rank, self._channel)
+
+    def put_play(self, part: SchedulePlayer, cut: VectorChunks, vector: torch.Tensor, *, at_once: bool) -> PendingSum:
+        """Begin to play a vector by a `part_player`, after what was put before.
+
+        Args:
+            part: the player.
+            cut: where the chunks are.
+            vector: of `buffer`.
+            at_once: wake the thread that plays, whatever the vector's length.
+        """
+        if self._plane is None:
+            self._sent += int(part.schedule.sent(vector.nbytes)[self._rank])
+        return self._own.put(lambda each: part.play(each, cut), vector, at_once=at_once)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; no other sum is in progress."""
-        tickets = [each.put(self._helpers(vector)) for each in self._helper_queues]
+        tickets = [
+            queue.put(player.play, self._helpers(vector))
+            for queue, player in zip(self._helper_queues, self._players[1:], strict=True)
+        ]
         self._players[0].play(vector)
         for each in tickets:
             each.wait()
@@ -272,17 +303,15 @@ def played_on_host(schedule: Schedule, device: torch.device) -> bool:
     return device.type == "cpu" or schedule.nodes > schedule.world
 
 
-def _players(
-    schedule: Schedule, nodes: Sequence[int], plane: DataPlane | None, group: dist.ProcessGroup | None,
-    *, on_host: bool,
-) -> list[SchedulePlayer]:  # fmt: skip
-    """Return the players of the nodes in this process."""
-    outside: Channel
+def _channel(nodes: int, plane: DataPlane | None, group: dist.ProcessGroup | None, *, on_host: bool) -> Channel:
     if plane is not None:
-        outside = plane
-    else:
-        assert group is not None, "without a data plane the engine moves the pieces"
-        outside = EngineChannel(group, schedule.nodes) if on_host else BatchChannel(group)
+        return plane
+    assert group is not None, "without a data plane the engine moves the pieces"
+    return EngineChannel(group, nodes) if on_host else BatchChannel(group)
+
+
+def _players(schedule: Schedule, nodes: Sequence[int], outside: Channel) -> list[SchedulePlayer]:
+    """Return the players of the nodes in this process; `outside` moves pieces to other processes."""
     if len(nodes) == 1:
         return [SchedulePlayer(schedule, nodes[0], outside)]
     inside = LocalExchange()
@@ -290,21 +319,16 @@ def _players(
 
 
 class StreamQueue:
-    """Plays vectors on a CUDA stream of its own; the host waits for nothing.
+    """Plays vectors on a CUDA stream of its own; the host waits for nothing."""
 
-    Args:
-        play: puts the work of a sum on the current stream.
-    """
-
-    def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
-        self._play = play
+    def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def put(self, vector: torch.Tensor) -> PendingSum:
-        """Sum a vector after the current stream's work on it."""
+    def put(self, play: Play, vector: torch.Tensor, *, at_once: bool = False) -> PendingSum:
+        """Put the work of `play` on the stream, after the current stream's work on the vector."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._play(vector)
+            play(vector)
             done: PendingSum = self._stream.record_event()  # its `wait` makes the current stream wait
         return done
 
@@ -320,24 +344,23 @@ class PlayQueue:
     a thread waits for it, or when a longer one behind it has woken the thread.
 
     Args:
-        play: sums a vector in place over all ranks.
         short: bytes of a vector, at most, that does not wake the thread.
     """
 
-    def __init__(self, play: Callable[[torch.Tensor], None], short: int = 0) -> None:
-        self._play, self._short = play, short
-        self._work: deque[tuple[torch.Tensor, PlayTicket]] = deque()
+    def __init__(self, short: int = 0) -> None:
+        self._short = short
+        self._work: deque[tuple[Play, torch.Tensor, PlayTicket]] = deque()
         self._turn = threading.Lock()  # vectors are played in the order of `put`
         self._wake = threading.Semaphore(0)
         self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
         self._thread.start()
 
-    def put(self, vector: torch.Tensor) -> PlayTicket:
-        """Have a vector summed; in the same order on every rank."""
+    def put(self, play: Play, vector: torch.Tensor, *, at_once: bool = False) -> PlayTicket:
+        """Have a vector played, in the same order on every rank; `at_once`: wake the thread whatever its length."""
         ticket = PlayTicket(self._play_until)
-        self._work.append((vector, ticket))
-        if vector.nbytes > self._short:
+        self._work.append((play, vector, ticket))
+        if at_once or vector.nbytes > self._short:
             self._wake.release()
         return ticket
 
@@ -362,16 +385,16 @@ class PlayQueue:
         with self._turn:
             if not self._work:
                 return  # another thread has played it
-            vector, ticket = self._work.popleft()
+            play, vector, ticket = self._work.popleft()
             try:
-                self._play(vector)
+                play(vector)
             except BaseException as error:  # noqa: BLE001  raised by the wait
                 ticket.error = error
             ticket.done = True
 
 
 class PlayTicket:
-    """A vector that is queued or being summed.
+    """A vector that is queued or being played.
 
     Args:
         play: plays it, unless another thread does.
@@ -383,7 +406,7 @@ class PlayTicket:
         self.error: BaseException | None = None
 
     def wait(self) -> None:
-        """Return when it is summed.
+        """Return when it is played.
 
         Raises:
             PeerLost: a peer is gone.

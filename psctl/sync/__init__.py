@@ -2,7 +2,9 @@
 
 synchronizer: the base class, itself the synchronizer of one worker, and the weight of a rank's gradient
 build_synchronizer: builds the synchronizer that the coordinator decided on, and loads the model's start values
-ps_sync: strategy `ps` with the optimizer on servers, and the waits for new values
+piecewise_sync: the base of synchronizers that step the user's optimizer piece by piece, elsewhere than in the script
+value_waits: the points at which a model waits for new values
+ps_sync: strategy `ps` with the optimizer on servers
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs
 bucket_layout: divides gradients into buckets, and lays their vectors out

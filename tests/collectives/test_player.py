@@ -168,9 +168,9 @@ def test_a_queue_plays_in_order_and_reports_failures() -> None:
         vector.add_(1)
 
     before = set(threading.enumerate())
-    queue = PlayQueue(play)
+    queue = PlayQueue()
     vectors = [torch.tensor([number]) for number in range(4)]
-    tickets = [queue.put(vector) for vector in vectors]
+    tickets = [queue.put(play, vector) for vector in vectors]
     tickets[0].wait()
     tickets[1].wait()
     with pytest.raises(PeerLost, match="a peer is gone"):

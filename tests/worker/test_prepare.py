@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from psctl.clock import SystemClock
 from psctl.errors import NotInThisVersion, UsageError
-from psctl.sync.ps_sync import wait_points
+from psctl.sync.value_waits import wait_points
 from psctl.worker import init
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession

@@ -9,5 +9,6 @@ parameter_server: push and pull through servers
 ring: rings in one or both directions, and several rings
 root: through one rank or the processor
 sharded: each rank sums a part, or all of it at once
+split: an all-reduce divided into its reduce-scatter and its all-gather
 trees: binomial tree, chains, binary trees, packed trees
 """
