@@ -83,6 +83,10 @@ STRATEGIES = (
 )  # fmt: skip
 """Every name of a strategy, as promised to users."""
 
+DIVISIBLE = ("native", "sharded", "ring", "bidirectional-ring", "multi-ring", "halving-doubling", "hierarchical")
+"""Strategies that divide the sum among the ranks, between its two halves: an optimizer can be sharded over these. (In a
+tree, a chain or a root one rank would hold all of it, elsewhere every rank does.)"""
+
 
 def consistency(staleness: int | None) -> str:
     """Return a staleness as job files have it: None is asp, 0 is bsp."""

@@ -7,7 +7,7 @@ all-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 import torch
@@ -40,8 +40,10 @@ class PartitionBackend(Protocol):
     """Relative size of each chunk."""
     equal: bool
     """Whether all chunks of a vector must have the same length."""
-    sums: AllReduceBackend
-    """Sums short vectors for all ranks, in turn with these; it makes the vectors."""
+
+    @property
+    def sums(self) -> AllReduceBackend:
+        """Sums short vectors for all ranks, in turn with these; it makes the vectors."""
 
     def reduce(self, vector: torch.Tensor, ranges: ChunkRanges) -> PendingSum:
         """Begin to sum a vector: afterwards this rank's chunks have the sums, others have anything."""
@@ -65,7 +67,7 @@ class EnginePartition:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self.sums = EngineAllReduce(group)
+        self.sums: AllReduceBackend = EngineAllReduce(group)
         self.world, self.me = self.sums.world, dist.get_rank(group)
         self.owners, self.shares = tuple(range(self.world)), (1,) * self.world
         self._reduce_scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
@@ -109,18 +111,19 @@ class SchedulePartition:
     equal = False
 
     def __init__(self, sums: ScheduleAllReduce, halves: SplitAllReduce) -> None:
-        self.sums = sums
+        self.sums: AllReduceBackend = sums
+        self._played = sums
         self.world, self.me = sums.world, sums.rank
         self.owners, self.shares = halves.owners, halves.reduce_scatter.shares
         self._adding, self._copying = sums.part_player(halves.reduce_scatter), sums.part_player(halves.all_gather)
         self._cuts: dict[ChunkRanges, VectorChunks] = {}
 
     def reduce(self, vector: torch.Tensor, ranges: ChunkRanges) -> PendingSum:
-        return self.sums.put_play(self._adding, self._cut(ranges), vector, at_once=False)
+        return self._played.put_play(self._adding, self._cut(ranges), vector, at_once=False)
 
     def gather(self, vector: torch.Tensor, ranges: ChunkRanges) -> PendingSum:
         # At once: a rank may wait for values that another, in a wait outside of training, would not play.
-        return self.sums.put_play(self._copying, self._cut(ranges), vector, at_once=True)
+        return self._played.put_play(self._copying, self._cut(ranges), vector, at_once=True)
 
     @property
     def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
@@ -132,9 +135,9 @@ class SchedulePartition:
         return self._cuts[ranges]
 
 
-def rows_by_rank(sums: AllReduceBackend, me: int, numbers: Sequence[float]) -> list[list[float]]:
-    """Return the numbers of all ranks, by rank, in float64; every rank gives as many."""
-    rows = torch.zeros(sums.world, len(numbers), dtype=torch.float64)
-    rows[me] = torch.tensor(numbers, dtype=torch.float64)
-    sums.put(rows.view(-1)).wait()
-    return [[float(number) for number in row] for row in rows.tolist()]
+def by_rank(backend: PartitionBackend, number: float, device: torch.device) -> list[float]:
+    """Return each rank's number, in float64; `device`: where vectors are summed."""
+    found = torch.zeros(backend.world, dtype=torch.float64, device=device)
+    found[backend.me] = number
+    backend.sums.put(found).wait()
+    return [float(each) for each in found.tolist()]

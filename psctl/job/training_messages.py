@@ -143,7 +143,7 @@ class Decision(JobMessage, frozen=True):
     """
 
     strategy: str
-    update: str  # "server" | "worker"
+    update: str  # "server" | "worker" | "sharded"
     layout: Layout
     shards: list[Shard]
     assignment: Assignment = NO_SERVERS

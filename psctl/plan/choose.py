@@ -40,7 +40,7 @@ from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
 from psctl.schedule.algorithms import catalog
-from psctl.types import BUCKET, FIRST_BUCKET, STRATEGIES, Layout, consistency
+from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, consistency
 from psctl.units import format_bytes, format_seconds
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -60,6 +60,8 @@ UNKNOWN = 100_000_000
 """Bytes of gradients that a plan assumes when their number is not known."""
 
 BY_RACK = "; gradients are summed in each rack, and cross between racks once"
+
+IN_PARTS = "; each worker steps a part of the parameters"
 
 ONE_WORKER = "one worker has nothing to synchronise"
 
@@ -309,10 +311,11 @@ class Planner:
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._request.strategy == "auto"))
         own = found.get(chosen) if chosen != "native" else None  # the engine takes no options
         return Plan(
-            size=size, world=self._inputs.world, chosen=chosen, update=ps.update if chosen == "ps" else "worker",
+            size=size, world=self._inputs.world, chosen=chosen, update=ps.update if chosen == "ps" else self._summed,
             servers=ps.servers if chosen == "ps" else [], decided=decided, candidates=rows,
             racks=self._racks() if chosen == "ps" and ps.by_rack else (),
-            reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else ""),
+            reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else "")
+            + (IN_PARTS if chosen != "ps" and self._summed == "sharded" and self._inputs.world > 1 else ""),
             options=options_as_data(own.options) if own is not None else {},
         )  # fmt: skip
 
@@ -397,6 +400,8 @@ class Planner:
             times = self._bucket_seconds(found.seconds, found.timing.waiting, size)
         if request.period > 1:
             return after_period(compute, sum(times), request.period)
+        if found is not None and self._summed == "sharded":
+            return pushed_and_pulled(compute, sum(times) / 2, sum(times) / 2, len(parts))
         if found is not None:
             return summed_in_backward(compute, parts, times)
         codes = coding(request.compression, ps.update)
@@ -464,15 +469,25 @@ class Planner:
         return ("server", "worker") if update == "server" and free and not self._request.serving else (update,)
 
     def _update(self) -> str:
-        if self._request.update != "auto":
+        if self._request.update in ("server", "worker"):
             return self._request.update
         if self._request.period > 1:
             return "worker"
         return "server" if self._request.optimizer or self._request.staleness != 0 else "worker"
 
+    @property
+    def _summed(self) -> str:
+        """Where the optimizer steps under a collective."""
+        return "sharded" if self._request.update == "sharded" else "worker"
+
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
         if self._request.hooked and self._request.period > 1:
             return f"period: {self._request.period} is requested, but DistributedDataParallel sums at every step"
+        if self._request.update == "sharded" and self._inputs.world > 1:
+            if self._request.hooked:
+                return "update: sharded is requested, but DistributedDataParallel leaves the optimizer to the script"
+            if name not in DIVISIBLE:
+                return "update: sharded is requested, which needs a sum that is divided among the workers"
         if name == "ps":
             if self._request.hooked:
                 return "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
@@ -537,6 +552,7 @@ class Planner:
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
         params = options_as_data(found.options) | buckets | self._compression_parameter
+        params |= {"update": "sharded"} if self._summed == "sharded" else {}
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         step = self._step(found, size, ps)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None, *_times(step))

@@ -143,8 +143,12 @@ class PieceOptimizer:
 
     def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
         """Set the state of piece `index`, in the form that `state` returns."""
-        if self._optimizer is not None and state:
-            self._optimizer.state[self._parameters[index]] = dict(state)
+        if self._optimizer is None or not state:
+            return
+        held, parameter = dict(state), self._parameters[index]
+        if "step" in held and any(group.get("fused") for group in self._optimizer.param_groups):
+            held["step"] = held["step"].to(parameter.device)  # where torch keeps it then
+        self._optimizer.state[parameter] = held
 
 
 def settings(group: dict[str, Number]) -> GroupSettings:

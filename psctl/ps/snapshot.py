@@ -83,20 +83,32 @@ def copy_shard(
 ) -> list[CopiedSlice]:
     """Copy a shard's parameters and optimizer state in their present version."""
     copied: list[CopiedSlice] = []
+    for piece in held:
+        info = layout.parameters[piece.parameter]
+        copied.append(_copy(f"param/{info.name}", values.narrow(0, piece.at, piece.size), info.shape, piece, copies))
+    return copied + copy_states(layout, held, optimizer, copies)
+
+
+def copy_states(
+    layout: Layout, held: Sequence[Piece], optimizer: PieceOptimizer, copies: KeptCopies
+) -> list[CopiedSlice]:
+    """Copy the optimizer's state over some pieces in its present version."""
+    copied: list[CopiedSlice] = []
     for index, piece in enumerate(held):
         info = layout.parameters[piece.parameter]
-        states = {f"param/{info.name}": values.narrow(0, piece.at, piece.size)}
-        scalars: dict[str, torch.Tensor] = {}
         for key, tensor in optimizer.state(index).items():
-            (scalars if key in SCALARS else states)[f"optim/{info.name}/{key}"] = tensor
-        for name, tensor in states.items():
-            where = TensorSlice(name, dtype_name(tensor), info.shape, piece.within, piece.within + piece.size)
-            copied.append(CopiedSlice(where, copies.copy(name, tensor)))
-        if piece.within == 0:
-            for name, tensor in scalars.items():
+            name = f"optim/{info.name}/{key}"
+            if key not in SCALARS:
+                copied.append(_copy(name, tensor, info.shape, piece, copies))
+            elif piece.within == 0:
                 where = TensorSlice(name, dtype_name(tensor), (), 0, 1)
-                copied.append(CopiedSlice(where, bytes_view(tensor.clone().reshape(1))))
+                copied.append(CopiedSlice(where, bytes_view(tensor.detach().to("cpu", copy=True).reshape(1))))
     return copied
+
+
+def _copy(name: str, tensor: torch.Tensor, shape: Sequence[int], piece: Piece, copies: KeptCopies) -> CopiedSlice:
+    where = TensorSlice(name, dtype_name(tensor), tuple(shape), piece.within, piece.within + piece.size)
+    return CopiedSlice(where, copies.copy(name, tensor.detach().cpu()))
 
 
 def wanted_slices(
@@ -173,6 +185,7 @@ class ShardLoading:
                 piece = held[one.piece]
                 values.narrow(0, piece.at, piece.size).copy_(tensor)
             else:
-                states.setdefault(one.piece, {})[one.key] = tensor.reshape(()) if one.key in SCALARS else tensor
+                scalar = one.key in SCALARS
+                states.setdefault(one.piece, {})[one.key] = tensor.reshape(()) if scalar else tensor.to(values.device)
         for index, state in states.items():
             optimizer.restore(index, state)

@@ -96,8 +96,11 @@ class SyncSpec(Section, frozen=True):
         Doc("bsp: all workers step together. asp: no worker waits. {ssp: N}: at most N clocks apart."),
     ] = "bsp"
     update: Annotated[
-        Literal["auto", "server", "worker"],
-        Doc("Where the optimizer steps; auto: on the servers where they can."),
+        Literal["auto", "server", "worker", "sharded"],
+        Doc(
+            "Where the optimizer steps; auto: on the servers where they can. sharded: each worker steps a part of the "
+            "parameters, and holds only this part of the optimizer's state (collectives)."
+        ),
     ] = "auto"
     sums: Annotated[
         Literal["auto", "host", "rack"],
@@ -446,6 +449,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             f"{sync.period} cannot be combined with consistency: {_mode(sync.consistency)}: all synchronise at its end",
             "consistency: bsp, or period: 1",
         )
+    if sync.update == "sharded":
+        yield from _check_sharded(spec)
     if sync.sums == "rack":
         yield from _check_racks(sync)
     if sync.factor_rows is not None:
@@ -476,6 +481,29 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield on_servers, text, cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas} cannot be combined with strategy: {strategy}, which has no servers", cure
+
+
+def _check_sharded(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which ranks cannot each step a part of the parameters, between the halves of a collective."""
+    sync, strategy = spec.sync, spec.sync.strategy
+    dense = sync.compression in ("none", "bf16", "fp16") and not sync.filters
+    known = ", ".join(types.DIVISIBLE)
+    refused = {
+        f"strategy: {strategy}": (strategy not in (AUTO, *types.DIVISIBLE), f"strategy: auto, or one of {known}"),
+        f"consistency: {_mode(sync.consistency)}": (sync.consistency != "bsp", "consistency: bsp"),
+        f"period: {sync.period}": (sync.period > 1, "period: 1"),
+        f"compression: {sync.compressed.kind}": (not dense and not sync.filters, "compression: none, bf16 or fp16"),
+        "filters": (bool(sync.filters), "no filters"),
+        "factor_rows": (sync.factor_rows is not None, "no factor_rows"),
+        f"bucket: {AUTO}": (sync.bucket == AUTO, "a size, or no bucket"),
+        f"servers: {spec.servers}": (strategy == AUTO and spec.servers not in (AUTO, 0), "servers: auto"),
+        f"replicas: {spec.replicas}": (isinstance(spec.replicas, int) and spec.replicas > 0, "replicas: auto"),
+        "groups": (bool(spec.groups), "no groups"),
+    }
+    for other, (given, cure) in refused.items():
+        if given:
+            text = f"sharded cannot be combined with {other}: workers step parts of one joint gradient, summed among them"
+            yield "sync.update", text, f"{cure}, or update: auto"
 
 
 def _check_racks(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:

@@ -19,13 +19,16 @@ from psctl.collectives.allreduce_backends import (
     played_on_host,
 )
 from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.partitioned_sums import EnginePartition, PartitionBackend, SchedulePartition
 from psctl.errors import UsageError
 from psctl.job.membership_messages import ExamplesShared, Reassign
 from psctl.job.training_messages import Decision, Resume, WorkersAt
 from psctl.process.step_ring import StepRecorder
 from psctl.ps.pieces import torch_dtype
+from psctl.ps.received_slices import ReceivedSlices
 from psctl.ps.shards import offsets
 from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.split import split
 from psctl.schedule.schedule import Schedule
 from psctl.sync.allreduce_sync import AllReduceSync, Reducer
 from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
@@ -42,6 +45,7 @@ from psctl.sync.local_sgd import PREFIX, LocalSgdSync, OptimizerFactory, SingleR
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.recoverable_reducer import RecoverableReducer
 from psctl.sync.replacement_state import ReplacementState
+from psctl.sync.sharded_sync import ShardedBuckets, ShardedSync
 from psctl.sync.start_broadcast import give_start_values
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
@@ -63,6 +67,7 @@ class JobSession(Protocol):
     def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None: ...
     def listen(self, listener: Callable[[Reassign | ExamplesShared | WorkersAt], None]) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
+    def load_slices(self, slices: Sequence[TensorSlice]) -> ReceivedSlices: ...
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
     def receive_start_values(self) -> dict[str, torch.Tensor]: ...
     def report_unfit(self, step: int, reason: str) -> NoReturn: ...
@@ -92,11 +97,19 @@ def build_synchronizer(parts: TrainingParts, decision: Decision, tools: Tools) -
     Raises:
         PsctlError: the decision does not fit this script; the message has the remedy.
     """
+    sharded = decision.update == "sharded" and tools.world > 1
+    if sharded:
+        _check_piecewise(parts, decision, tools)
     if decision.resume is not None and decision.resume.checkpoint:
         on_servers = decision.strategy == "ps" and decision.update == "server"
-        restore(parts, decision.resume, tools.session, on_servers=on_servers, local=_steps_locally(decision, tools))
+        restore(
+            parts, decision.resume, tools.session, on_servers=on_servers, local=_steps_locally(decision, tools),
+            stepped=not (on_servers or sharded),
+        )  # fmt: skip
     if decision.strategy == "ps":
         return _parameter_server(parts, decision, tools)
+    if sharded:
+        return _sharded(parts, decision, tools)
     if decision.strategy == "alone" or tools.world == 1:
         if tools.outer is not None:
             return _stepping_on_workers(parts, SingleRankReducer(), decision, tools)
@@ -105,13 +118,15 @@ def build_synchronizer(parts: TrainingParts, decision: Decision, tools: Tools) -
 
 
 def restore(
-    parts: TrainingParts, resume: Resume, session: JobSession, *, on_servers: bool, local: bool = False
+    parts: TrainingParts, resume: Resume, session: JobSession, *, on_servers: bool, local: bool = False,
+    stepped: bool = True,
 ) -> None:  # fmt: skip
     """Load this worker's part of the checkpoint.
 
     Args:
-        on_servers: servers load the trainable parameters and the optimizer's state themselves.
+        on_servers: servers load the trainable parameters themselves.
         local: each rank has an optimizer state of its own; one that was not saved gets rank 0's.
+        stepped: the script's optimizer steps, and gets its state.
     """
     values = list(parts.values(on_servers))
     prefix = f"{local_prefix(session.me.rank)}/" if local else "optim/"
@@ -119,10 +134,9 @@ def restore(
     if not held:
         prefix = "optim/"
         held = [each.name for each in resume.tensors if each.name.startswith(prefix)]
-    names = values if on_servers else values + held
-    tensors = load_saved(resume, names, session.load)
+    tensors = load_saved(resume, values + held if stepped else values, session.load)
     parts.load_values(tensors, values)
-    if not on_servers:
+    if stepped:
         found = {f"optim/{name.removeprefix(prefix)}": tensors[name] for name in held}
         parts.load_optimizer(resume.state.get("optimizer") or {}, found)
     parts.load_groups(resume.state.get("groups") or [])
@@ -175,6 +189,41 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
     )  # fmt: skip
     return _stepping_on_workers(
         parts, reducer, decision, tools, reducer.forget_factors, tuning=lambda: reducer.tuning
+    )  # fmt: skip
+
+
+def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedSync:
+    """Return a synchronizer whose ranks each step a part of the parameters."""
+    trainable, session, resume = parts.trainable(), tools.session, decision.resume
+    device, group = next(iter(trainable.values())).device, None
+    halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
+    values = [*parts.parameters().values(), *parts.buffers().values()]
+    backend: PartitionBackend
+    if decision.strategy != "native" and device.type == "cpu" and session.has_plane:
+        schedule = _schedule(decision, tools.world)
+        played = ScheduleAllReduce(schedule, device, session.connect_plane(schedule))
+        give_start_values(played, session.me.rank, decision.start, values)
+        backend = SchedulePartition(played, split(schedule))
+    else:
+        group = EngineGroup(device)
+        group.broadcast(values)
+        device = group.device
+        if decision.strategy == "native":
+            backend = EnginePartition(group.group)
+        else:
+            schedule = _schedule(decision, group.world)
+            plane = session.connect_plane(schedule) if device.type == "cpu" and session.has_plane else None
+            backend = SchedulePartition(ScheduleAllReduce(schedule, device, plane), split(schedule))
+    shards = ShardedBuckets(
+        backend, decision.layout, list(trainable.values()), halves, device, decision.bucket or BUCKET
+    )  # fmt: skip
+    if resume is not None and resume.checkpoint:
+        shards.load(resume, session.load_slices)
+    assert parts.optimizer is not None, "checked above"
+    return ShardedSync(
+        decision.strategy, parts.model, trainable, parts.optimizer, shards, backend, group, tools.weight, tools.clock,
+        resume.step if resume is not None else 0, session.report_unfit if decision.auto else None, tools.trace,
+        tools.spans,
     )  # fmt: skip
 
 
@@ -323,7 +372,7 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
     parameters = list(trainable.values())
     on_servers = decision.update == "server"
     if on_servers:
-        _check_update_on_servers(parts, decision, tools)
+        _check_piecewise(parts, decision, tools)
     client, flat = tools.connect(decision), FlatParameters(decision.layout, decision.shards, parameters)
     if any(one.is_cuda for one in parameters):
         apart = decision.staleness != 0
@@ -343,16 +392,21 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
     return synchronizer
 
 
-def _check_update_on_servers(parts: TrainingParts, decision: Decision, tools: Tools) -> None:
-    """Raise UsageError when servers cannot step the optimizer."""
+def _check_piecewise(parts: TrainingParts, decision: Decision, tools: Tools) -> None:
+    """Raise UsageError when the optimizer cannot be stepped piece by piece, by servers or by ranks."""
     if tools.outer is not None:
         raise UsageError(
-            "update: server is requested, and run.prepare was given outer=, which lets workers step alone",
+            f"update: {decision.update} is requested, and run.prepare was given outer=, which lets workers step alone",
             "set `update: auto` or `update: worker` under sync: in the job file",
         )
     if parts.optimizer is not None and decision.layout.optimizer:
         return
     given = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
+    if decision.update == "sharded":
+        raise UsageError(
+            f"update: sharded is requested, but {given} was given, which cannot be stepped piece by piece",
+            "give an optimizer that fits (SGD, Adam, AdamW ...), or set `update: worker` under sync: in the job file",
+        )
     if decision.staleness != 0:
         raise UsageError(
             f"consistency: {consistency(decision.staleness)} is requested, but {given} was given, which servers "

@@ -61,7 +61,7 @@ class FlatParameters:
             gradient = self.parameters[at].grad
             present.append(gradient is not None)
             if gradient is not None:
-                part.copy_(_elements(gradient.detach(), piece))
+                part.copy_(elements_of(gradient.detach(), piece))
         return present
 
     # ---- values in ----
@@ -71,13 +71,13 @@ class FlatParameters:
         with torch.no_grad():
             for at, piece in self._pieces[shard]:
                 if wanted is None or at in wanted:
-                    _write(self.parameters[at], piece, _part_of(values, piece))
+                    write_piece(self.parameters[at], piece, _part_of(values, piece))
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
         """Copy a shard's sums into the gradients (allocated where there is none) of the pieces that `present` marks."""
         for (at, piece), there in zip(self._pieces[shard], present, strict=True):
             if there:
-                _write(gradient_of(self.parameters[at]).detach(), piece, _part_of(values, piece))
+                write_piece(gradient_of(self.parameters[at]).detach(), piece, _part_of(values, piece))
         return True
 
     def finish_reads(self) -> None:
@@ -90,7 +90,7 @@ class FlatParameters:
             for shard, held in enumerate(self._pieces):
                 for at, piece in held:
                     if at in wanted:
-                        _write(self.parameters[at], piece, self._at(flat, shard, piece))
+                        write_piece(self.parameters[at], piece, self._at(flat, shard, piece))
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the parameters' values as flat buffers, by dtype."""
@@ -100,7 +100,7 @@ class FlatParameters:
         flat = {dtype: torch.zeros(size, dtype=getattr(torch, dtype)) for dtype, size in sizes.items()}
         for shard, held in enumerate(self._pieces):
             for at, piece in held:
-                self._at(flat, shard, piece).copy_(_elements(self.parameters[at].detach(), piece))
+                self._at(flat, shard, piece).copy_(elements_of(self.parameters[at].detach(), piece))
         return flat
 
     def close(self) -> None:
@@ -122,15 +122,15 @@ def _part_of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
     return values if piece.size == values.numel() else values.narrow(0, piece.at, piece.size)
 
 
-def _elements(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+def elements_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return the piece's elements of a tensor laid flat in its logical order, whatever its strides."""
     flat = tensor.reshape(-1)
     return flat if piece.size == flat.numel() else flat.narrow(0, piece.within, piece.size)
 
 
-def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
+def write_piece(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
     if target.is_contiguous():
-        _elements(target, piece).copy_(source)
+        elements_of(target, piece).copy_(source)
     elif piece.size == target.numel():
         target.copy_(source.view(target.shape))
     else:  # a cut parameter with strides of its own (channels_last): through a copy in logical order

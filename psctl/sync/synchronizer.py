@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from psctl.job.activity import COMPUTE
+from psctl.ps.snapshot import CopiedSlice
 from psctl.types import NO_PEERS, PeerBytes, State
 
 
@@ -117,7 +118,7 @@ class Synchronizer:
     """
 
     update = "worker"
-    """Where the optimizer steps: "server" or "worker"."""
+    """Where the optimizer steps: "server", "worker", or "sharded": each rank steps a part."""
     write_refusal = ""
     """Why the model's values may not be written by the script; "" when they may."""
     period = 1
@@ -215,6 +216,10 @@ class Synchronizer:
     def checkpoint_state(self) -> tuple[State, dict[str, torch.Tensor]]:
         """Return the synchronizer's part of rank 0's checkpoint: JSON values, and tensors by name."""
         return {}, {}
+
+    def state_slices(self) -> list[CopiedSlice]:
+        """Return copies of this rank's pieces of the optimizer's state, where ranks hold a part of it each."""
+        return []
 
     def finish(self) -> None:
         """Give all ranks the same values, at the end of the script."""

@@ -58,6 +58,7 @@ from psctl.process import bootstrap
 from psctl.process.coordinator_connection import MemberConnection
 from psctl.ps.pieces import bytes_view
 from psctl.ps.received_slices import ReceivedSlices
+from psctl.ps.snapshot import CopiedSlice
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleShare
@@ -367,6 +368,14 @@ class CoordinatorSession:
         Raises:
             JobFailed: the head host could not read them.
         """
+        return self.load_slices(slices).whole_tensors()
+
+    def load_slices(self, slices: Sequence[TensorSlice]) -> ReceivedSlices:
+        """Return these slices of the checkpoint that the job resumes from.
+
+        Raises:
+            JobFailed: the head host could not read them.
+        """
         with self._changed:
             self._ticket += 1
             ticket = self._ticket
@@ -380,14 +389,14 @@ class CoordinatorSession:
                     "run psctl checkpoint verify to find the damaged part",
                 )
         loaded, self._loading = self._loading, ReceivedSlices()
-        return loaded.whole_tensors()
+        return loaded
 
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send start values to all other workers (rank 0)."""
         copies = [tensor.detach().to("cpu", copy=True).reshape(-1).contiguous() for tensor in tensors.values()]
         self.send(StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
         for index, copy in enumerate(copies):
-            for offset, part in parts(copy):
+            for offset, part in parts_of(bytes_view(copy)):
                 self.send(StartPart(index, offset), part)
         self.send(StartEnd())
 
@@ -398,19 +407,19 @@ class CoordinatorSession:
         return values.by_name()
 
     def send_checkpoint(
-        self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor], pause: Callable[[], float]
+        self, step: int, state: State | None, copied: Sequence[CopiedSlice], pause: Callable[[], float]
     ) -> None:
-        """Send this worker's part of a checkpoint; the tensors are contiguous copies that do not change any more.
+        """Send this worker's part of a checkpoint.
 
         Args:
             step: the step that it belongs to.
             state: what is not a tensor, as JSON values; None: another rank sends it.
-            tensors: by name; on the CPU.
+            copied: slices of tensors, whose bytes do not change any more.
             pause: returns the seconds for which training has stopped so far.
         """
-        self.send(SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
-        for index, tensor in enumerate(tensors.values()):
-            for offset, part in parts(tensor.reshape(-1)):
+        self.send(SaveBegin(step, [one.slice for one in copied], state))
+        for index, one in enumerate(copied):
+            for offset, part in parts_of(one.data):
                 self.send(SavePart(step, index, offset), part)
         self.send(SaveEnd(step, pause=pause()))
 
@@ -474,7 +483,12 @@ def whole_slice(name: str, tensor: torch.Tensor) -> TensorSlice:
     return TensorSlice(name, dtype, tuple(tensor.shape), 0, tensor.numel())
 
 
-def parts(flat: torch.Tensor) -> list[tuple[int, memoryview]]:
-    """Return a flat tensor's bytes in parts, each with its offset."""
-    view = bytes_view(flat)
-    return [(offset, view[offset : offset + PART]) for offset in range(0, len(view), PART)]
+def whole_copy(name: str, tensor: torch.Tensor) -> CopiedSlice:
+    """Return all of a tensor, copied, as a slice of a checkpoint."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    return CopiedSlice(whole_slice(name, copy), bytes_view(copy.reshape(-1)))
+
+
+def parts_of(data: memoryview) -> list[tuple[int, memoryview]]:
+    """Return bytes in parts, each with its offset."""
+    return [(offset, data[offset : offset + PART]) for offset in range(0, len(data), PART)]

@@ -12,6 +12,8 @@ import torch
 from psctl.clock import Clock, SystemClock
 from psctl.collectives.data_plane import DataPlane
 from psctl.job.training_messages import CollectiveChoice, Decision, Welcome
+from psctl.ps.received_slices import ReceivedSlices
+from psctl.ps.snapshot import CopiedSlice
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleShare
@@ -93,8 +95,11 @@ class StandaloneSession:
         return
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
+        return self.load_slices(slices).tensors
+
+    def load_slices(self, slices: Sequence[TensorSlice]) -> ReceivedSlices:
         assert not slices, "there is no checkpoint to resume from"
-        return []
+        return ReceivedSlices()
 
     def send_start_values(self, tensors: Mapping[str, torch.Tensor]) -> None:
         return
@@ -103,7 +108,7 @@ class StandaloneSession:
         return {}
 
     def send_checkpoint(
-        self, step: int, state: State | None, tensors: Mapping[str, torch.Tensor], pause: Callable[[], float]
+        self, step: int, state: State | None, copied: Sequence[CopiedSlice], pause: Callable[[], float]
     ) -> None:
         return
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from psctl.job.examples import step_mark
 from psctl.job.membership_messages import ExamplesShared
 from psctl.job.training_messages import Resume, Welcome
 from psctl.process.step_ring import StepRecorder
+from psctl.ps.snapshot import CopiedSlice
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import Batch, DataPosition, members_after, position_from
@@ -29,7 +30,7 @@ from psctl.train_state.random_generators import RandomGenerators, rank_prefix, r
 from psctl.train_state.rank_state import capture, fingerprint, restore
 from psctl.train_state.training_parts import TrackedState, TrainingParts, load_saved, local_prefix
 from psctl.types import State
-from psctl.worker.coordinator_session import CoordinatorSession
+from psctl.worker.coordinator_session import CoordinatorSession, whole_copy
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import StandaloneSession
 from psctl.worker.stream_loader import StreamLoader
@@ -211,7 +212,7 @@ class TrainingProgress:
             LIBRARY_PATH: path,
         }  # fmt: skip
         pause = lambda: (self.spans.now() - began) * 1e-9  # noqa: E731
-        self._session.send_checkpoint(self.step, state if self.rank == 0 else None, {}, pause)
+        self._session.send_checkpoint(self.step, state if self.rank == 0 else None, (), pause)
         if self.rank == 0:
             self._sent = self.step
 
@@ -444,12 +445,13 @@ class TrainingProgress:
         assert sync is not None, "steps were made"
         drawn = self.generators.checkpoint_tensors(marked=late, origin=self.rank == 0)
         own = {rank_prefix(self.rank) + name: one for name, one in drawn.items()} | dict(sync.residuals)
+        slices = sync.state_slices()
         if self.rank != 0:
             local = self._parts.optimizer_state(local_prefix(self.rank))[1] if sync.has_local_optimizer else {}
-            self._send(None, local | own)
+            self._send(None, local | own, slices)
             return
         parts, on_servers = self._parts, sync.update == "server"
-        plain, tensors = ({}, {}) if on_servers else parts.optimizer_state()
+        plain, tensors = parts.optimizer_state() if sync.update == "worker" else ({}, {})
         tracked, more = self._tracked.state()
         outer, kept = sync.checkpoint_state()
         state = {
@@ -459,10 +461,10 @@ class TrainingProgress:
             "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
             "outer": outer, "sums": self._sums,
         }  # fmt: skip
-        self._send(state, parts.values(on_servers) | tensors | more | kept | own)
+        self._send(state, parts.values(on_servers) | tensors | more | kept | own, slices)
         self._sent = self.step
 
-    def _send(self, state: State | None, tensors: Mapping[str, torch.Tensor]) -> None:
-        copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
+    def _send(self, state: State | None, tensors: Mapping[str, torch.Tensor], slices: Sequence[CopiedSlice]) -> None:
+        copied = [*(whole_copy(name, one) for name, one in tensors.items()), *slices]
         pause = lambda: (self.spans.now() - self._save_began) * 1e-9  # noqa: E731
-        self._session.send_checkpoint(self.step, state, copies, pause)
+        self._session.send_checkpoint(self.step, state, copied, pause)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from psctl.coordinator.state import checkpoints, instructions
@@ -167,6 +168,8 @@ class CoordinatorDriver(StateMachineDriver):
     """Weights whose gradients a collective sends as factors."""
     start: Any = None
     """The broadcast of start values; None: a sum."""
+    options: Mapping[str, object] = MappingProxyType({})
+    """Of the strategy's schedule."""
     racks: tuple[str, ...] = ()
     """The rack of each host, where gradients are summed by rack."""
 
@@ -201,7 +204,10 @@ class CoordinatorDriver(StateMachineDriver):
             time=0, size=8, world=1, chosen=order.strategy, reason="asked", decided=True, candidates=[]
         )
         if order.strategy != "ps":
-            return PlanMade(order.strategy, "worker", [], event, factors=self.factors, start=self.start)
+            update = "sharded" if order.update == "sharded" else "worker"
+            return PlanMade(
+                order.strategy, update, [], event, options=dict(self.options), factors=self.factors, start=self.start
+            )
         update = "server" if wanted.layout.optimizer and order.period == 1 else "worker"
         able = [index for index, host in enumerate(order.hosts) if host.may_serve]
         servers = [host if host in able else able[0] for host in self._servers]

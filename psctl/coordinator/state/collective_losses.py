@@ -10,8 +10,8 @@ listen in the newest epoch they get each other's addresses. A loss in the meanti
 Connections that broke without a loss (a link was cut) are made again in the same way, until they hold or a host is
 given up (partitions.py). A worker that reports that no other has the state of the lost one has all processes start
 again from the last checkpoint, and so has every loss that is not survived here: of a script whose batches are not of
-psctl's loader, that reads a stream, opens stores itself or calls collectives, optimizers that step apart, parameters on
-GPUs, or workers that have ended.
+psctl's loader, that reads a stream, opens stores itself or calls collectives, optimizers that step apart or are sharded,
+parameters on GPUs, or workers that have ended.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def is_collective(job: JobState) -> bool:
 
 def may_replace(job: JobState) -> bool:
     """Whether lost workers can be replaced while those that are left keep their values."""
+    if job.plan is not None and job.plan.update == "sharded":  # a lost worker's part of the optimizer's state is lost
+        return False
     if not job.training or not is_collective(job) or job.order.period > 1 or job.order.on_worker_loss == "restart":
         return False
     if job.streams.passes:  # a worker that waits for a shard is in no sum, and gives no state

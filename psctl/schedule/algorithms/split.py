@@ -14,13 +14,6 @@ from psctl.schedule.checker import Contract, Holdings, prove
 from psctl.schedule.phases import without_gaps
 from psctl.schedule.schedule import Schedule
 
-DIVISIBLE = (
-    "native", "sharded", "ring", "bidirectional-ring", "multi-ring", "halving-doubling", "hierarchical",
-)  # fmt: skip
-"""Strategies that divide the sum among ranks: the engine's, and schedules that `split` divides with the options of a
-plan. (In a tree, a chain or a root one rank would own everything.)"""
-
-
 class SplitAllReduce(NamedTuple):
     """The two halves of an all-reduce. `owners`: the rank that holds each chunk between them."""
 
@@ -33,7 +26,7 @@ def split(schedule: Schedule) -> SplitAllReduce:
     """Return the halves of an all-reduce.
 
     Raises:
-        ValueError: some chunk has no rank that owns its sum; the caller's fault, who takes one of DIVISIBLE.
+        ValueError: some chunk has no rank that owns its sum; the strategy is none of types.DIVISIBLE; the caller's fault.
     """
     adds = [one for one in schedule.transfers if one.action == "reduce"]
     copies = [one for one in schedule.transfers if one.action == "copy"]
