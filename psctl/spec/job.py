@@ -502,7 +502,9 @@ def _check_sharded(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     }
     for other, (given, cure) in refused.items():
         if given:
-            text = f"sharded cannot be combined with {other}: workers step parts of one joint gradient, summed among them"
+            text = (
+                f"sharded cannot be combined with {other}: workers step parts of one joint gradient, summed among them"
+            )
             yield "sync.update", text, f"{cure}, or update: auto"
 
 

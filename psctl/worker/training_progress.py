@@ -445,6 +445,8 @@ class TrainingProgress:
         assert sync is not None, "steps were made"
         drawn = self.generators.checkpoint_tensors(marked=late, origin=self.rank == 0)
         own = {rank_prefix(self.rank) + name: one for name, one in drawn.items()} | dict(sync.residuals)
+        if sync.update == "sharded":  # values of this step may be on their way
+            sync.wait_exact()
         slices = sync.state_slices()
         if self.rank != 0:
             local = self._parts.optimizer_state(local_prefix(self.rank))[1] if sync.has_local_optimizer else {}

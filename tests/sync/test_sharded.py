@@ -70,3 +70,131 @@ def test_optimizers_that_fit_servers_fit_ranks(tmp_path: Path, name: str) -> Non
     with sharded(tmp_path) as job:
         results = job.run(script)
     assert_close(results[2], alone(script))
+
+
+def test_a_checkpoint_continues_to_the_bit_and_on_any_number_of_ranks(tmp_path: Path) -> None:
+    with sharded(tmp_path / "whole", every=4) as job:
+        whole = job.run(train)
+    saved = job.saved[4]
+    assert set(saved.tensors) >= {f"optim/first.weight/{key}" for key in ("exp_avg", "exp_avg_sq", "step")}
+    for folder, hosts, tolerance in (("same", (0, 1, 0), 0.0), ("fewer", (0, 1), 1e-12)):
+        with sharded(tmp_path / folder, hosts=hosts, resume=saved) as job:
+            results = job.run(train)
+        assert_close(results[0], whole[0], tolerance)
+
+
+@pytest.mark.parametrize("writer", ["sharded", "worker"])
+def test_a_checkpoint_continues_wherever_the_optimizer_steps(tmp_path: Path, writer: str) -> None:
+    with sharded(tmp_path / "whole", update=writer, every=4) as job:
+        whole = job.run(train)
+    reader = "worker" if writer == "sharded" else "sharded"
+    with sharded(tmp_path / "rest", update=reader, resume=job.saved[4]) as job:
+        results = job.run(train)
+    assert_close(results[0], whole[0], 0.0)
+
+
+def test_servers_continue_from_a_sharded_checkpoint(tmp_path: Path) -> None:
+    with sharded(tmp_path, every=4) as job:
+        whole = job.run(train)
+    assert_close(Job(2, 2, resume=job.saved[4]).run(train)[0], whole[0])
+
+
+class Odd(nn.Module):
+    """A model with a shared, a frozen and an unused parameter, one without elements, and one laid out by channels."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6, dtype=dtype)
+        self.again = nn.Linear(6, 6, dtype=dtype)
+        self.again.weight = self.inner.weight
+        self.wide = nn.Linear(6, 70, dtype=dtype)
+        self.image = nn.Conv2d(70, 3, 1, dtype=dtype).to(memory_format=torch.channels_last)
+        self.unused = nn.Linear(3, 3, dtype=dtype)
+        self.sometimes = nn.Parameter(torch.ones(3, dtype=dtype))
+        self.empty = nn.Parameter(torch.empty(0, dtype=dtype))
+        self.frozen = nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False)
+        with torch.no_grad():
+            for number, one in enumerate(self.parameters()):
+                one.copy_((torch.arange(one.numel()).to(dtype) + 3 * number).sin().reshape(one.shape) / 3)
+
+    def forward(self, x: torch.Tensor, *, more: bool) -> torch.Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.inner(x))))
+        scores = self.image(self.wide(x)[:, :, None, None]).flatten(1)
+        return scores * self.frozen + (self.sometimes if more else 0)
+
+
+def odd_script(run, dtype=torch.float64, steps=6):
+    model = Odd(dtype)
+    halves = [list(model.inner.parameters()), [one for name, one in model.named_parameters() if "inner" not in name]]
+    optimizer = torch.optim.AdamW(
+        [{"params": halves[0], "lr": 0.02}, {"params": halves[1], "weight_decay": 0.1}], lr=0.05
+    )  # fmt: skip
+    model, optimizer = run.prepare(model, optimizer)
+    points = torch.arange(6 * 24, dtype=dtype).reshape(24, 6).sin()
+    for _ in run.epochs(1):
+        for x in run.loader(list(points), batch_size=24 // steps):
+            optimizer.zero_grad()
+            with run.accumulate():
+                model(x, more=False).square().mean().backward()
+            functional.mse_loss(model(x, more=run.rank == 0 and run.step % 2 == 0), torch.ones(len(x), 3)).backward()
+            optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_tied_frozen_unused_and_empty_parameters_and_accumulation(tmp_path: Path) -> None:
+    with sharded(tmp_path / "sharded", bucket=400) as job:
+        results = job.run(odd_script)
+    with sharded(tmp_path / "worker", bucket=400, update="worker") as job:
+        expected = job.run(odd_script)
+    for result in results:
+        assert_close(result, expected[0], 0.0)
+
+
+def test_in_float32_bits_are_those_of_optimizers_on_workers(tmp_path: Path) -> None:
+    def script(run):
+        return odd_script(run, torch.float32)
+
+    with sharded(tmp_path / "sharded", bucket=4000) as job:
+        results = job.run(script)
+    with sharded(tmp_path / "worker", bucket=4000, update="worker") as job:
+        assert_close(results[1], job.run(script)[0], 0.0)
+
+
+def test_the_state_of_the_optimizer_is_divided(tmp_path: Path) -> None:
+    held: dict[int, int] = {}
+
+    def script(run):
+        result = train(run)
+        own = run._synchronizer._shards.owned
+        held[run.rank] = sum(
+            state.numel() for chunk in own for at in range(len(chunk.held))
+            for state in chunk.optimizer.state(at).values() if state.numel() > 1
+        )  # fmt: skip
+        return result
+
+    with sharded(tmp_path) as job:
+        job.run(script)
+    every = 2 * (6 * 16 + 16 + 16 * 3 + 3)
+    assert every - 12 <= sum(held.values()) <= every  # pieces of one element are not counted
+    assert max(held.values()) < 0.6 * every
+
+
+def test_a_gradient_that_changes_after_it_was_sent_is_refused(tmp_path: Path) -> None:
+    def script(run):
+        model = nn.Linear(6, 3)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(2, 6)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    with sharded(tmp_path) as job, pytest.raises(UsageError, match="changed after it was sent to the ranks that step"):
+        job.run(script)
+
+
+def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    def script(run):
+        model = nn.Linear(6, 3)
+        run.prepare(model, torch.optim.LBFGS(model.parameters()))
+
+    with sharded(tmp_path) as job, pytest.raises(UsageError, match="LBFGS was given, which cannot be stepped piece"):
+        job.run(script)

@@ -14,6 +14,7 @@ from psctl.schedule.checker import Contract, Holdings, prove
 from psctl.schedule.phases import without_gaps
 from psctl.schedule.schedule import Schedule
 
+
 class SplitAllReduce(NamedTuple):
     """The two halves of an all-reduce. `owners`: the rank that holds each chunk between them."""
 
