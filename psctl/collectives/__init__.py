@@ -1,6 +1,7 @@
 """Collectives: schedules played on torch tensors, over psctl's data plane or the engine's point-to-point operations.
 
 allreduce_backends: sums of vectors over all ranks, by the engine's all-reduce or by a schedule; broadcast
+partitioned_sums: the two halves of an all-reduce, by the engine or by a schedule
 player: plays one rank's part of a schedule on vectors, step by step
 rank_program: one rank's part of a schedule: sends, receives and writes, and their order
 schedule_chunks: a vector cut into the chunks of a schedule, and the writes to chunks

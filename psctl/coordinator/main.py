@@ -330,7 +330,10 @@ class CoordinatorProcess:
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus, hooked=wanted.hooked)
+            plan = choose(
+                wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus, hooked=wanted.hooked,
+                in_parts=wanted.in_parts,
+            )  # fmt: skip
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())

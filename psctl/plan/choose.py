@@ -124,7 +124,7 @@ def gradient_bytes(layout: Layout) -> int:
 
 def choose(
     order: JobOrder, size: int | None, layout: Layout | None, decided: bool, on_gpus: bool | None = None,
-    *, hooked: bool = False,
+    *, hooked: bool = False, in_parts: bool = True,
 ) -> Plan:  # fmt: skip
     """Choose the strategy of a job.
 
@@ -135,6 +135,7 @@ def choose(
         decided: whether this is the run's own decision.
         on_gpus: whether parameters lie on GPUs; None: as the machines suggest.
         hooked: gradients come from DistributedDataParallel.
+        in_parts: `update: auto` may have each worker step a part of the parameters.
 
     Returns:
         the plan: all candidates, best first, every strategy's name once.
@@ -143,7 +144,10 @@ def choose(
         UsageError: the requested strategy is not possible here; the message has the reason.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    request = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus, hooked=hooked)
+    request = request_of_job(order, layout)
+    request = msgspec.structs.replace(
+        request, on_gpus=on_gpus, hooked=hooked, in_parts=in_parts and request.in_parts
+    )  # fmt: skip
     inputs = plan_input_of_job(order)
     planner = Planner(inputs, order.hosts, request)
     plan = planner.plan(known if known is not None else UNKNOWN, decided)
@@ -310,12 +314,13 @@ class Planner:
         chosen = self._choose(rows)
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._request.strategy == "auto"))
         own = found.get(chosen) if chosen != "native" else None  # the engine takes no options
+        update = str(next(row.params.get("update", "worker") for row in rows if row.strategy == chosen))
         return Plan(
-            size=size, world=self._inputs.world, chosen=chosen, update=ps.update if chosen == "ps" else self._summed,
+            size=size, world=self._inputs.world, chosen=chosen, update=update,
             servers=ps.servers if chosen == "ps" else [], decided=decided, candidates=rows,
             racks=self._racks() if chosen == "ps" and ps.by_rack else (),
             reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else "")
-            + (IN_PARTS if chosen != "ps" and self._summed == "sharded" and self._inputs.world > 1 else ""),
+            + (IN_PARTS if update == "sharded" else ""),
             options=options_as_data(own.options) if own is not None else {},
         )  # fmt: skip
 
@@ -389,21 +394,33 @@ class Planner:
         code = self._codes.encode + self._codes.read
         return [waiting + part * (moving / max(1, largest) + code) for part in self._buckets(size)]
 
-    def _step(self, found: Predicted | None, size: int, ps: _ServerTiming) -> StepTime | None:
-        """Return the time of a step with this synchronisation (None: `ps`); None where its compute is not known."""
+    def _summed_step(self, found: Predicted, size: int) -> tuple[str, StepTime | None]:
+        """Return where the optimizer steps under a collective, and the time of a step; None: compute is not known.
+
+        Where the choice is free, and the compute known, each worker steps a part if that makes the step shorter.
+        """
+        request, compute = self._request, self._request.compute
+        only = "sharded" if request.update == "sharded" and self._inputs.world > 1 else "worker"
+        if compute is None:
+            return only, None
+        parts = [float(part) for part in self._buckets(size)]
+        times = self._bucket_seconds(found.seconds, found.timing.waiting, size)
+        if request.period > 1:
+            return only, after_period(compute, sum(times), request.period)
+        by_worker = summed_in_backward(compute, parts, times)
+        in_parts = pushed_and_pulled(compute, sum(times) / 2, sum(times) / 2, len(parts))
+        free = request.in_parts and not request.hooked and found.strategy in DIVISIBLE
+        if only == "sharded" or (free and in_parts.seconds * TIE < by_worker.seconds):
+            return "sharded", in_parts
+        return "worker", by_worker
+
+    def _served_step(self, size: int, ps: _ServerTiming) -> StepTime | None:
+        """Return the time of a step under `ps`; None where its compute is not known."""
         request, compute = self._request, self._request.compute
         if compute is None:
             return None
-        parts, times = [1.0], [ps.seconds]
-        if found is not None:
-            parts = [float(part) for part in self._buckets(size)]
-            times = self._bucket_seconds(found.seconds, found.timing.waiting, size)
         if request.period > 1:
-            return after_period(compute, sum(times), request.period)
-        if found is not None and self._summed == "sharded":
-            return pushed_and_pulled(compute, sum(times) / 2, sum(times) / 2, len(parts))
-        if found is not None:
-            return summed_in_backward(compute, parts, times)
+            return after_period(compute, ps.seconds, request.period)
         codes = coding(request.compression, ps.update)
         shards = shard_count(self._inputs, [self._hosts[at].name for at in ps.servers], size)
         if request.staleness != 0:
@@ -475,11 +492,6 @@ class Planner:
             return "worker"
         return "server" if self._request.optimizer or self._request.staleness != 0 else "worker"
 
-    @property
-    def _summed(self) -> str:
-        """Where the optimizer steps under a collective."""
-        return "sharded" if self._request.update == "sharded" else "worker"
-
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
         if self._request.hooked and self._request.period > 1:
             return f"period: {self._request.period} is requested, but DistributedDataParallel sums at every step"
@@ -547,14 +559,14 @@ class Planner:
             } | self._compression_parameter
             if ps.by_rack:
                 params["sums"] = "by rack"
-            where, step = bottleneck(ps.timing), self._step(None, size, ps)
+            where, step = bottleneck(ps.timing), self._served_step(size, ps)
             return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
         params = options_as_data(found.options) | buckets | self._compression_parameter
-        params |= {"update": "sharded"} if self._summed == "sharded" else {}
+        update, step = self._summed_step(found, size)
+        params |= {"update": update} if update == "sharded" else {}
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
-        step = self._step(found, size, ps)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None, *_times(step))
 
     @property

@@ -38,6 +38,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         compute: seconds of compute of a step, forward and backward; None: not known.
         replan: the strategy may be one that `sync.replan` took; for the text of the reason.
         sums: under `ps` gradients are summed by host or by rack before they are pushed; auto: the faster.
+        in_parts: `update: auto` may have each worker step a part of the parameters.
     """
 
     strategy: str = "auto"
@@ -58,11 +59,13 @@ class PlanRequest(msgspec.Struct, frozen=True):
     compute: float | None = None
     replan: bool = False
     sums: str = "auto"
+    in_parts: bool = False
 
     @property
     def halved(self) -> float:
-        """The share of the gradients' bytes that collectives carry."""
-        return 0.5 if self.compression.halves else 1.0
+        """The share of the gradients' bytes that collectives carry; values, which return where the optimizer is
+        sharded, are not compressed."""
+        return (0.75 if self.update == "sharded" else 0.5) if self.compression.halves else 1.0
 
 
 def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
@@ -86,7 +89,9 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         compute=order.compute,
         replan=order.replan,
         sums=order.sums,
-    )
+        in_parts=order.update == "auto" and fit and order.compression.off and order.factor_rows is None
+        and order.bucket != 0,
+    )  # fmt: skip
 
 
 class PlanInput:

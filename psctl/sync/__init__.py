@@ -4,6 +4,8 @@ synchronizer: the base class, itself the synchronizer of one worker, and the wei
 build_synchronizer: builds the synchronizer that the coordinator decided on, and loads the model's start values
 piecewise_sync: the base of synchronizers that step the user's optimizer piece by piece, elsewhere than in the script
 value_waits: the points at which a model waits for new values
+sharded_sync: `update: sharded`, where each rank steps a part of the parameters, and holds this part of the state
+bucket_partition: the division of a bucket's vector among these ranks
 ps_sync: strategy `ps` with the optimizer on servers
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs

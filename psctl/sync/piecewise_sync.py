@@ -7,6 +7,7 @@ gradient must not change between its sending and the step, and `.grad` keeps thi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, NoReturn
@@ -20,7 +21,7 @@ from psctl.ps.server_optimizers import fit_name
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ByteMover, ExampleWeight, Synchronizer
-from psctl.sync.value_waits import PendingValues, wait_hooks
+from psctl.sync.value_waits import AwaitedValues, wait_hooks
 
 HINT = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
@@ -48,7 +49,7 @@ class TrainedParts(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
-class PiecewiseSync(Synchronizer):
+class PiecewiseSync(Synchronizer, ABC):
     """Sends gradients bucket by bucket during backward, and has their holders step.
 
     Args:
@@ -67,7 +68,7 @@ class PiecewiseSync(Synchronizer):
 
     def __init__(
         self, name: str, parts: TrainedParts, buckets: Sequence[Sequence[int]], mover: ByteMover,
-        pending: PendingValues, holders: PieceHolders, weight: ExampleWeight, first_step: int,
+        pending: AwaitedValues, holders: PieceHolders, weight: ExampleWeight, first_step: int,
         on_unfit: Callable[[int, str], NoReturn] | None, trace: GradientTrace | None, spans: StepRecorder,
     ) -> None:  # fmt: skip
         super().__init__(name, parts.parameters, mover)
@@ -92,17 +93,17 @@ class PiecewiseSync(Synchronizer):
 
     # ---- of each way to step ----
 
+    @abstractmethod
     def _send(self, bucket: int, weight: float) -> None:
         """Send a bucket's gradients of this step with this weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _norm(self) -> float:
         """Return the 2-norm of the joint gradient; all buckets were sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step_pieces(self, save: bool) -> None:
         """Have the holders step, with the gradient times `_scale` where it is given; all buckets were sent."""
-        raise NotImplementedError
 
     # ---- the step ----
 

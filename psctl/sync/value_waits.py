@@ -19,7 +19,7 @@ from psctl.train_state.prepared_model import ForwardHooks, PreForwardHook
 PLAIN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class PendingValues(Protocol):
+class AwaitedValues(Protocol):
     """The parameters whose newest values are not in the model yet."""
 
     def wait(self, indices: Iterable[int] | None = None) -> None:
@@ -29,14 +29,14 @@ class PendingValues(Protocol):
 class ValueWaitHook(PreForwardHook):
     """Waits for the newest values of some parameters, by their indices."""
 
-    def __init__(self, pending: PendingValues, indices: set[int]) -> None:
+    def __init__(self, pending: AwaitedValues, indices: set[int]) -> None:
         self._pending, self._indices = pending, indices
 
     def __call__(self, module: nn.Module, inputs: object) -> None:
         self._pending.wait(self._indices)
 
 
-def wait_hooks(model: nn.Module, parameters: Sequence[nn.Parameter], pending: PendingValues) -> ForwardHooks:
+def wait_hooks(model: nn.Module, parameters: Sequence[nn.Parameter], pending: AwaitedValues) -> ForwardHooks:
     """Have a model's modules wait before their forwards.
 
     Args:

@@ -302,7 +302,7 @@ def test_a_mistake_of_one_rank_is_one_error_on_all_and_the_next_call_works(mista
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        (((0, 1), None, None), "rank 0 called run.barrier with group [0, 1]"),
+        (((0, 1), None, None), "run.barrier with group [0, 1]"),
         ((None, (0, 1), (0, 2)), "run.barrier with group [0, 2]"),
         ((None, (0, 2), None), "rank 1 called run.barrier with group (0, 2): of which it is no member"),
         ((None, None, (0, 1, 2, 3)), "rank 2 called run.barrier with group (0, 1, 2, 3): the job has ranks 0 to 2"),

@@ -161,22 +161,15 @@ def test_in_float32_bits_are_those_of_optimizers_on_workers(tmp_path: Path) -> N
 
 
 def test_the_state_of_the_optimizer_is_divided(tmp_path: Path) -> None:
-    held: dict[int, int] = {}
-
-    def script(run):
-        result = train(run)
-        own = run._synchronizer._shards.owned
-        held[run.rank] = sum(
-            state.numel() for chunk in own for at in range(len(chunk.held))
-            for state in chunk.optimizer.state(at).values() if state.numel() > 1
-        )  # fmt: skip
-        return result
-
-    with sharded(tmp_path) as job:
-        job.run(script)
-    every = 2 * (6 * 16 + 16 + 16 * 3 + 3)
-    assert every - 12 <= sum(held.values()) <= every  # pieces of one element are not counted
-    assert max(held.values()) < 0.6 * every
+    with sharded(tmp_path, every=4) as job:
+        job.run(train)
+    held = {
+        sender: sum(each.stop - each.start for each in slices if each.name.endswith("exp_avg"))
+        for (sender, _), slices in job.saved[4].slices.items()
+    }
+    assert len(held) == 3
+    assert sum(held.values()) == 6 * 16 + 16 + 16 * 3 + 3
+    assert max(held.values()) <= 96, "a parameter of 96 elements is cut at 64"
 
 
 def test_a_gradient_that_changes_after_it_was_sent_is_refused(tmp_path: Path) -> None:

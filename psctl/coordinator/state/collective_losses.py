@@ -10,8 +10,8 @@ listen in the newest epoch they get each other's addresses. A loss in the meanti
 Connections that broke without a loss (a link was cut) are made again in the same way, until they hold or a host is
 given up (partitions.py). A worker that reports that no other has the state of the lost one has all processes start
 again from the last checkpoint, and so has every loss that is not survived here: of a script whose batches are not of
-psctl's loader, that reads a stream, opens stores itself or calls collectives, optimizers that step apart or are sharded,
-parameters on GPUs, or workers that have ended.
+psctl's loader, that reads a stream, opens stores itself or calls collectives, optimizers that step apart or in parts
+(`update: sharded`), parameters on GPUs, or workers that have ended.
 """
 
 from __future__ import annotations

@@ -183,12 +183,14 @@ class AppendEvent(msgspec.Struct, frozen=True):
 
 class MakePlan(msgspec.Struct, frozen=True):
     """Choose the strategy for this layout and the job as it is now; answer PlanMade. `on_gpus`: parameters are.
-    `hooked`: gradients come from DistributedDataParallel."""
+    `hooked`: gradients come from DistributedDataParallel. `in_parts`: each worker may step a part of the parameters
+    where `update: auto` allows it; else the job is one whose optimizer steps as a whole, and is timed as such."""
 
     layout: Layout
     order: JobOrder
     on_gpus: bool = False
     hooked: bool = False
+    in_parts: bool = True
 
 
 class PlanAgain(msgspec.Struct, frozen=True):

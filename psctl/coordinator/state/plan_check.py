@@ -119,7 +119,8 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
         assert layout is not None, "the job trains"
         on_gpus, hooked = any(each.on_gpus for each in prepared), any(each.hooked for each in prepared)
         order = replace(job.order, compute=check.measured.compute)
-        job.instructions.append(PlanAgain(MakePlan(layout, order, on_gpus, hooked)))
+        in_parts = job.plan.update == "sharded"  # else the prediction is not of what was measured
+        job.instructions.append(PlanAgain(MakePlan(layout, order, on_gpus, hooked, in_parts)))
 
 
 def _measured(job: JobState) -> MeasuredStep | None:

@@ -14,7 +14,8 @@ Why this is right after any loss:
   same step, and was no signal from outside, ends the job at once: another restart would not help.
 
 `psctl scale --workers` restarts from a checkpoint that is made for it at a common step, so that no step is lost. A job
-under ps with `update: auto` on servers restarts when its script changes gradients in its first step (`on_step_unfit`).
+with `update: auto` whose optimizer steps piece by piece, on servers or in the workers' parts, restarts when its script
+changes gradients in its first step (`on_step_unfit`).
 
 Workers of a lost host move to free slots of the job's other hosts; hosts keep their order, so ranks are numbered anew
 in that order and the plan is made again. Without enough slots the job waits `restart.wait` for lost hosts to return
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 NO_SLOTS = "the hosts that are left have too few slots for its workers"
 
-ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
+PIECEWISE = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
 
 
 def advance(job: JobState) -> None:
@@ -149,22 +150,23 @@ def _end_processes(job: JobState, restart: Restart) -> None:
 
 
 def on_step_unfit(job: JobState, rank: Rank, message: StepUnfit) -> None:
-    """Servers cannot apply a worker's first step: start again with the optimizer on workers.
+    """A worker's first step cannot be made piece by piece: start again with the optimizer in the workers' scripts.
 
     A step is applied when every rank's push is there, so none was. It is no loss, and does not count as one.
     """
     if job.restart is not None or job.ending is not None:
         return
-    hint = f"{ON_SERVERS}, or set `update: worker` under sync: in the job file"
+    hint = f"{PIECEWISE}, or set `update: worker` under sync: in the job file"
     first = job.failure_of(rank, message.reason, hint=hint)
     plan, auto = job.plan, job.order.update == "auto" and job.order.staleness == 0
     at_start = job.training and message.step == job.progress.first_step
-    if plan is None or plan.update != "server" or not auto or not at_start:
+    if plan is None or plan.update not in ("server", "sharded") or not auto or not at_start:
         losses.end_with(job, [first])
         return
     job.notice(
         f"{message.reason}. No step was applied yet, so all start again with `update: worker`, where .grad holds the "
-        f"mean of all ranks after backward; to keep the optimizer on servers, {ON_SERVERS}"
+        f"mean of all ranks after backward; to keep the optimizer "
+        f"{'on servers' if plan.update == 'server' else 'sharded'}, {PIECEWISE}"
     )
     job.scaling.new_order = replace(job.order, update="worker", strategy=plan.chosen)
     job.restart = Restart("leaving", job.now, job.now, [first])

@@ -27,7 +27,8 @@ def split(schedule: Schedule) -> SplitAllReduce:
     """Return the halves of an all-reduce.
 
     Raises:
-        ValueError: some chunk has no rank that owns its sum; the strategy is none of types.DIVISIBLE; the caller's fault.
+        ValueError: some chunk has no rank that owns its sum, so that the strategy is none of types.DIVISIBLE; the
+            caller's fault.
     """
     adds = [one for one in schedule.transfers if one.action == "reduce"]
     copies = [one for one in schedule.transfers if one.action == "copy"]
