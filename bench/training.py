@@ -45,6 +45,8 @@ ROWS = 16
 CASES: dict[str, tuple[list[str], float]] = {
     "auto": ([], 1.0),
     "ps": (["sync.strategy=ps", "sync.update=server", "servers=4"], 1.0),
+    "sharded": (["sync.update=sharded", "sync.strategy=sharded"], 1.0),
+    "sharded-ring": (["sync.update=sharded", "sync.strategy=ring"], 1.0),
     "ps-worker": (["sync.strategy=ps", "sync.update=worker", "servers=4"], 1.0),
     "bf16": (["sync.compression=bf16"], 0.5),
     "bf16-ring": (["sync.compression=bf16", "sync.strategy=ring"], 0.5),

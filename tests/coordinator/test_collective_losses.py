@@ -42,6 +42,13 @@ def test_one_process_is_started_and_the_others_connect_again() -> None:
     assert not sent(new, EndProcesses)
 
 
+def test_with_a_part_of_a_sharded_optimizer_lost_all_go_back_to_the_checkpoint() -> None:
+    job = training(update="sharded")
+    new = [*job.killed(W[1]), *job.wait(2)]
+    assert not sent(new, ConnectAgain)
+    assert {member for _, each in sent(new, EndProcesses) for member in each.members} == {W[0], W[2]}
+
+
 def test_a_replacement_learns_all_that_the_others_know() -> None:
     job = training()
     job.killed(W[1])

@@ -108,6 +108,15 @@ def test_the_plan_is_made_again_with_the_compute_of_the_slowest_worker() -> None
     assert again(made.steps(60)) == [], "once"
 
 
+@pytest.mark.parametrize(("update", "in_parts"), [("worker", False), ("sharded", True)])
+def test_what_runs_is_what_is_predicted(update: str, in_parts: bool) -> None:
+    made = job()
+    made.machine.job.plan = replace(made.machine.job.plan, update=update)
+    made.steps(8)
+    (wanted,) = again(made.steps(38))
+    assert wanted.in_parts is in_parts
+
+
 @pytest.mark.parametrize(
     ("predicted", "said"), [(0.1, False), (0.081, False), (0.124, False), (0.079, True), (0.126, True)]
 )

@@ -23,6 +23,8 @@ from psctl.job.process_messages import EndProcesses, Register, RenewStore, StopP
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, Resume, Welcome, WorkerReport
 from psctl.types import Address, Member
 from tests.helpers.driven_job import A0, A1, LAYOUT, ORDER, S0, W0, W1, DrivenJob, again, appended, sent
+from tests.helpers.ring_job import RING
+from tests.helpers.ring_job import training as ring_training
 
 THREE = replace(ORDER, restarts=3)
 ROOMY = replace(THREE, hosts=[replace(host, slots=2) for host in ORDER.hosts])
@@ -293,6 +295,13 @@ def test_a_first_step_that_servers_cannot_take_starts_again_with_the_optimizer_o
     assert (plan.order.update, plan.order.strategy) == ("worker", "ps")
     assert not appended(job.instructions, events.WorkerLost)
     assert job.machine.state == "running"
+
+
+def test_a_first_step_that_workers_cannot_make_in_parts_starts_again_with_whole_optimizers() -> None:
+    job = ring_training(replace(RING, update="auto", restarts=0), update="sharded")
+    text = appended(job.receive(W1, UNFIT), events.Notice)[0].text
+    assert "so all start again with `update: worker`" in text
+    assert "to keep the optimizer sharded, clip with run.clip_grad_norm" in text
 
 
 @pytest.mark.parametrize(

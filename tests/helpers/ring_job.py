@@ -30,13 +30,15 @@ class RingJob(DrivenJob):
         return new
 
 
-def training(order: JobOrder = RING, *, shares: bool = True, **prepared: bool) -> RingJob:
+def training(
+    order: JobOrder = RING, *, shares: bool = True, update: str = "worker", **prepared: bool
+) -> RingJob:  # fmt: skip
     job = RingJob(order)
     job.register()
     for worker in W:
         job.joins(worker)
         job.receive(worker, Prepare(LAYOUT, (), **prepared))
-    job.handle(PlanMade("ring", "worker", [], replace(PLAN, chosen="ring")))
+    job.handle(PlanMade("ring", update, [], replace(PLAN, chosen="ring")))
     job.listens_again(*W, epoch=0)
     for worker in W:
         job.receive(worker, MemberReady())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from psctl.errors import UsageError
 from psctl.plan.choose import choose
 from psctl.plan.overlap import after_period, pushed_and_pulled, summed_in_backward, without_waiting
+from psctl.types import DIVISIBLE
 from tests.plan.test_choose import host, names, order
 
 
@@ -74,6 +76,45 @@ def test_a_plan_compares_steps_where_their_compute_is_known() -> None:
     assert rest == sorted(rest)
     assert "times are of a step with 2 s of compute" in known.reason
     assert {row.strategy: row for row in feasible}["ring"].hidden_seconds > 0.2
+
+
+def steps(plan):
+    return {row.strategy: row.step_seconds for row in plan.candidates if row.feasible}
+
+
+def test_a_sharded_optimizer_hides_half_of_the_sum_behind_the_next_forward() -> None:
+    whole, parts = planned(compute=1.0, update="worker"), planned(compute=1.0, update="sharded")
+    assert (whole.update, parts.update) == ("worker", "sharded")
+    assert steps(parts)["ring"] < 0.95 * steps(whole)["ring"]
+    assert parts.reason.endswith("; each worker steps a part of the parameters")
+    refused = {row.strategy: row.why_not for row in parts.candidates if not row.feasible}
+    assert set(DIVISIBLE).isdisjoint(refused)
+    assert refused["tree"] == "update: sharded is requested, which needs a sum that is divided among the workers"
+    assert "ps" in refused
+
+
+def test_the_plan_shards_the_optimizer_where_the_compute_is_known_and_that_is_faster() -> None:
+    known = {"compute": 1.0, "strategy": "ring"}
+    assert planned(**known, update="auto").update == "sharded"
+    assert steps(planned(**known, update="auto"))["ring"] == steps(planned(**known, update="sharded"))["ring"]
+    assert planned(strategy="ring", update="auto").update == "worker", "the compute is not known"
+    assert planned(**known, update="worker").update == "worker"
+    assert planned(**known, update="auto", bucket=0).update == "worker"
+    assert planned(strategy="ring", update="auto", compute=3.0).update == "worker", "backward hides all of it"
+    what = msgspec.structs.replace(order(*map(host, names(4))), update="auto", **known)
+    assert choose(what, SIZE, None, decided=True, in_parts=False).update == "worker"
+    assert choose(what, SIZE, None, decided=True, hooked=True).update == "worker"
+
+
+def test_one_worker_steps_alone() -> None:
+    plan = choose(msgspec.structs.replace(order(host("h0")), update="sharded"), SIZE, None, decided=True)
+    assert (plan.chosen, plan.update) == ("native", "worker")
+
+
+def test_a_sharded_optimizer_is_none_of_a_loop_with_ddp() -> None:
+    what = msgspec.structs.replace(order(*map(host, names(4))), update="sharded")
+    with pytest.raises(UsageError, match="DistributedDataParallel leaves the optimizer to the script"):
+        choose(what, SIZE, None, decided=True, hooked=True)
 
 
 def test_small_buckets_hide_more() -> None:
