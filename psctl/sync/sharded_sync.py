@@ -5,7 +5,7 @@
     next forward     a module waits for the values of its parameters
 
 The bytes are those of an all-reduce, but half of them travel beside the next forward; and each rank holds and computes
-one part of the optimizer's state in as many as there are ranks (ZeRO: Rajbhandari and others, SC 2020, its second
+one part of the optimizer's state in as many as there are ranks (ZeRO: Rajbhandari and others, SC 2020, its first
 stage). Optimizers that are elementwise fit, as for servers (ps/server_optimizers.py). One vector a bucket serves both
 halves, unless gradients travel in 16 bits: values never do.
 
@@ -168,7 +168,11 @@ class ShardedBuckets:
             if weight != 1.0 and bucket.gradients is bucket.values:
                 bucket.gradients.mul_(weight)
             for counts, members in bucket.marks:
-                counts.copy_(torch.tensor([float(self.parameters[at].grad is not None) for at in members]))
+                there = [float(self.parameters[at].grad is not None) for at in members]
+                if all(there):
+                    counts.fill_(1.0)
+                else:
+                    counts.copy_(torch.tensor(there))
 
     def take_means(self, bucket: Bucket) -> None:
         """Take the joint gradient of this rank's chunks, whose sums are in the vector."""
