@@ -14,7 +14,7 @@ from psctl.job.checkpoint_messages import SaveBegin
 from psctl.job.membership_messages import ExamplesShared
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.training_messages import ScriptFinished, WorkerReport
-from psctl.types import BUCKET, Member
+from psctl.types import BUCKET, PLAIN, Compression, Member
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
 from tests.helpers.memory_checkpoints import MemoryCheckpoint
@@ -61,6 +61,7 @@ class Job(ThreadedJob):
         free: slots for more workers.
         factor_rows: of a worker's batch, where `factors` of the job names layers.
         bucket: bytes of a bucket of collectives; 0: measured.
+        compression: of gradients.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -70,12 +71,12 @@ class Job(ThreadedJob):
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
-        factor_rows: int | None = None, bucket: int = BUCKET,
+        factor_rows: int | None = None, bucket: int = BUCKET, compression: Compression = PLAIN,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
             staleness=staleness, period=period, report_seconds=report_seconds, restarts=99, factor_rows=factor_rows,
-            bucket=bucket,
+            bucket=bucket, compression=compression,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from psctl.errors import UsageError
 from psctl.ps.server_optimizers import FIT
+from psctl.types import Compression
 from tests.helpers.dying_planes import DyingPlanes
 from tests.helpers.job_world import Job
 from tests.sync.test_run_strategies import alone, assert_close, train
@@ -191,3 +193,37 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
     with sharded(tmp_path) as job, pytest.raises(UsageError, match="LBFGS was given, which cannot be stepped piece"):
         job.run(script)
+
+
+def test_one_rank_may_evaluate_while_the_others_wait_for_it(tmp_path: Path) -> None:
+    evaluated = threading.Barrier(3, timeout=20)
+
+    def script(run):
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+            if run.rank == 0:
+                model(torch.ones(1, 6))  # its values are other ranks', which are not in a call of psctl
+            evaluated.wait()
+        return model.state_dict()
+
+    with sharded(tmp_path) as job:
+        one, other, _ = job.run(script)
+    assert_close(one, other, 0.0)
+
+
+def test_gradients_of_16_bits_are_rounded_and_values_are_not(tmp_path: Path) -> None:
+    def script(run):
+        return odd_script(run, torch.float32)
+
+    with sharded(tmp_path / "whole") as job:
+        whole = job.run(script)[0]
+    with sharded(tmp_path / "halves", compression=Compression("bf16")) as job:
+        one, *others = job.run(script)
+    for other in others:
+        assert_close(one, other, 0.0)
+    assert any(not torch.equal(one[name], whole[name]) for name in whole)
+    assert_close(one, whole, 0.02)
