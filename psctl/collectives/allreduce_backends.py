@@ -371,9 +371,9 @@ class PlayQueue:
         self._thread.join(10.0)
 
     def _play_until(self, ticket: PlayTicket) -> None:
-        """Play what is next until this one is."""
+        """Play what is next until this one is played."""
         while not ticket.done:
-            self._next()
+            self._next(ticket)
 
     def _loop(self) -> None:
         while not (self._closed and not self._work):
@@ -381,10 +381,11 @@ class PlayQueue:
             while self._work:
                 self._next()
 
-    def _next(self) -> None:
+    def _next(self, awaited: PlayTicket | None = None) -> None:
+        """Play the next vector, unless another thread has played it, or what this thread waits for."""
         with self._turn:
-            if not self._work:
-                return  # another thread has played it
+            if not self._work or (awaited is not None and awaited.done):
+                return
             play, vector, ticket = self._work.popleft()
             try:
                 play(vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -180,3 +181,29 @@ def test_a_queue_plays_in_order_and_reports_failures() -> None:
     assert seen == [0, 1, 2, 3]
     assert [int(vector) for vector in vectors] == [1, 2, 2, 4]
     assert not any(thread.name == "psctl-collective" for thread in set(threading.enumerate()) - before)
+
+
+def test_a_thread_that_waits_for_one_vector_does_not_play_the_next() -> None:
+    """It has its values then, and computes."""
+    played_by = {}
+    playing, may_end = threading.Event(), threading.Event()
+
+    def play(vector: torch.Tensor) -> None:
+        played_by[int(vector[0])] = threading.current_thread().name
+        if vector[0] == 0:
+            playing.set()
+            assert may_end.wait(10)
+
+    queue = PlayQueue(short=100)  # no vector wakes the queue's thread
+    first, second = (queue.put(play, torch.tensor([number])) for number in range(2))
+    threads = [threading.Thread(target=first.wait, name=name) for name in ("plays", "waits")]
+    threads[0].start()
+    assert playing.wait(10)
+    threads[1].start()
+    time.sleep(0.1)  # the second thread waits for its turn now
+    may_end.set()
+    for each in threads:
+        each.join(10)
+    assert played_by == {0: "plays"}
+    second.wait()
+    queue.close()

@@ -37,7 +37,9 @@ class Training:
 
     def run(self, folder, deaths=None, strategy="ring", hosts=(0, 1, 0), **terms):
         self.planes = planes = DyingPlanes(folder, hosts, deaths or {}, shared=terms.pop("shared", False))
+        options = terms.pop("options", {})
         self.job = Job(workers=WORLD, servers=0, strategy=strategy, planes=planes, **({"bucket": SMALL} | terms))
+        self.job.options = options
         try:
             return self.job.run(self)
         except BaseException:

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from psctl.errors import UsageError
+from psctl.errors import PeerLost, UsageError
 from psctl.ps.server_optimizers import FIT
 from psctl.types import Compression
 from tests.helpers.dying_planes import DyingPlanes
-from tests.helpers.job_world import Job
+from tests.helpers.job_world import Job, Killed
+from tests.sync.test_replaced_rank import Training
 from tests.sync.test_run_strategies import alone, assert_close, train
 
 SMALL = 200
@@ -31,9 +32,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def sharded(folder: Path, strategy: str = "sharded", hosts=(0, 1, 0), options=None, **terms) -> Iterator[Job]:
+def sharded(
+    folder: Path, strategy: str = "sharded", hosts=(0, 1, 0), options=None, shared: bool = False, **terms
+) -> Iterator[Job]:  # fmt: skip
     folder.mkdir(exist_ok=True)
-    planes = DyingPlanes(folder, hosts, {})
+    planes = DyingPlanes(folder, hosts, {}, shared=shared)
     try:
         job = Job(len(hosts), 0, strategy=strategy, planes=planes, **({"update": "sharded", "bucket": SMALL} | terms))
         job.options = OPTIONS.get(strategy, {}) if options is None else options
@@ -227,3 +230,62 @@ def test_gradients_of_16_bits_are_rounded_and_values_are_not(tmp_path: Path) -> 
         assert_close(one, other, 0.0)
     assert any(not torch.equal(one[name], whole[name]) for name in whole)
     assert_close(one, whole, 0.02)
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "ring"])
+def test_long_pieces_in_shared_memory_are_not_overwritten_while_they_are_read(tmp_path: Path, strategy: str) -> None:
+    def script(run):
+        model = nn.Sequential(nn.Linear(6, 30_000), nn.Tanh(), nn.Linear(30_000, 3))
+        with torch.no_grad():
+            for number, one in enumerate(model.parameters()):
+                one.copy_((torch.arange(one.numel()) + 3 * number).sin().reshape(one.shape) / 30)
+        model, optimizer = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        points = torch.arange(6 * 24.0).reshape(24, 6).sin()
+        for _ in run.epochs(4):
+            for x in run.loader(list(points), batch_size=6):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    found = {}
+    for update in ("sharded", "worker"):
+        terms = {"update": update, "bucket": 400_000, "shared": True}
+        with sharded(tmp_path / update, strategy, (0, 0, 0), **terms) as job:
+            found[update] = job.run(script)
+    for result in found["sharded"]:
+        assert_close(result, found["worker"][0], 0.0 if strategy == "sharded" else 1e-6)
+
+
+class EndingTraining(Training):
+    """A training whose processes end when they lose a peer, as a script's does."""
+
+    def __call__(self, run):
+        try:
+            return super().__call__(run)
+        except PeerLost as error:
+            raise Killed from error
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank", "calls"),
+    [
+        ("sharded", 1, 0), ("ring", 0, 9), ("hierarchical", 2, 20),
+        *(pytest.param(strategy, rank, calls, marks=pytest.mark.soak)
+          for strategy, rank in (("ring", 0), ("sharded", 1), ("hierarchical", 2)) for calls in range(40)),
+    ],
+)  # fmt: skip
+def test_a_worker_that_is_killed_at_a_call_has_all_continue_from_the_checkpoint(
+    tmp_path: Path, strategy: str, rank: int, calls: int
+) -> None:
+    training = EndingTraining()
+    given = {"strategy": strategy, "update": "sharded", "options": OPTIONS.get(strategy, {})}
+    found = training.run(tmp_path, {(rank, 0): calls}, every=3, **given)
+    assert len(training.starts) == 6, "all started again"
+    (tmp_path / "undisturbed").mkdir()
+    whole = Training().run(tmp_path / "undisturbed", **given)
+    for place, ((step, state, _), (steps, expected, _)) in enumerate(zip(found, whole, strict=True)):
+        assert step == steps
+        for name, value in expected.items():
+            if place == 0 or not name.startswith("1."):  # only rank 0's running statistics are the job's
+                assert torch.equal(state[name], value), name
