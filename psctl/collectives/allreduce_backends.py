@@ -350,7 +350,8 @@ class PlayQueue:
     def __init__(self, short: int = 0) -> None:
         self._short = short
         self._work: deque[tuple[Play, torch.Tensor, PlayTicket]] = deque()
-        self._turn = threading.Lock()  # vectors are played in the order of `put`
+        self._changed = threading.Condition()
+        self._playing = False  # one at a time, in the order of `put`
         self._wake = threading.Semaphore(0)
         self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
@@ -382,16 +383,23 @@ class PlayQueue:
                 self._next()
 
     def _next(self, awaited: PlayTicket | None = None) -> None:
-        """Play the next vector, unless another thread has played it, or what this thread waits for."""
-        with self._turn:
+        """Play the next vector, when no other thread plays; not when what this thread waits for is played by then."""
+        with self._changed:
+            while self._playing:
+                if awaited is not None and awaited.done:
+                    return  # the thread that plays has gone on to the next vector
+                self._changed.wait()
             if not self._work or (awaited is not None and awaited.done):
                 return
+            self._playing = True
             play, vector, ticket = self._work.popleft()
-            try:
-                play(vector)
-            except BaseException as error:  # noqa: BLE001  raised by the wait
-                ticket.error = error
-            ticket.done = True
+        try:
+            play(vector)
+        except BaseException as error:  # noqa: BLE001  raised by the wait
+            ticket.error = error
+        with self._changed:
+            self._playing, ticket.done = False, True
+            self._changed.notify_all()
 
 
 class PlayTicket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -183,27 +182,26 @@ def test_a_queue_plays_in_order_and_reports_failures() -> None:
     assert not any(thread.name == "psctl-collective" for thread in set(threading.enumerate()) - before)
 
 
-def test_a_thread_that_waits_for_one_vector_does_not_play_the_next() -> None:
-    """It has its values then, and computes."""
-    played_by = {}
-    playing, may_end = threading.Event(), threading.Event()
+@pytest.mark.parametrize("wakes", [False, True])
+def test_a_thread_that_waits_for_one_vector_goes_on_while_the_next_is_played(wakes: bool) -> None:
+    """It has its values then, and computes; whoever plays keeps the turn."""
+    begun, may_end = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
 
     def play(vector: torch.Tensor) -> None:
-        played_by[int(vector[0])] = threading.current_thread().name
-        if vector[0] == 0:
-            playing.set()
-            assert may_end.wait(10)
+        begun[int(vector[0])].set()
+        assert may_end[int(vector[0])].wait(20)
 
-    queue = PlayQueue(short=100)  # no vector wakes the queue's thread
+    queue = PlayQueue(short=0 if wakes else 100)
     first, second = (queue.put(play, torch.tensor([number])) for number in range(2))
-    threads = [threading.Thread(target=first.wait, name=name) for name in ("plays", "waits")]
-    threads[0].start()
-    assert playing.wait(10)
-    threads[1].start()
-    time.sleep(0.1)  # the second thread waits for its turn now
-    may_end.set()
-    for each in threads:
-        each.join(10)
-    assert played_by == {0: "plays"}
-    second.wait()
+    plays, waits = threading.Thread(target=second.wait), threading.Thread(target=first.wait)
+    plays.start()  # or the queue's own thread does
+    assert begun[0].wait(10)
+    waits.start()
+    may_end[0].set()
+    assert begun[1].wait(10)
+    waits.join(10)
+    assert not waits.is_alive(), "it has what it waits for"
+    may_end[1].set()
+    plays.join(10)
     queue.close()
+    assert second.done

@@ -166,3 +166,18 @@ def test_a_broken_connection_closes_its_shards():
     route, _ = opened([0, 1])
     assert route.on_server_lost(1) == [1]
     assert route.closed_shards == {1}
+
+
+def test_an_order_is_repeated_to_a_server_that_connects_again():
+    route, box = opened([0, 0])
+    route.servers.append(1)  # which leads no shard
+    route.on_leads(1, 0, [])
+    for shard in range(2):
+        box.add_push(push(0, shard))
+        box.on_staged(0, shard)
+    box.add_step(Step(0, [], save=True))
+    assert sorted(server for server, _ in box.ready_orders()) == [0, 1]
+    box.forget_orders(1)
+    assert box.unsettled_servers() >= {1}
+    assert [(server, step.clock, step.save) for server, step in box.ready_orders()] == [(1, 0, True)]
+    assert box.ready_orders() == []
