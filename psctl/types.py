@@ -33,6 +33,16 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25_000_000
 """Bytes of the first bucket of gradients, which is small so that it is sent early, and of the others by default: large
 enough that a ring's latency does not count."""
 
+PARTS_BUCKET = 4_000_000
+"""Bytes of a bucket, by default, where the optimizer is sharded: when backward ends one is left to be summed, and then
+the first layers wait for one."""
+
+
+def bucket_in_parts(bucket: int) -> int:
+    """Return the bytes of a bucket where the optimizer is sharded; `bucket`: those of a sum, BUCKET by default."""
+    return PARTS_BUCKET if bucket in (0, BUCKET) else bucket
+
+
 RACK = "rack"
 """The label of a host that names its rack."""
 

@@ -40,7 +40,7 @@ from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
 from psctl.schedule.algorithms import catalog
-from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, consistency
+from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, bucket_in_parts, consistency
 from psctl.units import format_bytes, format_seconds
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -388,11 +388,11 @@ class Planner:
         """Return the seconds of all buckets, one after another, from those of the largest."""
         return round(sum(self._bucket_seconds(seconds, waiting, size)), 9)
 
-    def _bucket_seconds(self, seconds: float, waiting: float, size: int) -> list[float]:
-        """Return the seconds of each bucket, from those of the largest."""
+    def _bucket_seconds(self, seconds: float, waiting: float, size: int, each: Sequence[int] = ()) -> list[float]:
+        """Return the seconds of each bucket, from those of the largest; `each`: bytes of other buckets."""
         moving, largest = seconds - waiting, max(self._buckets(size))
         code = self._codes.encode + self._codes.read
-        return [waiting + part * (moving / max(1, largest) + code) for part in self._buckets(size)]
+        return [waiting + part * (moving / max(1, largest) + code) for part in each or self._buckets(size)]
 
     def _summed_step(self, found: Predicted, size: int) -> tuple[str, StepTime | None]:
         """Return where the optimizer steps under a collective, and the time of a step; None: compute is not known.
@@ -408,9 +408,14 @@ class Planner:
         if request.period > 1:
             return only, after_period(compute, sum(times), request.period)
         by_worker = summed_in_backward(compute, parts, times)
-        in_parts = pushed_and_pulled(compute, sum(times) / 2, sum(times) / 2, len(parts))
+        small = buckets(size, bucket_in_parts(request.bucket))
+        short = self._bucket_seconds(found.seconds, found.timing.waiting, size, small)
+        seconds = pushed_and_pulled(compute, sum(short) / 2, sum(short) / 2, len(small)).seconds
+        in_parts = StepTime(seconds, compute + sum(times) - seconds)
+        # What smaller buckets alone would gain is no reason: a lost worker is not replaced then.
+        least = min(by_worker.seconds, summed_in_backward(compute, [float(part) for part in small], short).seconds)
         free = request.in_parts and not request.hooked and found.strategy in DIVISIBLE
-        if only == "sharded" or (free and in_parts.seconds * TIE < by_worker.seconds):
+        if only == "sharded" or (free and seconds * TIE < least):
             return "sharded", in_parts
         return "worker", by_worker
 

@@ -13,7 +13,7 @@ from psctl.plan.simulation.cost_model import ASSUMED_RATE, FREE, engine_costs, p
 from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
-from psctl.types import BUCKET, PLAIN, Compression, Layout
+from psctl.types import BUCKET, PLAIN, Compression, Layout, bucket_in_parts
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         compression=order.compression,
         encrypted=order.require_encryption,
         sealed=order.sealed,
-        bucket=order.bucket or BUCKET,
+        bucket=bucket_in_parts(order.bucket) if order.update == "sharded" else order.bucket or BUCKET,
         compute=order.compute,
         replan=order.replan,
         sums=order.sums,

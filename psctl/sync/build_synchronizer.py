@@ -49,7 +49,7 @@ from psctl.sync.sharded_sync import ShardedBuckets, ShardedSync
 from psctl.sync.start_broadcast import give_start_values
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
-from psctl.types import BUCKET, Layout, Member, State, TensorSlice, consistency
+from psctl.types import BUCKET, Layout, Member, State, TensorSlice, bucket_in_parts, consistency
 
 
 class JobSession(Protocol):
@@ -215,7 +215,7 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
             plane = session.connect_plane(schedule) if device.type == "cpu" and session.has_plane else None
             backend = SchedulePartition(ScheduleAllReduce(schedule, device, plane), split(schedule))
     shards = ShardedBuckets(
-        backend, decision.layout, list(trainable.values()), halves, device, decision.bucket or BUCKET
+        backend, decision.layout, list(trainable.values()), halves, device, bucket_in_parts(decision.bucket)
     )  # fmt: skip
     if resume is not None and resume.checkpoint:
         shards.load(resume, session.load_slices)

@@ -41,7 +41,7 @@ from psctl.sync.flat_parameters import elements_of, write_piece
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.piecewise_sync import PieceHolders, PiecewiseSync, TrainedParts
 from psctl.sync.synchronizer import ExampleWeight
-from psctl.types import BUCKET, Layout, PeerBytes, TensorSlice
+from psctl.types import Layout, PeerBytes, TensorSlice
 
 HOLDERS = PieceHolders("sent to the ranks that step it", "ranks cannot run piece by piece")
 
@@ -99,7 +99,7 @@ class ShardedBuckets:
 
     def __init__(
         self, backend: PartitionBackend, layout: Layout, parameters: Sequence[nn.Parameter],
-        halves: torch.dtype | None, device: torch.device, size: int = BUCKET,
+        halves: torch.dtype | None, device: torch.device, size: int,
     ) -> None:  # fmt: skip
         self._backend, self._layout, self.parameters = backend, layout, parameters
         self._halves, self.device = halves, device
