@@ -105,6 +105,13 @@ class ShardedBuckets:
         self._halves, self.device = halves, device
         self._place = [index for index, info in enumerate(layout.parameters) if info.trainable]
         self.all = [self._make(members) for members in buckets(parameters, size=size)]
+        self.bucket_of = {at: number for number, bucket in enumerate(self.all) for at in bucket.members}
+        """By parameter, the number of its bucket."""
+        self.values_of: dict[int, list[tuple[Piece, torch.Tensor]]] = {at: [] for at in self.bucket_of}
+        """By parameter, its pieces, each with its place for the value."""
+        for bucket in self.all:
+            for at, piece, _, value in bucket.pieces:
+                self.values_of[at].append((piece, value))
 
     @property
     def owned(self) -> list[OwnedChunk]:
@@ -226,14 +233,12 @@ class GatheredValues:
             return
         with self._lock:
             wanted = set(self._pending) if indices is None else self._pending.intersection(indices)
-            for number in reversed(range(len(self._shards.all))):  # in the order in which they are gathered
-                bucket = self._shards.all[number]
-                if not wanted.isdisjoint(bucket.members):
-                    self._await(number)
-                    with torch.no_grad():
-                        for at, piece, _, value in bucket.pieces:
-                            if at in wanted:
-                                write_piece(self._shards.parameters[at], piece, value)
+            for number in sorted({self._shards.bucket_of[at] for at in wanted}, reverse=True):  # as they are gathered
+                self._await(number)
+            with torch.no_grad():
+                for at in wanted:
+                    for piece, value in self._shards.values_of[at]:
+                        write_piece(self._shards.parameters[at], piece, value)
             self._pending -= wanted
             if not self._pending:
                 self.in_flight.stop()
