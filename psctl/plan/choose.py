@@ -40,6 +40,7 @@ from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
 from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, bucket_in_parts, consistency
 from psctl.units import format_bytes, format_seconds
 
@@ -240,6 +241,13 @@ class _ServerTiming(msgspec.Struct, frozen=True):
         return round(self.timing.seconds, 9)
 
 
+def _played(found: Predicted, update: str) -> ScheduleOptions:
+    """Return the options with which a schedule is played: pieces of strategy `sharded` overlap the halves of its sum,
+    which are played apart where the optimizer is sharded."""
+    apart = update == found.strategy == "sharded"
+    return msgspec.structs.replace(found.options, pieces=1) if apart else found.options
+
+
 def _time_of(row: PlanCandidate) -> tuple[float, float]:
     """Return by what a candidate is compared: the time of a step, where it is known, then that of its
     synchronisation."""
@@ -321,7 +329,7 @@ class Planner:
             racks=self._racks() if chosen == "ps" and ps.by_rack else (),
             reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else "")
             + (IN_PARTS if update == "sharded" else ""),
-            options=options_as_data(own.options) if own is not None else {},
+            options=options_as_data(_played(own, update)) if own is not None else {},
         )  # fmt: skip
 
     def _racks(self) -> tuple[str, ...]:
@@ -567,9 +575,9 @@ class Planner:
             where, step = bottleneck(ps.timing), self._served_step(size, ps)
             return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
-        buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
-        params = options_as_data(found.options) | buckets | self._compression_parameter
         update, step = self._summed_step(found, size)
+        buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
+        params = options_as_data(_played(found, update)) | buckets | self._compression_parameter
         params |= {"update": update} if update == "sharded" else {}
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None, *_times(step))

@@ -200,7 +200,7 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
     values = [*parts.parameters().values(), *parts.buffers().values()]
     backend: PartitionBackend
     if decision.strategy != "native" and device.type == "cpu" and session.has_plane:
-        schedule = _schedule_in_parts(decision, tools.world)
+        schedule = _schedule(decision, tools.world)
         played = ScheduleAllReduce(schedule, device, session.connect_plane(schedule))
         give_start_values(played, session.me.rank, decision.start, values)
         backend = SchedulePartition(played, split(schedule))
@@ -211,7 +211,7 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
         if decision.strategy == "native":
             backend = EnginePartition(group.group)
         else:
-            schedule = _schedule_in_parts(decision, group.world)
+            schedule = _schedule(decision, group.world)
             plane = session.connect_plane(schedule) if device.type == "cpu" and session.has_plane else None
             backend = SchedulePartition(ScheduleAllReduce(schedule, device, plane), split(schedule))
     shards = ShardedBuckets(
@@ -305,14 +305,6 @@ def _on_engine(decision: Decision, group: EngineGroup, device: torch.device, too
 
 def _schedule(decision: Decision, world: int) -> Schedule:
     return catalog.build(decision.strategy, world, msgspec.convert(decision.options, catalog.ScheduleOptions))
-
-
-def _schedule_in_parts(decision: Decision, world: int) -> Schedule:
-    """Return the schedule whose halves are played apart: pieces of `sharded` only overlap one half with the other."""
-    options = msgspec.convert(decision.options, catalog.ScheduleOptions)
-    if decision.strategy == "sharded":
-        options = msgspec.structs.replace(options, pieces=1)
-    return catalog.build(decision.strategy, world, options)
 
 
 def build_ddp_hook(

@@ -131,3 +131,10 @@ def test_a_period_hides_nothing_and_a_staleness_all() -> None:
     assert period["ring"].step_seconds == pytest.approx(2.0 + period["ring"].seconds / 4, rel=1e-6)
     stale = {row.strategy: row for row in planned(compute=9.0, staleness=2).candidates}
     assert stale["ps"].step_seconds == pytest.approx(9.0)
+
+
+def test_the_halves_of_strategy_sharded_are_played_in_one_piece() -> None:
+    assert planned(strategy="sharded", update="worker").options["pieces"] > 1
+    parts = planned(strategy="sharded", update="sharded")
+    assert "pieces" not in parts.options, "the default"
+    assert next(row for row in parts.candidates if row.strategy == "sharded").params.keys() >= {"update", "buckets"}
