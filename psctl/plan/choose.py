@@ -511,6 +511,8 @@ class Planner:
         if self._request.update == "sharded" and self._inputs.world > 1:
             if self._request.hooked:
                 return "update: sharded is requested, but DistributedDataParallel leaves the optimizer to the script"
+            if name == "ps":
+                return "update: sharded is requested, but under ps the servers step"
             if name not in DIVISIBLE:
                 return "update: sharded is requested, which needs a sum that is divided among the workers"
         if name == "ps":

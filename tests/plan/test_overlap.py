@@ -90,7 +90,7 @@ def test_a_sharded_optimizer_hides_half_of_the_sum_behind_the_next_forward() -> 
     refused = {row.strategy: row.why_not for row in parts.candidates if not row.feasible}
     assert set(DIVISIBLE).isdisjoint(refused)
     assert refused["tree"] == "update: sharded is requested, which needs a sum that is divided among the workers"
-    assert "ps" in refused
+    assert refused["ps"] == "update: sharded is requested, but under ps the servers step"
 
 
 def test_the_plan_shards_the_optimizer_where_the_compute_is_known_and_that_is_faster() -> None:
