@@ -23,7 +23,7 @@ PADDING = 16
 class VectorChunk(NamedTuple):
     """One chunk of a bucket's vector.
 
-    `start`, `stop`: its elements of the vector, which has room for padding; `pieces`: `at` counts from `start`;
+    `start`, `stop`: its elements of the vector, with padding at the end; `pieces`: `at` counts from `start`;
     `marks`: the first of the elements that count gradients, one a piece, in the vector.
     """
 

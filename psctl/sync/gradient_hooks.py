@@ -141,7 +141,7 @@ class GradientHooks:
 
 def _twice(name: str) -> str:
     return (
-        f"the gradient of parameter {name} was computed twice in one step: it was already on its way to the servers "
+        f"the gradient of parameter {name} was computed twice in one step: it was already sent "
         "(a second backward before optimizer.step(), or a backward whose step was left out)"
     )
 

@@ -4,7 +4,7 @@
     optimizer.step() each rank steps its pieces, and the new values go to all ranks (all-gather), first layers first
     next forward     a module waits for the values of its parameters
 
-The bytes are those of an all-reduce, but half of them travel beside the next forward; and each rank holds and computes
+The bytes are those of an all-reduce, but half of them travel during the next forward; and each rank holds and computes
 one part of the optimizer's state in as many as there are ranks (ZeRO: Rajbhandari and others, SC 2020, its first
 stage). Optimizers that are elementwise fit, as for servers (ps/server_optimizers.py). One vector a bucket serves both
 halves, unless gradients travel in 16 bits: values never do.

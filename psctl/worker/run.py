@@ -203,11 +203,11 @@ class Run(CollectiveCalls):
         Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
         (`run.device`), frozen parameters frozen, and values of your own loaded.
 
-        Common mistakes: under `update: server` (see the `plan` event) gradients are sent during backward and new values
-        arrive from the servers. So clip with `run.clip_grad_norm`, not torch's; keep several backwards of one
-        step under `run.accumulate()`; and expect new values only where the model is called, in `state_dict()` and
-        `parameters()` of the model, and after `run.wait()`, not in a tensor that you hold. `optimizer.state` stays
-        empty here: it is on the servers.
+        Common mistakes: under `update: server` and `sharded` (see the `plan` event) gradients are sent during backward,
+        and new values arrive from the servers, or from the ranks, of which each steps a part. So clip with
+        `run.clip_grad_norm`, not torch's; keep several backwards of one step under `run.accumulate()`; and expect new
+        values only where the model is called, in `state_dict()` and `parameters()` of the model, and after
+        `run.wait()`, not in a tensor that you hold. `optimizer.state` stays empty: those that step have it.
 
         Args:
             model: the module to train. Several modules: put them into one nn.ModuleList or nn.ModuleDict.
@@ -413,9 +413,9 @@ class Run(CollectiveCalls):
         """Scale the averaged gradient down to a 2-norm of at most `max_norm`; return its norm before scaling.
 
         The norm is over all trainable parameters and all ranks: the same on every rank. Every rank must call it, after
-        the last backward of a step and before `optimizer.step()`. Under servers the scaling happens there; `.grad`
-        keeps this rank's own gradient. With `period:` above 1 a rank steps alone, and clips its own gradient by its own
-        norm.
+        the last backward of a step and before `optimizer.step()`. Under servers, and with a sharded optimizer, the
+        scaling happens where it steps; `.grad` keeps this rank's own gradient. With `period:` above 1 a rank steps
+        alone, and clips its own gradient by its own norm.
 
         Args:
             max_norm: the largest 2-norm, in the gradient's unit; more than 0.
